@@ -1,0 +1,159 @@
+/* Errors, memory, configs, fp16, CPU features, clock. */
+#define _POSIX_C_SOURCE 200809L
+#include "base/base.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+const char *kvf_status_text(kvf_status status) {
+    switch (status) {
+#define TEXT(name, number, text)                                                                 \
+    case name: return text;
+        KVF_STATUS_LIST(TEXT)
+#undef TEXT
+    }
+    return "unknown status";
+}
+
+const char *kvf_status_name(kvf_status status) {
+    switch (status) {
+#define NAME(name, number, text)                                                                 \
+    case name: return #name;
+        KVF_STATUS_LIST(NAME)
+#undef NAME
+    }
+    return "KVF_E_?";
+}
+
+#define STR2(x) #x
+#define STR(x) STR2(x)
+const char *kvf_version(void) {
+    return STR(KVF_VERSION_MAJOR) "." STR(KVF_VERSION_MINOR) "." STR(KVF_VERSION_PATCH);
+}
+
+size_t kvf_dtype_bytes(kvf_dtype dtype) {
+    return dtype == KVF_F32 ? 4 : dtype == KVF_F16 ? 2 : 0;
+}
+
+kvf_status kvf__fail(kvf_error *err, kvf_status status, const char *format, ...) {
+    if (err) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(err->text, sizeof err->text, format, args);
+        va_end(args);
+    }
+    return status;
+}
+
+static void *default_alloc(void *ctx, size_t bytes, size_t align) {
+    (void)ctx;
+    size_t rounded;
+    if (!kvf__add(bytes, align - 1, &rounded)) return NULL;
+    return aligned_alloc(align, rounded / align * align);
+}
+
+static void default_free(void *ctx, void *p, size_t bytes) {
+    (void)ctx;
+    (void)bytes;
+    free(p);
+}
+
+kvf_status kvf__allocator_resolve(const kvf_allocator *in, kvf_allocator *out, kvf_error *err) {
+    if (in && (in->alloc == NULL) != (in->free == NULL))
+        return kvf__fail(err, KVF_E_INVALID, "allocator: alloc and free must both be set, or neither");
+    if (in && in->alloc)
+        *out = *in;
+    else
+        *out = (kvf_allocator){default_alloc, default_free, NULL};
+    return KVF_OK;
+}
+
+void *kvf__alloc(const kvf_allocator *a, size_t bytes) {
+    void *p = a->alloc(a->ctx, bytes ? bytes : 1, KVF__CACHE_LINE);
+    if (p) memset(p, 0, bytes ? bytes : 1);
+    return p;
+}
+
+void kvf__free(const kvf_allocator *a, void *p, size_t bytes) {
+    if (p) a->free(a->ctx, p, bytes ? bytes : 1);
+}
+
+kvf_status kvf__config_read(void *dst, size_t full_size, const void *src, const char *what, kvf_error *err) {
+    size_t given;
+    if (!src) return kvf__fail(err, KVF_E_INVALID, "%s: is NULL", what);
+    memcpy(&given, src, sizeof given);
+    if (given < sizeof given)
+        return kvf__fail(err, KVF_E_INVALID, "%s: struct_size %zu: set it to sizeof(%s), or start from its default function",
+                         what, given, what);
+    const unsigned char *bytes = src;
+    for (size_t i = full_size; i < given; i++)
+        if (bytes[i])
+            return kvf__fail(err, KVF_E_UNSUPPORTED, "%s: struct_size %zu: a field past byte %zu is set that this version does not know",
+                             what, given, full_size);
+    memset(dst, 0, full_size);
+    memcpy(dst, src, KVF__MIN(given, full_size));
+    return KVF_OK;
+}
+
+void *kvf__slab_take(kvf__slab *s, size_t n, size_t element_bytes) {
+    size_t bytes, end;
+    if (s->bad || !kvf__mul(n, element_bytes, &bytes) || !kvf__add(bytes, KVF__CACHE_LINE - 1, &bytes) ||
+        !kvf__add(s->used, bytes / KVF__CACHE_LINE * KVF__CACHE_LINE, &end)) {
+        s->bad = true;
+        return NULL;
+    }
+    void *p = s->base ? s->base + s->used : NULL;
+    s->used = end;
+    return p;
+}
+
+uint16_t kvf__f16_from_f32(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    uint32_t sign = (u >> 16) & 0x8000u;
+    uint32_t a = u & 0x7fffffffu;
+    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((a >> 13) & 0x3ffu));
+    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to 65536 or more */
+    if (a < 0x33000001u) return (uint16_t)sign;              /* at most half the least subnormal */
+    uint32_t e = a >> 23, m = (a & 0x7fffffu) | 0x800000u;
+    uint32_t shift = e < 113 ? 126 - e : 13; /* subnormal results shift further */
+    uint32_t h = m >> shift, rest = m & ((1u << shift) - 1), half = 1u << (shift - 1);
+    if (rest > half || (rest == half && (h & 1))) h++;
+    if (e >= 113) h += (e - 113) << 10; /* the hidden bit adds the first exponent step */
+    return (uint16_t)(sign | h);
+}
+
+float kvf__f32_from_f16(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, e = (h >> 10) & 31u, m = h & 0x3ffu, u;
+    if (e == 31) {
+        u = sign | 0x7f800000u | (m << 13);
+    } else if (e) {
+        u = sign | ((e + 112) << 23) | (m << 13);
+    } else if (m) {
+        uint32_t shift = (uint32_t)__builtin_clz(m) - 21;
+        u = sign | ((113 - shift) << 23) | ((m << (13 + shift)) & 0x7fffffu);
+    } else {
+        u = sign;
+    }
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+kvf__cpu kvf__cpu_detect(void) {
+    kvf__cpu c = {false, false};
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    c.avx2_fma_f16c = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    c.avx512 = c.avx2_fma_f16c && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#endif
+    return c;
+}
+
+double kvf__clock(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}

@@ -1,0 +1,72 @@
+/* base/base.h: what every folder may use: errors, memory, checked sizes, threads, fp16, clock.
+ * Internal: exported from libkvfold only so that libkvfold_engine can use it. */
+#ifndef KVF_BASE_BASE_H
+#define KVF_BASE_BASE_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "kvfold/base.h"
+
+#define KVF__CACHE_LINE 64u
+#define KVF__MIN(a, b) ((a) < (b) ? (a) : (b))
+#define KVF__MAX(a, b) ((a) > (b) ? (a) : (b))
+
+/* Writes the detail text and returns the status, so that a check is one line. err may be NULL. */
+KVF_API kvf_status kvf__fail(kvf_error *err, kvf_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* The caller's allocator or the default; a half filled one is an error. */
+KVF_API kvf_status kvf__allocator_resolve(const kvf_allocator *in, kvf_allocator *out, kvf_error *err);
+KVF_API void *kvf__alloc(const kvf_allocator *a, size_t bytes); /* KVF__CACHE_LINE aligned, zeroed */
+KVF_API void kvf__free(const kvf_allocator *a, void *p, size_t bytes);
+
+/* A config struct as the caller's version knew it: copies struct_size bytes into dst (full_size),
+ * zero-fills the rest, refuses a longer one whose rest is not zero. what: the struct's name. */
+KVF_API kvf_status kvf__config_read(void *dst, size_t full_size, const void *src, const char *what, kvf_error *err);
+
+/* Checked arithmetic: false when the result wraps (out is then untouched). */
+static inline bool kvf__mul(size_t a, size_t b, size_t *out) {
+    size_t r;
+    if (__builtin_mul_overflow(a, b, &r)) return false;
+    *out = r;
+    return true;
+}
+static inline bool kvf__add(size_t a, size_t b, size_t *out) {
+    size_t r;
+    if (__builtin_add_overflow(a, b, &r)) return false;
+    *out = r;
+    return true;
+}
+static inline uint32_t kvf__ceil_div(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
+
+/* Lays arrays out in one slab: first with base NULL to learn the size, then to carve it.
+ * Every array starts on a cache line. bad is set when a size wraps; check it at the end. */
+typedef struct kvf__slab {
+    unsigned char *base;
+    size_t used;
+    bool bad;
+} kvf__slab;
+KVF_API void *kvf__slab_take(kvf__slab *s, size_t n, size_t element_bytes);
+
+/* Runs fn(ctx, item, thread) for every item in [0, n); thread < kvf_stream_n_threads. Items are
+ * handed out in ascending order, one at a time; returns when all are done. stream NULL: in place. */
+typedef void (*kvf__item_fn)(void *ctx, uint32_t item, uint32_t thread);
+KVF_API void kvf__stream_for(kvf_stream *stream, uint32_t n, kvf__item_fn fn, void *ctx);
+
+/* IEEE half. Rounds to nearest even; overflow gives infinity; NaN stays NaN. */
+KVF_API uint16_t kvf__f16_from_f32(float x);
+KVF_API float kvf__f32_from_f16(uint16_t h);
+
+/* What the running CPU can do (and the operating system saves). */
+typedef struct kvf__cpu {
+    bool avx2_fma_f16c;
+    bool avx512; /* F, BW, VL, DQ */
+} kvf__cpu;
+KVF_API kvf__cpu kvf__cpu_detect(void);
+
+/* Monotonic seconds. */
+KVF_API double kvf__clock(void);
+
+#endif

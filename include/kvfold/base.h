@@ -1,0 +1,135 @@
+/* kvfold/base.h: status codes, errors, allocator, log, data types, streams.
+ *
+ * Every public header of kvfold follows the rules written here.
+ *
+ *  - A fallible call returns kvf_status: KVF_OK is 0, errors are negative and
+ *    their numbers never change. On failure every output is untouched and the
+ *    state is as before the call.
+ *  - A call that creates takes an optional kvf_error for the detail text. An
+ *    object keeps the text of its last failure (kvf_<noun>_error).
+ *  - The library never prints, exits, aborts or reads the environment.
+ *  - Nothing is global: two objects in one process are strangers.
+ *  - Objects are not thread-safe unless their comment says so.
+ *  - A config struct begins with struct_size; kvf_<noun>_config_default()
+ *    fills it. A zero field means its default. Structs only grow at the end:
+ *    a shorter one is accepted, a longer one only if its rest is zero.
+ *  - Counts are n_*, sizes in bytes *_bytes, ranges are half open.
+ */
+#ifndef KVFOLD_BASE_H
+#define KVFOLD_BASE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KVF_VERSION_MAJOR 0
+#define KVF_VERSION_MINOR 1
+#define KVF_VERSION_PATCH 0
+
+#if defined(KVF_STATIC) || !defined(__GNUC__)
+#define KVF_API
+#else
+#define KVF_API __attribute__((visibility("default")))
+#endif
+#if defined(__GNUC__)
+#define KVF_CHECK __attribute__((warn_unused_result))
+#else
+#define KVF_CHECK
+#endif
+
+/* Name, number (pinned for ever), text. */
+#define KVF_STATUS_LIST(X)                                                                       \
+    X(KVF_OK, 0, "ok")                                                                           \
+    X(KVF_E_INVALID, -1, "invalid argument")                                                     \
+    X(KVF_E_NO_MEMORY, -2, "out of host memory")                                                 \
+    X(KVF_E_NO_BLOCKS, -3, "not enough free blocks")                                             \
+    X(KVF_E_STALE, -4, "stale or foreign handle")                                                \
+    X(KVF_E_LIMIT, -5, "configured limit reached")                                               \
+    X(KVF_E_OVERFLOW, -6, "size out of range")                                                   \
+    X(KVF_E_IO, -7, "input or output failed")                                                    \
+    X(KVF_E_FORMAT, -8, "malformed data")                                                        \
+    X(KVF_E_UNSUPPORTED, -9, "not supported")                                                    \
+    X(KVF_E_STATE, -10, "call out of order")                                                     \
+    X(KVF_E_CORRUPT, -11, "an invariant is broken")                                              \
+    X(KVF_E_NOT_FOUND, -12, "not found")                                                         \
+    X(KVF_E_NEVER_FITS, -13, "can never fit")
+
+typedef enum kvf_status {
+#define KVF_STATUS_ENUM(name, number, text) name = number,
+    KVF_STATUS_LIST(KVF_STATUS_ENUM)
+#undef KVF_STATUS_ENUM
+} kvf_status;
+
+/* Detail of a failure: names the thing, its value and what would do. */
+typedef struct kvf_error {
+    char text[480];
+} kvf_error;
+
+/** The fixed text of a status, "unknown status" for a number that is none.
+ *  @param status any value.
+ *  @own static storage. @threads any. @errors none. @cost O(1), no allocation. */
+KVF_API const char *kvf_status_text(kvf_status status);
+
+/** The symbolic name of a status ("KVF_E_NO_BLOCKS"), "KVF_E_?" for a number that is none.
+ *  @param status any value.
+ *  @own static storage. @threads any. @errors none. @cost O(1), no allocation. */
+KVF_API const char *kvf_status_name(kvf_status status);
+
+/** The version of the library that is linked, "0.1.0".
+ *  @own static storage. @threads any. @errors none. @cost O(1), no allocation. */
+KVF_API const char *kvf_version(void);
+
+/* Where a library object takes its memory from. Both functions or neither: all zero
+ * means aligned_alloc and free. `alloc` returns NULL on failure; `align` is a power of two. */
+typedef struct kvf_allocator {
+    void *(*alloc)(void *ctx, size_t bytes, size_t align);
+    void (*free)(void *ctx, void *p, size_t bytes);
+    void *ctx;
+} kvf_allocator;
+
+typedef enum kvf_log_level { KVF_LOG_DEBUG = 0, KVF_LOG_INFO = 1, KVF_LOG_WARN = 2 } kvf_log_level;
+
+/* Receives one line without its end. Called in the thread of the call that logs. */
+typedef struct kvf_log {
+    void (*write)(void *ctx, kvf_log_level level, const char *line);
+    void *ctx;
+} kvf_log;
+
+typedef enum kvf_dtype { KVF_F32 = 0, KVF_F16 = 1 } kvf_dtype;
+
+/** Bytes of one element, 0 for a value that is no type.
+ *  @param dtype element type.
+ *  @own nothing. @threads any. @errors none. @cost O(1). */
+KVF_API size_t kvf_dtype_bytes(kvf_dtype dtype);
+
+/* A stream: where kernels run. The CPU stream is a pool of threads that runs each call
+ * to its end before it returns; results never depend on the number of threads. */
+typedef struct kvf_stream kvf_stream;
+
+/** Creates a CPU stream: the calling thread and n_threads - 1 workers.
+ *  @param allocator memory for the stream, NULL for the default.
+ *  @param n_threads 1..1024; 0 means the CPUs this process may run on.
+ *  @param out the stream. @param err detail of a failure, or NULL.
+ *  @own the caller, kvf_stream_destroy. @threads one call on a stream at a time.
+ *  @errors KVF_E_INVALID, KVF_E_NO_MEMORY (also when a thread cannot be started).
+ *  @cost allocates once; starts the threads. */
+KVF_API KVF_CHECK kvf_status kvf_stream_create_cpu(const kvf_allocator *allocator, uint32_t n_threads,
+                                                   kvf_stream **out, kvf_error *err);
+
+/** Stops the workers and frees the stream; NULL is allowed.
+ *  @param stream a stream with no call running.
+ *  @own takes the stream. @threads none may use it. @errors none. @cost joins the workers. */
+KVF_API void kvf_stream_destroy(kvf_stream *stream);
+
+/** The number of threads, the caller's included.
+ *  @param stream a stream.
+ *  @own nothing. @threads any. @errors none. @cost O(1). */
+KVF_API uint32_t kvf_stream_n_threads(const kvf_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,338 @@
+/* kvfold/blockmgr.h: the block manager. Host metadata only: it knows block ids and byte
+ * sizes, never a pointer into the KV memory, which belongs to the caller.
+ *
+ * Nouns
+ *   head group   the KV heads of a layer that share one block table; by default all of this rank's.
+ *   block        block_size token slots of one head group's K and V; any block serves any layer,
+ *                group and sequence: what one gives up another has at once.
+ *   table        per (sequence, layer, head group): the block ids and the number of slots used.
+ *                Tables of one sequence differ in length once a policy has evicted.
+ *   score page   what one sequence has accumulated over one block's slots. From a pool of its own,
+ *                private to a sequence, copied at a fork, parallel to the table's blocks.
+ *   reservation  blocks promised to a table beyond those it holds: a count, not blocks.
+ *                Always: promised <= free.
+ *   shared       a block that a second table holds too. A shared block is read-only.
+ *   copy list    work for the caller: copy block src to block dst. A ticket pins both until done.
+ *   view         what a kernel gets for a batch, all layers at once.
+ *
+ * All or nothing: a call that needs blocks in 48 layers gets them all or changes nothing.
+ * Running out is the ordinary status KVF_E_NO_BLOCKS. No allocation after create.
+ */
+#ifndef KVFOLD_BLOCKMGR_H
+#define KVFOLD_BLOCKMGR_H
+
+#include "kvfold/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvf_manager kvf_manager;
+
+/* A sequence. Carries a generation and its manager's tag: a handle that was freed, or that
+ * another manager gave out, is KVF_E_STALE. 0 is never a sequence. */
+typedef uint64_t kvf_seq;
+
+/* A block by handle (id and generation), for callers that hold blocks outside a table. */
+typedef uint64_t kvf_block;
+
+#define KVF_NO_BLOCK UINT32_MAX
+
+typedef struct kvf_manager_config {
+    size_t struct_size;
+    uint32_t n_layers;        /* 1..1024 */
+    uint32_t n_kv_heads;      /* KV heads of this rank, 1..1024 */
+    uint32_t heads_per_group; /* divides n_kv_heads; 0: n_kv_heads, one group a layer */
+    uint32_t block_size;      /* slots; a power of two in [8, 256]; 0: 16 */
+    uint32_t n_blocks;        /* 1..2^31 */
+    uint32_t n_score_pages;   /* 0: n_blocks */
+    uint32_t max_seqs;        /* sequences alive at once, 1..2^20; 0: 256 */
+    uint32_t max_slots;       /* most slots of one table, in general the model's context; 0: 8192 */
+    uint64_t block_bytes;     /* K and V of one block, for figures in bytes; 0: figures in bytes are 0 */
+    kvf_allocator allocator;  /* all zero: the default */
+} kvf_manager_config;
+
+/** A config with struct_size set and every default filled in; n_layers, n_kv_heads and n_blocks stay 0.
+ *  @own a plain value. @threads any. @errors none. @cost O(1). */
+KVF_API kvf_manager_config kvf_manager_config_default(void);
+
+/** Bytes of metadata that a manager of this config takes, all of it at create.
+ *  @param config see above. @param bytes result. @param err detail, or NULL.
+ *  @own nothing. @threads any.
+ *  @errors KVF_E_INVALID (a field out of range), KVF_E_OVERFLOW (sizes wrap), KVF_E_UNSUPPORTED (longer struct).
+ *  @cost O(1), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_manager_bytes(const kvf_manager_config *config, size_t *bytes, kvf_error *err);
+
+/** Creates a manager with all blocks free: one slab, one allocation.
+ *  @param config see above. @param out the manager. @param err detail, or NULL.
+ *  @own the caller, kvf_manager_destroy. @threads any; the manager itself one thread at a time.
+ *  @errors those of kvf_manager_bytes, KVF_E_NO_MEMORY.
+ *  @cost O(n_blocks + max_seqs * tables); allocates once. */
+KVF_API KVF_CHECK kvf_status kvf_manager_create(const kvf_manager_config *config, kvf_manager **out, kvf_error *err);
+
+/** Frees the manager with everything in it; NULL is allowed. Handles into it become invalid.
+ *  @param manager a manager.
+ *  @own takes the manager. @threads no other call may run. @errors none. @cost one free. */
+KVF_API void kvf_manager_destroy(kvf_manager *manager);
+
+/** Detail of the manager's last failed call, "" when none has failed.
+ *  @param manager a manager.
+ *  @own the manager's, until its next failing call. @threads as the manager. @errors none. @cost O(1). */
+KVF_API const char *kvf_manager_error(const kvf_manager *manager);
+
+/** The config as resolved (defaults filled in).
+ *  @param manager a manager.
+ *  @own the manager's. @threads any. @errors none. @cost O(1). */
+KVF_API const kvf_manager_config *kvf_manager_get_config(const kvf_manager *manager);
+
+/* ---- Copy lists -------------------------------------------------------------------------- */
+
+typedef enum kvf_copy_kind {
+    KVF_COPY_BLOCK = 0,     /* K, V and slot metadata of a block */
+    KVF_COPY_SCORE_PAGE = 1 /* a score page */
+} kvf_copy_kind;
+
+typedef struct kvf_copy {
+    uint32_t kind; /* kvf_copy_kind */
+    uint32_t src;  /* id */
+    uint32_t dst;  /* id */
+    uint32_t n_slots; /* leading slots that hold something; a whole copy is allowed too */
+} kvf_copy;
+
+/* The caller's buffer. A call appends to items and raises n. If capacity is too small the call
+ * fails with KVF_E_LIMIT and changes nothing; n_tables + n_score_pages of the parent always do. */
+typedef struct kvf_copy_list {
+    kvf_copy *items;
+    uint32_t n;
+    uint32_t capacity;
+} kvf_copy_list;
+
+/** Says that all copies of a list have been carried out: unpins both ends and empties the list.
+ *  Until then neither end can be handed out again, whatever is freed.
+ *  @param manager a manager. @param copies a list that calls on this manager filled.
+ *  @own nothing. @threads as the manager.
+ *  @errors KVF_E_STALE (an item that is not pending; nothing is changed).
+ *  @cost O(items), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list *copies);
+
+/* ---- Sequences ---------------------------------------------------------------------------- */
+
+/** A new sequence with empty tables in all layers.
+ *  @param manager a manager. @param out the handle.
+ *  @own the caller, kvf_seq_free. @threads as the manager.
+ *  @errors KVF_E_LIMIT (max_seqs alive). @cost O(tables), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_seq_create(kvf_manager *manager, kvf_seq *out);
+
+/** A child that shares every block of its parent and copies its score pages (the copies are appended
+ *  to the list). The child is promised the parent's whole reservation again, in every table that
+ *  has one, since its first compaction will need fresh blocks.
+ *  @param manager a manager. @param parent a sequence with no compaction under way.
+ *  @param copies score page copies to carry out. @param out the child.
+ *  @own the caller, kvf_seq_free. @threads as the manager.
+ *  @errors KVF_E_STALE, KVF_E_LIMIT (max_seqs, list capacity), KVF_E_NO_BLOCKS (score pages or promise), KVF_E_STATE.
+ *  @cost O(blocks of the parent), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *copies, kvf_seq *out);
+
+/** Frees a sequence: its blocks that nobody else holds and its score pages fall free at once
+ *  (blocks pinned by a pending copy when that is done), its promises are dropped.
+ *  @param manager a manager. @param seq a sequence; a compaction under way is cancelled first.
+ *  @own takes the handle. @threads as the manager. @errors KVF_E_STALE. @cost O(its blocks), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_seq_free(kvf_manager *manager, kvf_seq seq);
+
+/** The small number of a live sequence, < max_seqs: where parallel arrays (a policy's state) keep it.
+ *  @param manager a manager. @param seq a sequence. @param index result.
+ *  @own nothing. @threads as the manager. @errors KVF_E_STALE. @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_seq_index(const kvf_manager *manager, kvf_seq seq, uint32_t *index);
+
+/** Slots and blocks of one table.
+ *  @param manager a manager. @param seq a sequence. @param layer layer. @param group head group.
+ *  @param n_slots slots used, or NULL. @param n_blocks blocks held, or NULL.
+ *  @param blocks first block id of the table's row, or NULL; valid until the next call that changes seq.
+ *  @own the row is the manager's. @threads as the manager.
+ *  @errors KVF_E_STALE, KVF_E_INVALID (layer or group). @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_seq_table(const kvf_manager *manager, kvf_seq seq, uint32_t layer, uint32_t group,
+                                           uint32_t *n_slots, uint32_t *n_blocks, const uint32_t **blocks);
+
+/** The position the next appended token will have: all tokens appended so far, evicted ones included.
+ *  @param manager a manager. @param seq a sequence. @param next_pos result.
+ *  @own nothing. @threads as the manager. @errors KVF_E_STALE. @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_seq_next_pos(const kvf_manager *manager, kvf_seq seq, uint32_t *next_pos);
+
+/** Sets the reservation of every table: each is promised ceil(n_slots / block_size) blocks in all, those it
+ *  holds privately included (and as many score pages when with_scores). Replaces the former one; 0 drops it.
+ *  A growth within its reservation never fails for want of blocks.
+ *  @param manager a manager. @param seq a sequence.
+ *  @param n_slots [n_layers][n_groups], slots; each at most max_slots.
+ *  @param with_scores whether score pages are promised too.
+ *  @own nothing is kept. @threads as the manager.
+ *  @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_NO_BLOCKS. @cost O(tables), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots, int with_scores);
+
+/** Gives every table of the sequence score pages for its present slots and for all that it will hold: from now
+ *  on they grow and shrink with the blocks. Called once, at the prompt's end, with the sizes after compaction.
+ *  @param manager a manager. @param seq a sequence without score pages.
+ *  @param n_slots [n_layers][n_groups]: slots to cover now, each at most the table's.
+ *  @own nothing is kept. @threads as the manager.
+ *  @errors KVF_E_STALE, KVF_E_STATE (has them already), KVF_E_INVALID, KVF_E_NO_BLOCKS.
+ *  @cost O(pages), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_seq_take_scores(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots);
+
+typedef struct kvf_append_item {
+    kvf_seq seq;
+    uint32_t n_tokens; /* 1 or more: slots to add to every table of the sequence */
+} kvf_append_item;
+
+/** Appends tokens to a batch of sequences, in every layer, all or nothing. Where a table's last block is partly
+ *  filled and shared, a fresh block takes its place in this table and a copy is appended to the list.
+ *  @param manager a manager. @param items distinct sequences. @param n_items how many.
+ *  @param copies copies to carry out before the new slots are written.
+ *  @own nothing is kept. @threads as the manager.
+ *  @errors KVF_E_STALE, KVF_E_INVALID (0 tokens, a sequence twice), KVF_E_LIMIT (max_slots, list capacity),
+ *  KVF_E_NO_BLOCKS, KVF_E_STATE (compaction under way).
+ *  @cost O(tables + blocks taken), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32_t n_items,
+                                        kvf_copy_list *copies);
+
+/** Whether kvf_append would succeed, and what it lacks if not.
+ *  @param manager a manager. @param items see kvf_append. @param n_items how many.
+ *  @param n_missing blocks (or score pages, the larger lack) that are missing, or NULL.
+ *  @own nothing. @threads as the manager. @errors those of kvf_append. @cost O(tables). */
+KVF_API KVF_CHECK kvf_status kvf_can_append(const kvf_manager *manager, const kvf_append_item *items, uint32_t n_items,
+                                            uint32_t *n_missing);
+
+/** Takes back the newest n_tokens of every table: a step that was planned and not run. Only right when nothing was
+ *  evicted since they were appended.
+ *  @param manager a manager. @param seq a sequence. @param n_tokens 0..the shortest table.
+ *  @own nothing. @threads as the manager. @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_STATE. @cost O(tables + blocks). */
+KVF_API KVF_CHECK kvf_status kvf_seq_rollback(kvf_manager *manager, kvf_seq seq, uint32_t n_tokens);
+
+/* ---- Compaction: begin, let the policy write, commit -------------------------------------- */
+
+/* One (sequence, layer) that shrinks to n_keep slots in each of its tables. */
+typedef struct kvf_compact_item {
+    kvf_seq seq;
+    uint32_t layer;
+    uint32_t n_keep; /* 1..n_slots - 1 */
+} kvf_compact_item;
+
+/* Where the kept slots go. Per item and group t = item * n_groups + group: in place when
+ * dst_row[t] is NULL, else into these fresh blocks, ceil(n_keep / block_size) of them. Writers must
+ * finish every table with a dst_row before they write one in place: a later in-place table may
+ * hold blocks that an earlier one still reads. */
+typedef struct kvf_compaction {
+    const kvf_compact_item *items; /* the caller's array */
+    uint32_t n_items;
+    uint32_t n_groups;
+    const uint32_t *const *dst_row; /* [n_items * n_groups], the manager's */
+} kvf_compaction;
+
+/** Prepares a compaction: a table with any block that another sequence holds gets ceil(n_keep / block_size) fresh
+ *  blocks, all such tables at once; a private one is written in place. If several owners of a block are in the
+ *  batch, all but the last get fresh blocks. Until commit or cancel the sequences accept no append, fork or rollback.
+ *  @param manager a manager with no compaction under way. @param items distinct (seq, layer). @param n_items how many,
+ *  at most max_seqs * n_layers. @param out filled; valid until commit or cancel.
+ *  @own items stay the caller's and must live until then. @threads as the manager.
+ *  @errors KVF_E_STALE, KVF_E_INVALID (n_keep, a pair twice), KVF_E_NO_BLOCKS, KVF_E_STATE.
+ *  @cost O(tables) when nothing is shared, else O(their blocks); no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_compact_begin(kvf_manager *manager, const kvf_compact_item *items, uint32_t n_items,
+                                               kvf_compaction *out);
+
+/** Ends it: tables take their fresh rows, shrink to n_keep slots, and every block beyond falls free at once.
+ *  Score pages beyond fall free likewise.
+ *  @param manager a manager with a compaction under way.
+ *  @own nothing. @threads as the manager. @errors KVF_E_STATE. @cost O(blocks given up), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_compact_commit(kvf_manager *manager);
+
+/** Drops it: fresh blocks go back, nothing else has changed. Right only before anything was written in place.
+ *  @param manager a manager. @own nothing. @threads as the manager. @errors KVF_E_STATE. @cost O(fresh blocks). */
+KVF_API KVF_CHECK kvf_status kvf_compact_cancel(kvf_manager *manager);
+
+/* ---- The view ------------------------------------------------------------------------------ */
+
+/* What a kernel gets for a batch, all layers at once. Table t = (i * n_layers + layer) * n_groups + group for
+ * the i-th sequence of the batch. rows[row_offset[t] + b] is its b-th block; slot s lies in block s / block_size. */
+typedef struct kvf_view {
+    size_t struct_size;
+    uint32_t n_seqs, n_layers, n_groups, heads_per_group, block_size;
+    const uint32_t *rows;       /* block ids; base address fixed for the manager's life */
+    const uint32_t *score_rows; /* score page ids, same offsets; KVF_NO_BLOCK where a table has none */
+    const uint64_t *row_offset; /* [n_seqs][n_layers][n_groups] */
+    const uint32_t *n_slots;    /* [n_seqs][n_layers][n_groups] */
+    const uint32_t *next_pos;   /* [n_seqs] */
+    const uint32_t *seq_index;  /* [n_seqs], kvf_seq_index */
+} kvf_view;
+
+/** Fills one of the manager's two view buffers (double buffered: a step may use one while the next is filled).
+ *  @param manager a manager. @param which 0 or 1. @param seqs the batch, in the order kernels will see.
+ *  @param n_seqs at most max_seqs. @param out the view: its arrays are the manager's and hold until the same
+ *  buffer is filled again; n_slots are those of now, rows follow later growth.
+ *  @own the manager's. @threads as the manager. @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_LIMIT.
+ *  @cost O(n_seqs * tables), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_view_fill(kvf_manager *manager, uint32_t which, const kvf_seq *seqs, uint32_t n_seqs,
+                                           kvf_view *out);
+
+/* ---- Blocks held outside a table ------------------------------------------------------------ */
+
+/** Takes one free block for a holder outside the tables.
+ *  @param manager a manager. @param out its handle. @own the caller, kvf_block_release. @threads as the manager.
+ *  @errors KVF_E_NO_BLOCKS. @cost O(1), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out);
+
+/** Adds a holder to a block that somebody holds.
+ *  @param manager a manager. @param id the block's id (from a row or kvf_block_id). @param out a handle.
+ *  @own the caller, kvf_block_release. @threads as the manager.
+ *  @errors KVF_E_STALE (a free block, an id out of range). @cost O(1), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out);
+
+/** Gives one hold up. The block falls free with its last holder.
+ *  @param manager a manager. @param block a handle from take or hold.
+ *  @own takes the handle. @threads as the manager.
+ *  @errors KVF_E_STALE (freed before, or never given out: nothing changes). @cost O(1), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_block_release(kvf_manager *manager, kvf_block block);
+
+/** The id in a handle, an index into the KV memory.
+ *  @param block a handle. @own nothing. @threads any. @errors none. @cost O(1). */
+KVF_API uint32_t kvf_block_id(kvf_block block);
+
+/* ---- Accounting ------------------------------------------------------------------------------ */
+
+typedef struct kvf_pool_occupancy {
+    uint32_t n_total, n_free, n_held, n_promised; /* n_free + n_held = n_total; n_promised <= n_free */
+    uint32_t n_held_max;                          /* high-water mark of n_held */
+    uint32_t n_shared;                            /* held by more than one holder */
+} kvf_pool_occupancy;
+
+typedef struct kvf_occupancy {
+    size_t struct_size;
+    kvf_pool_occupancy blocks, score_pages;
+    uint32_t n_seqs, n_seqs_max;
+    uint64_t slots_used, slots_idle; /* over all tables; idle: slots of held blocks beyond the table's slots */
+    uint64_t held_bytes, held_bytes_max;
+} kvf_occupancy;
+
+typedef struct kvf_layer_occupancy {
+    uint32_t n_blocks; /* entries of the layer's tables: a block two sequences share counts twice */
+    uint32_t n_blocks_max;
+    uint64_t slots_used, slots_idle;
+} kvf_layer_occupancy;
+
+/** The pool's figures and, per layer, those of all sequences together.
+ *  @param manager a manager. @param out struct_size set by the caller. @param layers [n_layers] or NULL.
+ *  @own plain values. @threads as the manager. @errors KVF_E_INVALID. @cost O(n_layers), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kvf_layer_occupancy *layers);
+
+/** One sequence's figures per layer (n_blocks_max: since its creation).
+ *  @param manager a manager. @param seq a sequence. @param layers [n_layers].
+ *  @own plain values. @threads as the manager. @errors KVF_E_STALE, KVF_E_INVALID. @cost O(tables). */
+KVF_API KVF_CHECK kvf_status kvf_seq_occupancy(const kvf_manager *manager, kvf_seq seq, kvf_layer_occupancy *layers);
+
+/** Checks every invariant by walking everything: free + held = total, each block's references = its appearances over
+ *  all tables, holds and pins, no block both free and referenced, promises and counters; likewise score pages.
+ *  @param manager a manager. @param err names the first broken invariant, or NULL.
+ *  @own nothing. @threads as the manager. @errors KVF_E_CORRUPT. @cost O(everything), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_audit(const kvf_manager *manager, kvf_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

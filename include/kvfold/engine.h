@@ -1,0 +1,158 @@
+/* kvfold/engine.h: batch generation: schedule -> forward -> policy -> sample, for one rank.
+ *
+ *     kvf_engine_create(&config, &engine, &err);
+ *     kvf_engine_submit(engine, &request, &id, &err);       // any number, at any time
+ *     while (kvf_engine_step(engine, &more, &err) == KVF_OK && more) {}
+ *
+ * Results arrive through the request's callbacks, in the thread of kvf_engine_step.
+ * Part of libkvfold_engine.
+ */
+#ifndef KVFOLD_ENGINE_H
+#define KVFOLD_ENGINE_H
+
+#include "kvfold/model.h"
+#include "kvfold/policy.h"
+#include "kvfold/scheduler.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvf_engine kvf_engine;
+
+typedef struct kvf_engine_config {
+    size_t struct_size;
+    const kvf_model *model;
+    uint32_t n_threads;       /* 0: the CPUs there are */
+    kvf_dtype kv_dtype;       /* of the pages; KVF_F32 or KVF_F16 */
+    uint32_t block_size;      /* 0: 16 */
+    uint32_t heads_per_group; /* 0: all KV heads */
+    uint32_t chunk;           /* 0: 512 */
+    uint64_t kv_bytes;        /* memory for K and V; 0: 512 MiB */
+    uint32_t max_running;     /* 0: 64 */
+    uint32_t max_context;     /* 0: the model's */
+    uint32_t max_prefill_tokens; /* 0: max_context */
+    uint32_t n_score_arrays;  /* score arrays a page has; a request that needs more is refused; 0: 1 */
+    int want_mass_bias;       /* 1: pages carry weight and bias (merge=mass) */
+    kvf_cpu_path path;
+    kvf_log log;
+    kvf_allocator allocator;
+} kvf_engine_config;
+
+typedef enum kvf_finish {
+    KVF_FINISH_STOP = 0,    /* an end token or a stop string */
+    KVF_FINISH_LENGTH = 1,  /* max_tokens, the context, or the pool alone */
+    KVF_FINISH_ABORTED = 2,
+    KVF_FINISH_ERROR = 3    /* see error */
+} kvf_finish;
+
+/* What became of a request. Arrays live as long as the callback. */
+typedef struct kvf_result {
+    size_t struct_size;
+    kvf_request request;
+    void *user;
+    kvf_finish finish;
+    const char *error;       /* for KVF_FINISH_ERROR, else NULL */
+    const uint32_t *tokens;  /* generated, an end token included */
+    const double *logprobs;  /* [n_tokens] natural log of each token's probability */
+    uint32_t n_tokens, n_prompt;
+    const char *text;        /* UTF-8 (broken bytes as U+FFFD), cut before a stop string; NUL terminated */
+    size_t text_bytes;
+    /* KV at the end */
+    const kvf_layer_occupancy *layers; /* [n_layers] */
+    const kvf_layer_size *sizes;       /* [n_layers] or NULL while unknown */
+    const double *density;             /* [n_layers] or NULL */
+    uint64_t held_tokens, full_tokens; /* slots over layers and groups; and with the full cache */
+    kvf_policy_counts counts;
+    uint64_t kept;                     /* slots held, over layers and KV heads */
+    uint32_t n_preempted;
+    double first_token_s, total_s;     /* since the submission */
+} kvf_result;
+
+typedef struct kvf_generate {
+    size_t struct_size;
+    const uint32_t *tokens; /* the prompt; copied */
+    uint32_t n_tokens;
+    uint32_t max_tokens;
+    kvf_sampling sampling;
+    const char *const *stop; /* stop strings; copied */
+    uint32_t n_stop;
+    int ignore_end;          /* 1: end tokens do not end it */
+    const uint32_t *forced;  /* teacher forcing: the tokens to take instead of sampling; max_tokens of them; or NULL; copied */
+    const kvf_policy_options *policy; /* copied; NULL: full */
+    void *user;
+    void (*on_token)(void *user, kvf_request request, uint32_t token, double logprob); /* or NULL */
+    void (*on_finish)(void *user, const kvf_result *result);
+} kvf_generate;
+
+typedef struct kvf_engine_stats {
+    size_t struct_size;
+    uint64_t n_steps, n_prompt_tokens, n_decode_tokens, n_preempted, n_finished;
+    double forward_s, prefill_s, decode_s, policy_s; /* a mixed step's time is split by tokens */
+    uint32_t n_running, n_waiting, n_running_max;
+    kvf_occupancy occupancy;
+    uint64_t full_bytes;     /* what the running sequences would hold with the full cache */
+    uint64_t full_bytes_max;
+    uint64_t block_bytes;
+    uint32_t n_layers;
+    const kvf_layer_occupancy *layers; /* [n_layers], of now */
+    uint64_t merged, dropped, kept;    /* of finished and running requests */
+} kvf_engine_stats;
+
+/** A config with struct_size set and fp16 pages.
+ *  @own a plain value. @threads any. @errors none. @cost O(1). */
+KVF_API kvf_engine_config kvf_engine_config_default(void);
+
+/** Creates an engine: takes the KV memory, starts its threads.
+ *  @param config model is required and must outlive the engine. @param out the engine. @param err detail, or NULL.
+ *  @own the caller, kvf_engine_destroy. @threads one at a time.
+ *  @errors KVF_E_INVALID (the text says what kv_bytes would do when it is too small), KVF_E_NO_MEMORY. @cost allocates kv_bytes and buffers. */
+KVF_API KVF_CHECK kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, kvf_error *err);
+
+/** Frees it; requests still there end as aborted, with their callbacks. NULL is allowed.
+ *  @param engine an engine. @own takes it. @threads none may use it. @errors none. @cost joins the threads, frees. */
+KVF_API void kvf_engine_destroy(kvf_engine *engine);
+
+/** Queues a request.
+ *  @param engine an engine. @param generate see above. @param out its number, or NULL. @param err names the thing, the value and the remedy, or NULL.
+ *  @own nothing is kept but user. @threads as the engine; also from within a callback.
+ *  @errors KVF_E_INVALID (no token, an id outside the vocabulary, options, a stop string of no bytes), KVF_E_NEVER_FITS, KVF_E_LIMIT,
+ *  KVF_E_NO_MEMORY. on_finish is not called on failure. @cost O(tokens); allocates. */
+KVF_API KVF_CHECK kvf_status kvf_engine_submit(kvf_engine *engine, const kvf_generate *generate, kvf_request *out, kvf_error *err);
+
+/** Runs one step.
+ *  @param engine an engine. @param more 1 while requests are waiting or running. @param err detail, or NULL.
+ *  @own nothing. @threads as the engine. @errors KVF_E_CORRUPT and what a broken caller can cause; a request's own fault ends
+ *  that request alone. @cost one forward pass. */
+KVF_API KVF_CHECK kvf_status kvf_engine_step(kvf_engine *engine, int *more, kvf_error *err);
+
+/** Ends a request now; its on_finish is called with KVF_FINISH_ABORTED before this returns.
+ *  @param engine an engine. @param request a live one. @own nothing. @threads as the engine; also from within a callback
+ *  (then at the end of the step). @errors KVF_E_NOT_FOUND. @cost O(its blocks). */
+KVF_API KVF_CHECK kvf_status kvf_engine_abort(kvf_engine *engine, kvf_request request);
+
+/** Figures of now.
+ *  @param engine an engine. @param out struct_size set by the caller. @own layers is the engine's. @threads as the engine.
+ *  @errors KVF_E_INVALID. @cost O(sequences * n_layers). */
+KVF_API KVF_CHECK kvf_status kvf_engine_get_stats(kvf_engine *engine, kvf_engine_stats *out);
+
+/** The positions one KV head of a running request holds, ascending.
+ *  @param engine an engine. @param request running. @param layer layer. @param kv_head head. @param pos result. @param capacity of it.
+ *  @param n how many there are. @own the caller's buffer. @threads as the engine, also from within on_token.
+ *  @errors KVF_E_NOT_FOUND, KVF_E_INVALID, KVF_E_LIMIT. @cost O(slots log slots). */
+KVF_API KVF_CHECK kvf_status kvf_engine_positions(kvf_engine *engine, kvf_request request, uint32_t layer, uint32_t kv_head,
+                                                  uint32_t *pos, uint32_t capacity, uint32_t *n);
+
+/** The engine's block manager (for audits) and policy state (for tau and sizes).
+ *  @param engine an engine. @param policies set to the policy state, or NULL. @own the engine's; read only. @threads as the engine.
+ *  @errors none. @cost O(1). */
+KVF_API const kvf_manager *kvf_engine_manager(const kvf_engine *engine, const kvf_policy_state **policies);
+
+/** The sequence index a running request has in both, UINT32_MAX when it is not running.
+ *  @param engine an engine. @param request a request. @own nothing. @threads as the engine. @errors none. @cost O(1). */
+KVF_API uint32_t kvf_engine_seq_index(const kvf_engine *engine, kvf_request request);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,184 @@
+/* kvfold/model.h: a Llama-family decoder over paged KV, from GGUF files; its tokenizer and sampler.
+ *
+ * The file is mapped, not read. Weights are multiplied in fp32 through a BLAS; K and V live in the caller's pages.
+ * Part of libkvfold_engine: programs that only manage blocks need not link it.
+ */
+#ifndef KVFOLD_MODEL_H
+#define KVFOLD_MODEL_H
+
+#include "kvfold/attention.h"
+#include "kvfold/base.h"
+#include "kvfold/blockmgr.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvf_model kvf_model;
+typedef struct kvf_tokenizer kvf_tokenizer;
+typedef struct kvf_activations kvf_activations;
+
+typedef struct kvf_model_config {
+    size_t struct_size;
+    kvf_stream *stream;      /* threads for loading, NULL: the caller's */
+    int tokenizer_only;      /* 1: no weights are touched */
+    kvf_allocator allocator; /* all zero: the default */
+} kvf_model_config;
+
+typedef struct kvf_model_info {
+    size_t struct_size;
+    char name[128], architecture[32], tokenizer[32], pre_tokenizer[32], weights[96]; /* weights: "Q4_1 x 210, F32 x 61" */
+    uint32_t gguf_version;
+    uint32_t n_layers, n_q_heads, n_kv_heads, head_dim, n_embd, n_ff, n_vocab, n_context;
+    float rope_base, norm_epsilon;
+    int tied_output; /* the output head is the embedding */
+    uint64_t n_params, file_bytes, weight_bytes; /* weight_bytes: in memory */
+    uint32_t n_tensors;
+} kvf_model_info;
+
+/** Opens a GGUF file (v2 or v3; F32, F16, Q8_0, Q4_0, Q4_1), checks every field and prepares the weights.
+ *  @param path the file. @param config or NULL. @param out the model. @param err names file, key or tensor, value and remedy, or NULL.
+ *  @own the caller, kvf_model_close. The file stays mapped. @threads any; a model is read-only afterwards and may be shared.
+ *  @errors KVF_E_IO, KVF_E_FORMAT (truncated, lying, hostile), KVF_E_UNSUPPORTED (architecture, type), KVF_E_NO_MEMORY.
+ *  @cost reads the weights once; allocates. */
+KVF_API KVF_CHECK kvf_status kvf_model_open(const char *path, const kvf_model_config *config, kvf_model **out, kvf_error *err);
+
+/** Closes it; NULL is allowed.
+ *  @param model a model no activations exist for. @own takes it. @threads none may use it. @errors none. @cost unmaps, frees. */
+KVF_API void kvf_model_close(kvf_model *model);
+
+/** What the file says.
+ *  @param model a model. @own the model's. @threads any. @errors none. @cost O(1). */
+KVF_API const kvf_model_info *kvf_model_get_info(const kvf_model *model);
+
+/** The model's tokenizer.
+ *  @param model a model. @own the model's. @threads any. @errors none. @cost O(1). */
+KVF_API const kvf_tokenizer *kvf_model_tokenizer(const kvf_model *model);
+
+/** Buffers for forward passes of at most these sizes.
+ *  @param model a model. @param max_tokens tokens of a step. @param max_seqs sequences of a step. @param max_slots slots of a table.
+ *  @param n_threads of the stream that will run it. @param out the buffers. @param err detail, or NULL.
+ *  @own the caller, kvf_activations_destroy, before the model. @threads one forward at a time.
+ *  @errors KVF_E_INVALID, KVF_E_NO_MEMORY, KVF_E_OVERFLOW, KVF_E_STATE (tokenizer_only). @cost allocates once. */
+KVF_API KVF_CHECK kvf_status kvf_activations_create(const kvf_model *model, uint32_t max_tokens, uint32_t max_seqs,
+                                                    uint32_t max_slots, uint32_t n_threads, kvf_activations **out, kvf_error *err);
+
+/** Frees them; NULL is allowed.
+ *  @param activations buffers. @own takes them. @threads none may use them. @errors none. @cost frees. */
+KVF_API void kvf_activations_destroy(kvf_activations *activations);
+
+/* One forward pass of a mixed batch. The i-th sequence of the view has the token rows [q_begin[i], q_begin[i + 1]); the
+ * first n_decode sequences have one each and use decode attention, the others prefill attention. */
+typedef struct kvf_forward {
+    size_t struct_size;
+    const kvf_view *view; /* with the new slots appended */
+    const kvf_pages *pages;
+    const uint32_t *tokens;  /* [n_tokens] ids < n_vocab */
+    const uint32_t *q_begin; /* [n_seqs + 1] */
+    uint32_t n_decode;
+    /* Mass: as kvf_mass, for all layers. */
+    float *const *prompt_sums; /* [n_seqs], each NULL or [n_layers][n_q_heads][prompt_stride]; or NULL */
+    size_t prompt_stride;
+    float *row;              /* [n_decode][n_kv_heads][row_stride], reused by every layer; or NULL */
+    size_t row_stride;
+    const uint8_t *row_wanted, *row_gqa;
+    /* Called after each layer's attention, in the caller's thread; a failure ends the pass with its status. */
+    kvf_status (*after_layer)(void *ctx, uint32_t layer, const kvf_mass *mass);
+    void *ctx;
+    /* Logits of chosen token rows. */
+    const uint32_t *out_rows; /* [n_out], ascending */
+    uint32_t n_out;
+    float *logits; /* [n_out][n_vocab] */
+    kvf_cpu_path path;
+} kvf_forward;
+
+/** Runs the pass: writes K and V of the new tokens into the pages, fills the mass and the logits.
+ *  @param model a model. @param activations of it. @param stream where it runs. @param forward see above. @param err detail, or NULL.
+ *  @own nothing is kept. @threads one at a time for an activations object.
+ *  @errors KVF_E_INVALID (an id outside the vocabulary, sizes beyond the activations'), those of after_layer.
+ *  @cost 2 * parameters * tokens operations and the attention; no allocation of ours. */
+KVF_API KVF_CHECK kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activations, kvf_stream *stream,
+                                               const kvf_forward *forward, kvf_error *err);
+
+/* ---- Tokenizer ------------------------------------------------------------------------------------ */
+
+#define KVF_NO_TOKEN UINT32_MAX
+
+enum {
+    KVF_ENCODE_SPECIAL = 1, /* control tokens written out in the text ("<|im_end|>") become themselves */
+    KVF_ENCODE_BOS = 2      /* put the beginning-of-sequence token first, where the model has one and wants it */
+};
+
+/** Text to ids. Any bytes are accepted; what is not UTF-8 is encoded byte by byte.
+ *  @param tokenizer a tokenizer. @param text bytes, may hold NUL. @param n_bytes how many. @param flags KVF_ENCODE_*.
+ *  @param ids result. @param capacity of ids; n_bytes + 1 always does. @param n_ids how many there are (set on KVF_E_LIMIT too).
+ *  @param err detail, or NULL. @own the caller's buffer. @threads any, concurrently.
+ *  @errors KVF_E_LIMIT (capacity), KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
+KVF_API KVF_CHECK kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes, uint32_t flags,
+                                                  uint32_t *ids, size_t capacity, size_t *n_ids, kvf_error *err);
+
+/** The bytes of one token; control tokens give none unless special is set.
+ *  @param tokenizer a tokenizer. @param id any value; outside the vocabulary: no bytes. @param special see above.
+ *  @param buffer result. @param capacity of it; 512 always does for tokens of at most 512 bytes.
+ *  @own the caller's buffer. @threads any. @errors none. @cost O(bytes). Returns the bytes the token has, of which at most
+ *  capacity were written. */
+KVF_API size_t kvf_tokenizer_piece(const kvf_tokenizer *tokenizer, uint32_t id, int special, char *buffer, size_t capacity);
+
+/** Ids to text: the tokens' bytes, joined.
+ *  @param tokenizer a tokenizer. @param ids ids. @param n_ids how many. @param special see kvf_tokenizer_piece.
+ *  @param buffer result. @param capacity of it.
+ *  @own the caller's buffer. @threads any. @errors none. @cost O(bytes). Returns the bytes there are, of which at most capacity were written. */
+KVF_API size_t kvf_tokenizer_decode(const kvf_tokenizer *tokenizer, const uint32_t *ids, size_t n_ids, int special,
+                                    char *buffer, size_t capacity);
+
+/** The id of a token by its exact text, KVF_NO_TOKEN when there is none.
+ *  @param tokenizer a tokenizer. @param text e.g. "<|im_end|>". @own nothing. @threads any. @errors none. @cost O(length). */
+KVF_API uint32_t kvf_tokenizer_find(const kvf_tokenizer *tokenizer, const char *text);
+
+/** Whether a token ends a generation (end of sequence, end of turn).
+ *  @param tokenizer a tokenizer. @param id any value. @own nothing. @threads any. @errors none. @cost O(1). */
+KVF_API int kvf_tokenizer_is_end(const kvf_tokenizer *tokenizer, uint32_t id);
+
+/** The number of tokens.
+ *  @param tokenizer a tokenizer. @own nothing. @threads any. @errors none. @cost O(1). */
+KVF_API uint32_t kvf_tokenizer_n_vocab(const kvf_tokenizer *tokenizer);
+
+typedef struct kvf_message {
+    const char *role; /* "system", "user", "assistant", NUL terminated */
+    const char *content;
+    size_t content_bytes;
+} kvf_message;
+
+/** A dialogue as the model was trained to see it, ready for kvf_tokenizer_encode with KVF_ENCODE_SPECIAL, with the opening of
+ *  the assistant's answer at its end. Control tokens that a content writes out are broken up so that they stay text.
+ *  @param tokenizer a tokenizer. @param template_name "auto" (by the file's template), "chatml", "none" (contents joined).
+ *  @param messages the dialogue. @param n_messages how many. @param buffer result. @param capacity of it.
+ *  @param n_bytes the bytes there are (set on KVF_E_LIMIT too). @param err detail, or NULL.
+ *  @own the caller's buffer. @threads any.
+ *  @errors KVF_E_NOT_FOUND (template name; the text lists them), KVF_E_UNSUPPORTED (the file's template is none of ours),
+ *  KVF_E_INVALID (role), KVF_E_LIMIT. @cost O(bytes). */
+KVF_API KVF_CHECK kvf_status kvf_chat_render(const kvf_tokenizer *tokenizer, const char *template_name, const kvf_message *messages,
+                                             uint32_t n_messages, char *buffer, size_t capacity, size_t *n_bytes, kvf_error *err);
+
+/* ---- Sampling --------------------------------------------------------------------------------------- */
+
+typedef struct kvf_sampling {
+    float temperature; /* 0: greedy (ties to the lower id) */
+    uint32_t top_k;    /* 0: all */
+    float top_p;       /* (0, 1]; 0: 1 */
+    uint64_t seed;
+} kvf_sampling;
+
+/** Draws the next token. The draw depends on the seed and step alone, never on the batch.
+ *  @param sampling parameters. @param step the token's number in its request (the draw is a hash of seed and step).
+ *  @param logits [n_vocab]. @param n_vocab how many. @param scratch [n_vocab] pairs of 8 bytes, 8-byte aligned; may be NULL when greedy.
+ *  @param logprob natural log of the token's probability at temperature 1, or NULL.
+ *  @own nothing is kept. @threads any. @errors none: NaN logits are never drawn; all NaN gives token 0.
+ *  @cost O(n_vocab), with top_k or top_p a partial sort. */
+KVF_API uint32_t kvf_sample(const kvf_sampling *sampling, uint64_t step, const float *logits, uint32_t n_vocab, void *scratch,
+                            double *logprob);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,334 @@
+/* kvfold/policy.h: which tokens a layer keeps, how many, and what becomes of the others.
+ *
+ * A policy is a vtable of six calls with seams between them, so that no policy knows of ranks:
+ *     observe                      after each layer's attention: the mass becomes scores
+ *     metric -> [reduce] -> budget at a prompt's end: layer densities, then integer sizes
+ *     match  -> [reduce] -> gate -> apply
+ *                                  one event: choose victims and nearest kept keys, decide merges, carry out
+ * [reduce] is the caller's: over ranks, or nothing. What the host needs (lengths, reservations, blocks that fall
+ * free) follows from the sizes alone; a plan's contents are data that only tests and printing read.
+ *
+ * A policy state keeps, per sequence: options, sizes, layer weights, tau, counters. It is indexed by kvf_seq_index.
+ *
+ * Nouns: sink (the first tokens), heavy hitter (high score), recent window (pos >= next_pos - M), S slots a layer keeps
+ * (hh + M), k = evict_every: a decode event happens when a layer has S + k slots and evicts k.
+ */
+#ifndef KVFOLD_POLICY_H
+#define KVFOLD_POLICY_H
+
+#include "kvfold/attention.h"
+#include "kvfold/base.h"
+#include "kvfold/blockmgr.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvf_policy_ops kvf_policy_ops;
+typedef struct kvf_policy_state kvf_policy_state;
+
+/* ---- Options: one request's ------------------------------------------------------------------ */
+
+typedef enum kvf_metric { KVF_METRIC_HEAD_MINMAX, KVF_METRIC_RAW, KVF_METRIC_LAYER_MINMAX } kvf_metric;
+typedef enum kvf_budget_unit { KVF_BUDGET_TOKEN, KVF_BUDGET_BLOCK } kvf_budget_unit;
+typedef enum kvf_score { KVF_SCORE_ACCUMULATE, KVF_SCORE_PROMPT_PLUS_CURRENT } kvf_score;
+typedef enum kvf_scope { KVF_SCOPE_HEAD, KVF_SCOPE_LAYER } kvf_scope;
+typedef enum kvf_merge { KVF_MERGE_PAPER, KVF_MERGE_AUTHORS, KVF_MERGE_AVERAGE, KVF_MERGE_MASS, KVF_MERGE_NONE } kvf_merge;
+
+#define KVF_MAX_FULL_LAYERS 64
+#define KVF_MIN_BUDGET_TOKENS 16u
+
+/* Always filled by kvf_policy_options_init, then changed field by field or with kvf_policy_option_set: here zero is a value. */
+typedef struct kvf_policy_options {
+    size_t struct_size;
+    const kvf_policy_ops *ops;
+    double rho;             /* share of the prompt's tokens kept per layer, (0, 1]; 1: nothing is ever evicted */
+    uint32_t budget_tokens; /* absolute, per layer, in place of rho * L; 0: rho; else at least KVF_MIN_BUDGET_TOKENS */
+    uint32_t min_tokens;    /* floor of the budget per layer */
+    kvf_metric metric;
+    int32_t layer_sign;     /* +1 or -1 */
+    double layer_strength;  /* factor of the density, >= 0 */
+    int32_t redistribute;   /* 1: exact totals; 0: the authors' clamped ratios */
+    kvf_budget_unit budget_unit;
+    int32_t full_layers[KVF_MAX_FULL_LAYERS]; /* never compressed; -1 is the last layer, -2 the one before */
+    uint32_t n_full_layers;
+    uint32_t n_parts, m_parts; /* heavy hitters : recent window */
+    uint32_t sinks;
+    int32_t sinks_extra; /* 1: the sinks are beside S instead of inside the heavy hitters */
+    kvf_score score;
+    kvf_gqa gqa;
+    kvf_merge merge;
+    int32_t merge_keys; /* 0: only values are merged */
+    kvf_scope scope;
+    double beta_new, beta_old;
+    double gate;          /* fixed threshold in [-1, 1]; NaN: the EMA threshold tau */
+    uint32_t evict_every; /* k; 0 with budget_unit block: block_size / 2 */
+    int32_t defer_first_decode;
+} kvf_policy_options;
+
+typedef struct kvf_policy_option_info {
+    const char *name;    /* as in the docs and on the command line, with '_' ("min_tokens") */
+    const char *values;  /* "(0, 1]", "head|layer" */
+    const char *summary; /* one sentence */
+    int per_request;     /* a request may set it */
+} kvf_policy_option_info;
+
+/** The table of all options, in the order of the docs.
+ *  @param n how many. @own static. @threads any. @errors none. @cost O(1). */
+KVF_API const kvf_policy_option_info *kvf_policy_option_list(uint32_t *n);
+
+/** Fills options with a policy's preset.
+ *  @param options filled. @param policy "full", "d2o", "h2o", "streaming", or one a caller registered by pointer (then ops is
+ *  set afterwards). @param preset "paper", "serving", "authors" for d2o; NULL or "default" for the policy's default.
+ *  @param err names what is unknown and lists what there is, or NULL.
+ *  @own plain values. @threads any. @errors KVF_E_NOT_FOUND. @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_policy_options_init(kvf_policy_options *options, const char *policy, const char *preset,
+                                                     kvf_error *err);
+
+/** Sets one option from text ("0.2", "3:1", "0,1,last", "none"); '-' and '_' in the name are the same.
+ *  @param options initialised. @param name see kvf_policy_option_list. @param value text.
+ *  @param err names the option, the value and what would do, or NULL.
+ *  @own nothing is kept. @threads any. @errors KVF_E_NOT_FOUND (name), KVF_E_INVALID (value). @cost O(options). */
+KVF_API KVF_CHECK kvf_status kvf_policy_option_set(kvf_policy_options *options, const char *name, const char *value,
+                                                   kvf_error *err);
+
+/** Writes one option's value as text, as kvf_policy_option_set reads it.
+ *  @param options initialised. @param name see above. @param text buffer. @param capacity bytes of it.
+ *  @own the caller's buffer. @threads any. @errors KVF_E_NOT_FOUND, KVF_E_LIMIT. @cost O(options). */
+KVF_API KVF_CHECK kvf_status kvf_policy_option_get(const kvf_policy_options *options, const char *name, char *text,
+                                                   size_t capacity);
+
+/** Checks the options by themselves: ranges and combinations.
+ *  @param options initialised. @param n_layers of the model. @param block_size of the pool. @param err detail, or NULL.
+ *  @own nothing. @threads any. @errors KVF_E_INVALID. @cost O(options). */
+KVF_API KVF_CHECK kvf_status kvf_policy_options_check(const kvf_policy_options *options, uint32_t n_layers,
+                                                      uint32_t block_size, kvf_error *err);
+
+/** The vtable of a built-in policy, NULL when there is none of that name.
+ *  @param name "full", "d2o", "h2o", "streaming". @own static. @threads any. @errors none. @cost O(1). */
+KVF_API const kvf_policy_ops *kvf_policy_find(const char *name);
+
+/** The i-th built-in policy's name, NULL past the last.
+ *  @param i from 0. @own static. @threads any. @errors none. @cost O(1). */
+KVF_API const char *kvf_policy_name(uint32_t i);
+
+/** Score arrays a page must have for these options (0: the policy does not observe).
+ *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). */
+KVF_API uint32_t kvf_policy_n_arrays(const kvf_policy_options *options);
+
+/* ---- Sizes ------------------------------------------------------------------------------------ */
+
+typedef struct kvf_layer_size {
+    uint32_t keep;    /* S: slots kept after an event; UINT32_MAX: never evicts */
+    uint32_t hh;      /* of them heavy hitters, sinks included */
+    uint32_t window;  /* M */
+    uint32_t reserve; /* slots that admission counts: S + k; UINT32_MAX: never evicts */
+} kvf_layer_size;
+
+/* What a request will need, before its sizes are known. Blocks over all layers and groups of this rank. */
+typedef struct kvf_policy_need {
+    uint64_t prompt_blocks; /* while its prompt runs */
+    uint64_t steady_blocks; /* afterwards; for a policy that never evicts: with all of max_new */
+    uint32_t budget_tokens; /* B */
+    int bounded;            /* its tables never grow past their reservation */
+} kvf_policy_need;
+
+/** The projected need of a request (the rule of admission).
+ *  @param options checked. @param n_layers, n_groups, block_size of the pool. @param n_prompt, max_new tokens.
+ *  @param need result. @param err detail, or NULL.
+ *  @own plain values. @threads any.
+ *  @errors KVF_E_INVALID (full_layers leave nothing for the others: B * n_layers <= n_full * L). @cost O(n_layers).
+ *  @source d2o.md section 1. */
+KVF_API KVF_CHECK kvf_status kvf_policy_project(const kvf_policy_options *options, uint32_t n_layers, uint32_t n_groups,
+                                                uint32_t block_size, uint32_t n_prompt, uint32_t max_new,
+                                                kvf_policy_need *need, kvf_error *err);
+
+/* ---- State ------------------------------------------------------------------------------------- */
+
+typedef struct kvf_policy_state_config {
+    size_t struct_size;
+    uint32_t n_layers, n_kv_heads, n_q_heads; /* of this rank */
+    uint32_t n_q_heads_total;                 /* of all ranks; 0: n_q_heads */
+    uint32_t q_head_begin;                    /* first query head of this rank in the whole model */
+    uint32_t head_dim, block_size, max_seqs, max_slots;
+    kvf_allocator allocator;
+} kvf_policy_state_config;
+
+/** Creates the state for max_seqs sequences.
+ *  @param config all sizes. @param out the state. @param err detail, or NULL.
+ *  @own the caller, kvf_policy_state_destroy. @threads one at a time.
+ *  @errors KVF_E_INVALID, KVF_E_NO_MEMORY, KVF_E_OVERFLOW. @cost O(max_seqs * n_layers * n_kv_heads); allocates once. */
+KVF_API KVF_CHECK kvf_status kvf_policy_state_create(const kvf_policy_state_config *config, kvf_policy_state **out,
+                                                     kvf_error *err);
+
+/** Frees it; NULL is allowed.
+ *  @param state a state. @own takes it. @threads none may use it. @errors none. @cost one free. */
+KVF_API void kvf_policy_state_destroy(kvf_policy_state *state);
+
+/** Starts a sequence: everything an earlier user of the index left is gone.
+ *  @param state a state. @param seq kvf_seq_index. @param options checked against the state's sizes; copied.
+ *  @param err detail, or NULL. @own nothing is kept. @threads as the state. @errors KVF_E_INVALID. @cost O(layers * heads). */
+KVF_API KVF_CHECK kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_policy_options *options,
+                                             kvf_error *err);
+
+/** Copies all of a sequence's state (options, sizes, tau, counters) to another index.
+ *  @param state a state. @param src open. @param dst any other index.
+ *  @own nothing. @threads as the state. @errors KVF_E_STALE (src not open), KVF_E_INVALID. @cost O(layers * heads). */
+KVF_API KVF_CHECK kvf_status kvf_policy_fork(kvf_policy_state *state, uint32_t src, uint32_t dst);
+
+/** Ends a sequence.
+ *  @param state a state. @param seq open or not. @own nothing. @threads as the state. @errors none. @cost O(1). */
+KVF_API void kvf_policy_close(kvf_policy_state *state, uint32_t seq);
+
+/** The options a sequence runs with, NULL when it is not open.
+ *  @param state a state. @param seq index. @own the state's. @threads as the state. @errors none. @cost O(1). */
+KVF_API const kvf_policy_options *kvf_policy_get_options(const kvf_policy_state *state, uint32_t seq);
+
+/** The sizes, [n_layers], NULL while they are not known (before the prompt's end; with B >= L until the overflow).
+ *  @param state a state. @param seq index. @own the state's, until the next call that changes seq.
+ *  @threads as the state. @errors none. @cost O(1). */
+KVF_API const kvf_layer_size *kvf_policy_sizes(const kvf_policy_state *state, uint32_t seq);
+
+/** The layers' densities F, [n_layers], NULL before kvf_policy_budget or for a policy without a metric.
+ *  @param state a state. @param seq index. @own the state's. @threads as the state. @errors none. @cost O(1). */
+KVF_API const double *kvf_policy_density(const kvf_policy_state *state, uint32_t seq);
+
+/** tau of one KV head.
+ *  @param state a state. @param seq index. @param layer layer. @param kv_head KV head of this rank.
+ *  @own nothing. @threads as the state. @errors none: NaN while unset or not open. @cost O(1). */
+KVF_API double kvf_policy_tau(const kvf_policy_state *state, uint32_t seq, uint32_t layer, uint32_t kv_head);
+
+typedef struct kvf_policy_counts {
+    uint64_t merged, dropped; /* evicted tokens, per KV head and layer */
+    uint64_t n_events;        /* (layer, event) pairs that evicted */
+} kvf_policy_counts;
+
+/** Counters since kvf_policy_open, added up over layers and KV heads.
+ *  @param state a state. @param seq index. @own plain values. @threads as the state.
+ *  @errors none: zeros when not open. @cost O(1). */
+KVF_API kvf_policy_counts kvf_policy_get_counts(const kvf_policy_state *state, uint32_t seq);
+
+typedef enum kvf_moment {
+    KVF_AT_PROMPT_END, /* also a later segment's end */
+    KVF_BEFORE_APPEND, /* of one token: the overflow of a request that fitted (B >= L) computes its sizes here */
+    KVF_AFTER_STEP     /* the step attended, its row is observed */
+} kvf_moment;
+
+/** Which layers of a sequence have an event now, and to how many slots they shrink. Computes the sizes where the rule says so.
+ *  @param state a state. @param seq open. @param moment when. @param n_slots [n_layers], slots of the layer's tables now.
+ *  @param keep [n_layers]: slots to shrink to, 0 for a layer without an event.
+ *  @own nothing is kept. @threads as the state. @errors none: 0 when not open. @cost O(n_layers).
+ *  Returns how many layers have an event. @source d2o.md sections 1.4 and 2. */
+KVF_API uint32_t kvf_policy_due(kvf_policy_state *state, uint32_t seq, kvf_moment moment, const uint32_t *n_slots,
+                                uint32_t *keep);
+
+/* ---- Batches, events, plans ---------------------------------------------------------------------- */
+
+typedef enum kvf_event_kind {
+    KVF_EVENT_PROMPT = 0, /* prompt, segment, overflow, budget: kept slots end in ascending position */
+    KVF_EVENT_DECODE = 1  /* survivors of slots >= S fill the victims' slots < S, both ascending */
+} kvf_event_kind;
+
+typedef struct kvf_event {
+    uint32_t row;    /* the sequence's place in the view */
+    uint32_t layer;
+    uint32_t n_keep; /* may equal the table's slots: then nothing is evicted and only scores move (prompt) */
+    uint32_t kind;   /* kvf_event_kind */
+} kvf_event;
+
+/* What a call works on. All sequences of one batch share ops. */
+typedef struct kvf_policy_batch {
+    size_t struct_size;
+    const kvf_view *view;
+    const kvf_pages *pages;
+    const kvf_score_pages *scores; /* NULL for policies that do not observe */
+    /* observe: rows [row_begin, row_end) of the view, one layer, mass as the attention left it. */
+    uint32_t layer, row_begin, row_end;
+    const kvf_mass *mass;
+    /* Prompt sums: prompt_sums[row] (NULL: none) is [n_layers][n_q_heads][prompt_stride], as the mass's col_sums. */
+    float *const *prompt_sums;
+    size_t prompt_stride;
+    /* match, gate, apply. */
+    const kvf_event *events;
+    uint32_t n_events;
+    const kvf_compaction *compaction; /* item e is events[e] where that evicts; NULL: all in place */
+    const uint32_t *compaction_item;  /* [n_events]: item of compaction, UINT32_MAX: none (nothing is evicted) */
+    void *workspace;                  /* kvf_policy_workspace_bytes, 64-byte aligned */
+    size_t workspace_bytes;
+    kvf_cpu_path path;
+} kvf_policy_batch;
+
+typedef struct kvf_plan_entry {
+    uint32_t slot;   /* evicted, before the event; entries of a head ascend by position */
+    uint32_t target; /* nearest kept slot, before the event */
+    float u;         /* cosine of the two keys */
+    uint32_t merge;  /* 1: merged into target, 0: dropped; set by gate */
+} kvf_plan_entry;
+
+typedef struct kvf_plan_event {
+    kvf_event event;
+    uint32_t n_before, n_evict;
+    uint64_t entry_begin;  /* entries [n_kv_heads][n_evict] */
+    uint64_t reduce_begin; /* scope layer: n_evict sums of u over this rank's heads, then their number */
+} kvf_plan_event;
+
+/* What match decides and gate completes. Fixed capacity, from kvf_plan_create. */
+typedef struct kvf_plan {
+    size_t struct_size;
+    kvf_plan_event *events;
+    uint32_t n_events, event_capacity;
+    kvf_plan_entry *entries;
+    uint64_t n_entries, entry_capacity;
+    double *tau; /* [n_events][n_kv_heads]: the threshold each head used; NaN where none */
+    double *reduce;
+    uint64_t n_reduce, reduce_capacity; /* n_reduce 0: nothing to reduce */
+    size_t bytes;
+    kvf_allocator allocator;
+} kvf_plan;
+
+/** Creates a plan buffer.
+ *  @param allocator or NULL. @param n_kv_heads of this rank. @param event_capacity events of one batch.
+ *  @param entry_capacity evicted slots, over events and KV heads. @param out the plan. @param err detail, or NULL.
+ *  @own the caller, kvf_plan_destroy. @threads one at a time. @errors KVF_E_INVALID, KVF_E_NO_MEMORY, KVF_E_OVERFLOW.
+ *  @cost allocates once. */
+KVF_API KVF_CHECK kvf_status kvf_plan_create(const kvf_allocator *allocator, uint32_t n_kv_heads, uint32_t event_capacity,
+                                             uint64_t entry_capacity, kvf_plan **out, kvf_error *err);
+
+/** Frees it; NULL is allowed.
+ *  @param plan a plan. @own takes it. @threads none may use it. @errors none. @cost one free. */
+KVF_API void kvf_plan_destroy(kvf_plan *plan);
+
+/** Bytes of workspace for match, gate and apply of tables with at most max_slots slots.
+ *  @param n_threads of the stream. @param head_dim, n_kv_heads of the model. @param max_slots most slots of a table.
+ *  @param bytes result. @own nothing. @threads any. @errors KVF_E_INVALID, KVF_E_OVERFLOW. @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_policy_workspace_bytes(uint32_t n_threads, uint32_t head_dim, uint32_t n_kv_heads,
+                                                        uint32_t max_slots, size_t *bytes);
+
+/* ---- The vtable ------------------------------------------------------------------------------------ */
+
+enum {
+    KVF_NEEDS_COL_SUMS = 1, /* column sums of the prompt */
+    KVF_NEEDS_ROW = 2       /* the decode row of every step */
+};
+
+struct kvf_policy_ops {
+    size_t struct_size;
+    const char *name, *summary;
+    uint32_t needs; /* KVF_NEEDS_* */
+    /* Adds a decode step's rows to the score pages; (optional) with no needs. */
+    kvf_status (*observe)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_error *err);
+    /* Variance of the column sums per query head, [n_layers][n_q_heads_total], 0 for other ranks' heads;
+     * the caller adds the ranks up. (optional) defaults to equal layers. */
+    kvf_status (*metric)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
+                         uint32_t n_tokens, double *variance, kvf_error *err);
+    /* Layer weights from the reduced variances (NULL without metric), kept in the state; with B < L the sizes too. */
+    kvf_status (*budget)(kvf_policy_state *state, uint32_t seq, const double *variance, uint32_t n_tokens, kvf_error *err);
+    kvf_status (*match)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_plan *plan, kvf_error *err);
+    kvf_status (*gate)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_plan *plan, kvf_error *err);
+    kvf_status (*apply)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, const kvf_plan *plan, kvf_error *err);
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

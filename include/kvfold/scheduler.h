@@ -1,0 +1,153 @@
+/* kvfold/scheduler.h: which requests run in the next step, and with how many tokens.
+ *
+ * Host logic only: it owns the sequences of its requests in the manager and the state of their policies, admits by the
+ * size after compression, cuts prompts into chunks, and preempts the latest arrival when a growth finds no block. It
+ * does not know tokens, only their numbers; the caller runs the step and the policies' events.
+ *
+ * A request's life
+ *     waiting -> prefill (chunks) -> decode -> gone (finish, abort)
+ *        ^------------- preempted -----|      its blocks are free, its tokens are known and computed again
+ *
+ * Known tokens are the prompt and all that was generated; computed tokens are those whose K and V are in the pages.
+ * After a preemption a policy that never evicts prefills all known tokens; one that evicts prefills the prompt only and
+ * replays what it had generated one token a step, so that its scores and events are those of the first run.
+ */
+#ifndef KVFOLD_SCHEDULER_H
+#define KVFOLD_SCHEDULER_H
+
+#include "kvfold/blockmgr.h"
+#include "kvfold/policy.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvf_sched kvf_sched;
+typedef uint64_t kvf_request; /* rises with each submission; never 0, never used again */
+
+typedef struct kvf_sched_config {
+    size_t struct_size;
+    kvf_manager *manager;       /* used by the scheduler alone for creating, growing and freeing sequences */
+    kvf_policy_state *policies; /* max_seqs as the manager's */
+    uint32_t max_running;       /* sequences in a step; 0: the manager's max_seqs */
+    uint32_t max_waiting;       /* 0: 65536 */
+    uint32_t max_batch_tokens;  /* tokens of a step, at least chunk + max_running; 0: that */
+    uint32_t chunk;             /* prefill chunks end on multiples of it; a multiple of block_size; 0: 512 */
+    uint32_t max_prefill_tokens;/* tokens of all prompts running at once (the accumulators there are); 0: max_slots */
+    uint32_t max_context;       /* positions; a request ends with length there; 0: the manager's max_slots */
+    kvf_allocator allocator;
+} kvf_sched_config;
+
+typedef struct kvf_sched_request {
+    size_t struct_size;
+    uint32_t n_prompt; /* 1..max_context - 1 */
+    uint32_t max_new;  /* 0: the prompt is computed and the request ends */
+    const kvf_policy_options *options;
+    void *user; /* handed back in steps */
+} kvf_sched_request;
+
+typedef enum kvf_step_kind {
+    KVF_STEP_DECODE = 0, /* one token */
+    KVF_STEP_PREFILL = 1 /* a chunk of the prompt */
+} kvf_step_kind;
+
+typedef struct kvf_step_item {
+    kvf_request request;
+    kvf_seq seq;
+    void *user;
+    uint32_t kind;        /* kvf_step_kind */
+    uint32_t token_begin; /* first known token to compute: its position too */
+    uint32_t n_tokens;
+    int prompt_ends;      /* the last chunk of what is prefilled: the policy's prompt events follow */
+    int samples;          /* after the step all known tokens are computed: the next one can be sampled */
+    uint32_t prefill_offset; /* of this request in the accumulators, in tokens; UINT32_MAX: needs none */
+} kvf_step_item;
+
+typedef enum kvf_end_reason {
+    KVF_END_NONE = 0,
+    KVF_END_LENGTH = 1,  /* max_new, the context, or alone in the pool and no block left */
+    KVF_END_NO_BLOCKS = 2/* a bounded request whose exact sizes do not fit the pool, alone */
+} kvf_end_reason;
+
+typedef struct kvf_step_end {
+    kvf_request request;
+    void *user;
+    uint32_t reason; /* kvf_end_reason */
+} kvf_step_end;
+
+/* One step. Decode items come first, then prefill items, each in order of arrival. The slots are appended. */
+typedef struct kvf_step {
+    const kvf_step_item *items;
+    uint32_t n_items, n_decode;
+    const kvf_step_end *ends; /* requests the scheduler had to end (already gone) */
+    uint32_t n_ends;
+    const kvf_step_item *preempted; /* request and user only */
+    uint32_t n_preempted;
+    kvf_copy_list copies; /* to run before the step; then kvf_copies_done */
+    uint32_t n_tokens;
+    uint32_t n_running, n_waiting;
+} kvf_step;
+
+/** A config with struct_size set.
+ *  @own a plain value. @threads any. @errors none. @cost O(1). */
+KVF_API kvf_sched_config kvf_sched_config_default(void);
+
+/** Creates a scheduler over a manager and a policy state, which must outlive it.
+ *  @param config see above. @param out the scheduler. @param err detail, or NULL.
+ *  @own the caller, kvf_sched_destroy. @threads one at a time, with its manager.
+ *  @errors KVF_E_INVALID, KVF_E_NO_MEMORY, KVF_E_OVERFLOW. @cost O(max_running + max_waiting); allocates once. */
+KVF_API KVF_CHECK kvf_status kvf_sched_create(const kvf_sched_config *config, kvf_sched **out, kvf_error *err);
+
+/** Frees it and every sequence it holds; NULL is allowed.
+ *  @param sched a scheduler. @own takes it. @threads none may use it. @errors none. @cost O(sequences). */
+KVF_API void kvf_sched_destroy(kvf_sched *sched);
+
+/** Detail of the last failed call, "" when none has failed.
+ *  @param sched a scheduler. @own the scheduler's. @threads as the scheduler. @errors none. @cost O(1). */
+KVF_API const char *kvf_sched_error(const kvf_sched *sched);
+
+/** Queues a request.
+ *  @param sched a scheduler. @param request see above; options are copied. @param out its number.
+ *  @own nothing is kept but user. @threads as the scheduler.
+ *  @errors KVF_E_INVALID (options, no token), KVF_E_NEVER_FITS (the text has the blocks it needs and the blocks there are, or the
+ *  tokens and the context), KVF_E_LIMIT (max_waiting). @cost O(n_layers), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, kvf_request *out);
+
+/** Plans the next step: admits in order of arrival, appends the slots, preempts where it must.
+ *  @param sched a scheduler. @param step filled; its arrays are the scheduler's until the next call. n_items 0 with
+ *  n_waiting 0 means that there is nothing to do; it is never 0 while something could run.
+ *  @own the scheduler's. @threads as the scheduler.
+ *  @errors KVF_E_STATE (the last step was not ended with kvf_sched_done). @cost O(running * tables), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step);
+
+/** Says that the planned step has run: its tokens are computed.
+ *  @param sched a scheduler with a step planned. @own nothing. @threads as the scheduler. @errors KVF_E_STATE. @cost O(items). */
+KVF_API KVF_CHECK kvf_status kvf_sched_done(kvf_sched *sched);
+
+/** Says that one more token of a request is known (sampled).
+ *  @param sched a scheduler. @param request a running one all of whose known tokens are computed.
+ *  @param ended set to 1 when that was its last (max_new or context reached): the caller then finishes it.
+ *  @own nothing. @threads as the scheduler. @errors KVF_E_NOT_FOUND, KVF_E_STATE. @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_sched_token(kvf_sched *sched, kvf_request request, int *ended);
+
+/** Says that a request's prompt events are done: its accumulators are free, its reservation becomes the exact one.
+ *  @param sched a scheduler. @param request one whose prompt has ended.
+ *  @own nothing. @threads as the scheduler. @errors KVF_E_NOT_FOUND, KVF_E_STATE, KVF_E_NO_BLOCKS (the exact sizes are larger than
+ *  what is free: the request is put back in the queue, preempted). @cost O(n_layers). */
+KVF_API KVF_CHECK kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request);
+
+/** Sets the reservation anew from the policy's sizes (after an overflow).
+ *  @param sched a scheduler. @param request running. @own nothing. @threads as the scheduler.
+ *  @errors KVF_E_NOT_FOUND, KVF_E_NO_BLOCKS. @cost O(n_layers). */
+KVF_API KVF_CHECK kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request);
+
+/** Ends a request in any state: its blocks, score pages and policy state are free at once.
+ *  @param sched a scheduler with no step planned, or between kvf_sched_done and the next plan; with a step planned its items
+ *  must not be run. @param request any live request. @own nothing. @threads as the scheduler.
+ *  @errors KVF_E_NOT_FOUND. @cost O(its blocks). */
+KVF_API KVF_CHECK kvf_status kvf_sched_finish(kvf_sched *sched, kvf_request request);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,104 @@
+/* model/gguf.h: a GGUF file (v2 or v3, little endian), mapped and checked.
+ *
+ * The whole index (keys and tensors) is checked by kvf__gguf_open: after it, every pointer and length below lies within the
+ * map, every tensor has 1 to 4 non-zero dims, a size that did not wrap and data of its own, aligned, within the file. What
+ * the values mean (an architecture, a config) is not this file's matter.
+ */
+#ifndef KVF_MODEL_GGUF_H
+#define KVF_MODEL_GGUF_H
+
+#include "base/base.h"
+
+/* Value types as the format numbers them. */
+typedef enum kvf__gguf_type {
+    KVF__GGUF_U8 = 0,
+    KVF__GGUF_I8 = 1,
+    KVF__GGUF_U16 = 2,
+    KVF__GGUF_I16 = 3,
+    KVF__GGUF_U32 = 4,
+    KVF__GGUF_I32 = 5,
+    KVF__GGUF_F32 = 6,
+    KVF__GGUF_BOOL = 7,
+    KVF__GGUF_STRING = 8,
+    KVF__GGUF_ARRAY = 9,
+    KVF__GGUF_U64 = 10,
+    KVF__GGUF_I64 = 11,
+    KVF__GGUF_F64 = 12
+} kvf__gguf_type;
+
+/* Tensor types as the format numbers them: only those we read.
+ *   F32   float
+ *   F16   IEEE half
+ *   Q4_0  32 elements in 18 bytes: half d; 16 bytes qs.   x[j] = d * ((qs[j] & 15) - 8), x[j + 16] = d * ((qs[j] >> 4) - 8)
+ *   Q4_1  32 elements in 20 bytes: half d, m; 16 bytes qs. x[j] = d * (qs[j] & 15) + m,  x[j + 16] = d * (qs[j] >> 4) + m
+ *   Q8_0  32 elements in 34 bytes: half d; 32 signed bytes. x[j] = d * qs[j] */
+typedef enum kvf__tensor_type {
+    KVF__TENSOR_F32 = 0,
+    KVF__TENSOR_F16 = 1,
+    KVF__TENSOR_Q4_0 = 2,
+    KVF__TENSOR_Q4_1 = 3,
+    KVF__TENSOR_Q8_0 = 8
+} kvf__tensor_type;
+
+/* Bytes in the map; not NUL terminated. */
+typedef struct kvf__text {
+    const char *data;
+    size_t bytes;
+} kvf__text;
+
+typedef struct kvf__gguf_key {
+    kvf__text name;
+    uint32_t type;             /* kvf__gguf_type */
+    uint32_t element_type;     /* of an array; never KVF__GGUF_ARRAY */
+    uint64_t n;                /* elements of an array, else 1 */
+    const unsigned char *data; /* the value, or the array's first element; unaligned */
+    size_t bytes;              /* of it all; a string counts its 8 byte length */
+} kvf__gguf_key;
+
+typedef struct kvf__gguf_tensor {
+    kvf__text name;
+    uint32_t type; /* kvf__tensor_type */
+    uint32_t n_dims;
+    uint64_t dims[4]; /* the first runs fastest (a row); those beyond n_dims are 1 */
+    uint64_t n_elements;
+    const void *data; /* aligned to the file's alignment, at least 8 */
+    size_t bytes;
+} kvf__gguf_tensor;
+
+typedef struct kvf__gguf {
+    kvf_allocator allocator;
+    const unsigned char *map; /* whole file, read only */
+    size_t file_bytes;
+    uint32_t version, alignment;
+    size_t n_keys, n_tensors;
+    kvf__gguf_key *keys;       /* in file order */
+    kvf__gguf_tensor *tensors; /* in file order */
+    uint32_t *by_name;         /* tensors, sorted by name */
+} kvf__gguf;
+
+/* Maps and checks a file. On failure *out is all zero. allocator: resolved. */
+kvf_status kvf__gguf_open(const char *path, const kvf_allocator *allocator, kvf__gguf *out, kvf_error *err);
+void kvf__gguf_close(kvf__gguf *gguf); /* a zeroed one is allowed */
+
+const kvf__gguf_key *kvf__gguf_find(const kvf__gguf *gguf, const char *name);
+const kvf__gguf_tensor *kvf__gguf_find_tensor(const kvf__gguf *gguf, const char *name);
+
+/* Typed reads of a key. A missing key with `required` 0 leaves *out as it is and sets *found (may be NULL) to false. A wrong
+ * type is KVF_E_FORMAT and names key, type and what is wanted. Unsigned takes any integer type of a value that fits. */
+kvf_status kvf__gguf_u32(const kvf__gguf *gguf, const char *name, int required, uint32_t *out, bool *found, kvf_error *err);
+kvf_status kvf__gguf_f32(const kvf__gguf *gguf, const char *name, int required, float *out, bool *found, kvf_error *err);
+kvf_status kvf__gguf_bool(const kvf__gguf *gguf, const char *name, int required, bool *out, bool *found, kvf_error *err);
+kvf_status kvf__gguf_text(const kvf__gguf *gguf, const char *name, int required, kvf__text *out, bool *found, kvf_error *err);
+kvf_status kvf__gguf_array(const kvf__gguf *gguf, const char *name, uint32_t element_type, int required,
+                           const kvf__gguf_key **out, kvf_error *err);
+
+/* The string at *cursor of a string array's data; moves the cursor past it. */
+kvf__text kvf__gguf_next_text(const unsigned char **cursor);
+
+bool kvf__text_equal(kvf__text a, const char *b);
+
+/* Geometry of a tensor type; false when it is none that we read. */
+bool kvf__tensor_type_geometry(uint32_t type, uint32_t *block_elements, uint32_t *block_bytes);
+const char *kvf__tensor_type_name(uint32_t type); /* also of types that we do not read; "type 99" has none: "unknown" */
+
+#endif
