@@ -1,0 +1,250 @@
+/* Creating and destroying an engine; figures of now. */
+#include <stdlib.h>
+
+#include "engine/internal.h"
+
+kvf_engine_config kvf_engine_config_default(void) {
+    return (kvf_engine_config){.struct_size = sizeof(kvf_engine_config), .kv_dtype = KVF_F16};
+}
+
+static kvf_status resolve(kvf_engine *e, kvf_error *err) {
+    kvf_engine_config *c = &e->config;
+    if (!c->model) return kvf__fail(err, KVF_E_INVALID, "kvf_engine_config.model: is NULL; open one with kvf_model_open");
+    const kvf_model_info *info = e->info = kvf_model_get_info(c->model);
+    e->model = c->model;
+    if (kvf_dtype_bytes(c->kv_dtype) == 0)
+        return kvf__fail(err, KVF_E_INVALID, "kv_dtype %d: must be KVF_F16 or KVF_F32", (int)c->kv_dtype);
+    if (!c->block_size) c->block_size = 16;
+    if (c->block_size < 8 || c->block_size > 256 || (c->block_size & (c->block_size - 1)))
+        return kvf__fail(err, KVF_E_INVALID, "block_size %u: must be a power of two in [8, 256]", c->block_size);
+    if (!c->heads_per_group) c->heads_per_group = info->n_kv_heads;
+    if (info->n_kv_heads % c->heads_per_group)
+        return kvf__fail(err, KVF_E_INVALID, "heads_per_group %u: must divide the model's %u KV heads", c->heads_per_group, info->n_kv_heads);
+    if (!c->chunk) c->chunk = 512;
+    if (c->chunk % c->block_size)
+        return kvf__fail(err, KVF_E_INVALID, "chunk %u: must be a multiple of block_size %u", c->chunk, c->block_size);
+    if (!c->kv_bytes) c->kv_bytes = (uint64_t)512 << 20;
+    if (!c->max_running) c->max_running = 64;
+    if (c->max_running > 65536) return kvf__fail(err, KVF_E_INVALID, "max_running %u: must be at most 65536", c->max_running);
+    if (!c->max_context) c->max_context = info->n_context;
+    if (c->max_context < 2 || c->max_context > info->n_context)
+        return kvf__fail(err, KVF_E_INVALID, "max_context %u: must be in [2, %u], the model's context", c->max_context, info->n_context);
+    if (!c->max_prefill_tokens) c->max_prefill_tokens = c->max_context;
+    if (!c->n_score_arrays) c->n_score_arrays = 1;
+    if (c->n_score_arrays > 8) return kvf__fail(err, KVF_E_INVALID, "n_score_arrays %u: must be at most 8", c->n_score_arrays);
+    e->max_running = c->max_running;
+    e->n_groups = info->n_kv_heads / c->heads_per_group;
+    e->n_tables = info->n_layers * e->n_groups;
+    e->max_batch_tokens = c->chunk + c->max_running;
+    return KVF_OK;
+}
+
+/* A buffer freed with the engine. zero 0: pages are left untouched, so that they cost nothing until used. */
+static void *take(kvf_engine *e, size_t n, size_t element_bytes, int zero) {
+    size_t bytes;
+    if (e->n_buffers == KVF__ENGINE_BUFFERS || !kvf__mul(n, element_bytes, &bytes)) return NULL;
+    void *p = zero ? kvf__alloc(&e->allocator, bytes) : e->allocator.alloc(e->allocator.ctx, bytes ? bytes : 1, KVF__CACHE_LINE);
+    if (p) e->buffers[e->n_buffers++] = (kvf__buffer){p, bytes};
+    return p;
+}
+
+static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
+    const kvf_engine_config *c = &e->config;
+    kvf_pages *p = &e->pages;
+    *p = (kvf_pages){.struct_size = sizeof *p, .dtype = c->kv_dtype, .block_size = c->block_size,
+                     .heads_per_group = c->heads_per_group, .head_dim = e->info->head_dim};
+    uint64_t block_bytes = kvf_pages_block_bytes(p), n_blocks = block_bytes ? c->kv_bytes / block_bytes : 0;
+    uint64_t least = block_bytes * e->n_tables;
+    if (n_blocks < e->n_tables)
+        return kvf__fail(err, KVF_E_INVALID,
+                         "kv_bytes %llu: one block of %u tokens in each of %u tables takes %llu bytes; give at least that",
+                         (unsigned long long)c->kv_bytes, c->block_size, e->n_tables, (unsigned long long)least);
+    p->n_blocks = (uint32_t)KVF__MIN(n_blocks, (uint64_t)1 << 31);
+    size_t slots = (size_t)p->n_blocks * p->heads_per_group * p->block_size;
+    size_t half = (size_t)block_bytes / 2;
+    p->k_block_stride = p->v_block_stride = half;
+    p->k = take(e, p->n_blocks, half, 0);
+    p->v = take(e, p->n_blocks, half, 0);
+    p->pos = take(e, slots, sizeof *p->pos, 0);
+    p->key_norm = take(e, slots, sizeof *p->key_norm, 0);
+    if (c->want_mass_bias) {
+        p->weight = take(e, slots, sizeof *p->weight, 0);
+        p->bias = take(e, slots, sizeof *p->bias, 0);
+    }
+    e->scores = (kvf_score_pages){.struct_size = sizeof e->scores, .n_pages = p->n_blocks, .n_arrays = c->n_score_arrays,
+                                  .heads_per_group = p->heads_per_group, .block_size = p->block_size};
+    e->scores.base = take(e, slots, c->n_score_arrays * sizeof(float), 0);
+    if (!p->k || !p->v || !p->pos || !p->key_norm || !e->scores.base || (c->want_mass_bias && (!p->weight || !p->bias)))
+        return kvf__fail(err, KVF_E_NO_MEMORY, "KV memory: %llu bytes could not be allocated; lower kv_bytes", (unsigned long long)c->kv_bytes);
+    e->stats.block_bytes = block_bytes;
+    return KVF_OK;
+}
+
+static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
+    const kvf_engine_config *c = &e->config;
+    const kvf_model_info *info = e->info;
+    kvf_status st;
+    if ((st = kvf_stream_create_cpu(&e->allocator, c->n_threads, &e->stream, err))) return st;
+    kvf_manager_config m = kvf_manager_config_default();
+    m.n_layers = info->n_layers;
+    m.n_kv_heads = info->n_kv_heads;
+    m.heads_per_group = c->heads_per_group;
+    m.block_size = c->block_size;
+    m.n_blocks = e->pages.n_blocks;
+    m.max_seqs = c->max_running;
+    m.max_slots = c->max_context;
+    m.block_bytes = e->stats.block_bytes;
+    m.allocator = e->allocator;
+    if ((st = kvf_manager_create(&m, &e->manager, err))) return st;
+    kvf_policy_state_config p = {.struct_size = sizeof p, .n_layers = info->n_layers, .n_kv_heads = info->n_kv_heads,
+                                 .n_q_heads = info->n_q_heads, .head_dim = info->head_dim, .block_size = c->block_size,
+                                 .max_seqs = c->max_running, .max_slots = c->max_context, .allocator = e->allocator};
+    if ((st = kvf_policy_state_create(&p, &e->policies, err))) return st;
+    kvf_sched_config s = kvf_sched_config_default();
+    s.manager = e->manager;
+    s.policies = e->policies;
+    s.max_running = c->max_running;
+    s.max_batch_tokens = e->max_batch_tokens;
+    s.chunk = c->chunk;
+    s.max_prefill_tokens = c->max_prefill_tokens;
+    s.max_context = c->max_context;
+    s.allocator = e->allocator;
+    if ((st = kvf_sched_create(&s, &e->sched, err))) return st;
+    uint64_t entries = (uint64_t)c->max_context * info->n_kv_heads; /* one layer's worst; more where it costs little */
+    entries = KVF__MAX(entries, (uint64_t)1 << 20);
+    if ((st = kvf_plan_create(&e->allocator, info->n_kv_heads, KVF__MAX(info->n_layers, 1024u), entries, &e->plan, err))) return st;
+    return kvf_activations_create(e->model, e->max_batch_tokens, c->max_running, c->max_context,
+                                  kvf_stream_n_threads(e->stream), &e->activations, err);
+}
+
+static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
+    const kvf_model_info *info = e->info;
+    size_t n = e->max_running, n_events = n * info->n_layers;
+    kvf_status st = kvf_policy_workspace_bytes(kvf_stream_n_threads(e->stream), info->head_dim, info->n_kv_heads,
+                                               e->config.max_context, &e->workspace_bytes);
+    if (st) return kvf__fail(err, st, "policy workspace: sizes of the model are out of range");
+    size_t variance = (size_t)info->n_layers * info->n_q_heads; /* sampled_logprob doubles as the metric's buffer */
+    size_t row_floats, logit_floats, sum_floats;
+    if (!kvf__mul(n * info->n_kv_heads, e->config.max_context, &row_floats) || !kvf__mul(n, info->n_vocab, &logit_floats) ||
+        !kvf__mul(variance, e->config.max_prefill_tokens, &sum_floats))
+        return kvf__fail(err, KVF_E_OVERFLOW, "engine: the buffers' sizes wrap; lower max_running or max_context");
+#define TAKE(field, count) ((e->field = take(e, (count), sizeof *e->field, 0)) != NULL)
+    bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) && TAKE(q_begin, n + 1) &&
+              TAKE(out_rows, n + 1) && TAKE(sampled, n + 1) && TAKE(sampled_logprob, KVF__MAX(n, variance)) && TAKE(row_wanted, n) &&
+              TAKE(row_gqa, n) && TAKE(prompt_sums, n) && TAKE(sums, sum_floats) && TAKE(row, row_floats) && TAKE(logits, logit_floats) &&
+              TAKE(events, n_events) && TAKE(batch_events, n_events) && TAKE(items, n_events) && TAKE(item_of_event, n_events) &&
+              TAKE(batch_items, n_events);
+#undef TAKE
+    if (!ok) return kvf__fail(err, KVF_E_NO_MEMORY, "engine: buffers could not be allocated; lower max_running or max_context");
+    return KVF_OK;
+}
+
+static kvf_status create_small(kvf_engine *e, kvf_error *err) {
+    uint32_t n_layers = e->info->n_layers;
+    kvf__slab slab = {0};
+    for (int pass = 0; pass < 2; pass++) {
+        slab.used = 0;
+        e->slots = kvf__slab_take(&slab, n_layers, sizeof *e->slots);
+        e->keep = kvf__slab_take(&slab, n_layers, sizeof *e->keep);
+        e->table_slots = kvf__slab_take(&slab, e->n_tables, sizeof *e->table_slots);
+        e->layers = kvf__slab_take(&slab, n_layers, sizeof *e->layers);
+        e->result_layers = kvf__slab_take(&slab, n_layers, sizeof *e->result_layers);
+        e->sample_scratch = kvf__slab_take(&slab, (size_t)kvf_stream_n_threads(e->stream) * e->info->n_vocab, 8);
+        e->workspace = kvf__slab_take(&slab, e->workspace_bytes, 1);
+        if (!pass && (slab.bad || !(slab.base = take(e, slab.used, 1, 0))))
+            return kvf__fail(err, KVF_E_NO_MEMORY, "engine: %zu bytes of buffers could not be allocated", slab.used);
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, kvf_error *err) {
+    kvf_engine_config c;
+    kvf_allocator a;
+    kvf_status st = kvf__config_read(&c, sizeof c, config, "kvf_engine_config", err);
+    if (st || (st = kvf__allocator_resolve(&c.allocator, &a, err))) return st;
+    if (!out) return kvf__fail(err, KVF_E_INVALID, "kvf_engine_create: out is NULL");
+    kvf_engine *e = kvf__alloc(&a, sizeof *e);
+    if (!e) return kvf__fail(err, KVF_E_NO_MEMORY, "engine: %zu bytes could not be allocated", sizeof *e);
+    e->config = c;
+    e->allocator = a;
+    e->stats.struct_size = sizeof e->stats;
+    if ((st = resolve(e, err)) || (st = create_pages(e, err)) || (st = create_parts(e, err)) || (st = create_buffers(e, err)) ||
+        (st = create_small(e, err))) {
+        kvf_engine_destroy(e);
+        return st;
+    }
+    *out = e;
+    return KVF_OK;
+}
+
+void kvf_engine_destroy(kvf_engine *e) {
+    if (!e) return;
+    while (e->first) kvf__live_finish(e, e->first, KVF_FINISH_ABORTED, NULL);
+    kvf_activations_destroy(e->activations);
+    kvf_plan_destroy(e->plan);
+    kvf_sched_destroy(e->sched);
+    kvf_policy_state_destroy(e->policies);
+    kvf_manager_destroy(e->manager);
+    kvf_stream_destroy(e->stream);
+    for (uint32_t i = 0; i < e->n_buffers; i++)
+        e->allocator.free(e->allocator.ctx, e->buffers[i].p, e->buffers[i].bytes ? e->buffers[i].bytes : 1);
+    kvf_allocator a = e->allocator;
+    kvf__free(&a, e, sizeof *e);
+}
+
+kvf_status kvf_engine_get_stats(kvf_engine *e, kvf_engine_stats *out) {
+    if (!out || out->struct_size < sizeof out->struct_size || out->struct_size > sizeof *out) return KVF_E_INVALID;
+    kvf_engine_stats s = e->stats;
+    s.occupancy.struct_size = sizeof s.occupancy;
+    kvf_status st = kvf_occupancy_read(e->manager, &s.occupancy, e->layers);
+    if (st) return st;
+    s.n_layers = e->info->n_layers;
+    s.layers = e->layers;
+    s.merged = e->done_merged;
+    s.dropped = e->done_dropped;
+    s.kept = e->done_kept;
+    for (const kvf__live *r = e->first; r; r = r->next) {
+        uint32_t index;
+        if (!r->seq || kvf_seq_index(e->manager, r->seq, &index)) continue;
+        kvf_policy_counts counts = kvf_policy_get_counts(e->policies, index);
+        s.merged += counts.merged;
+        s.dropped += counts.dropped;
+    }
+    s.struct_size = out->struct_size;
+    memcpy(out, &s, out->struct_size);
+    return KVF_OK;
+}
+
+static int ascending(const void *a, const void *b) {
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+kvf_status kvf_engine_positions(kvf_engine *e, kvf_request request, uint32_t layer, uint32_t kv_head, uint32_t *pos, uint32_t capacity,
+                                uint32_t *n) {
+    const kvf__live *r = kvf__live_find(e, request);
+    if (!r || !r->seq) return KVF_E_NOT_FOUND;
+    if (layer >= e->info->n_layers || kv_head >= e->info->n_kv_heads || !n) return KVF_E_INVALID;
+    const kvf_pages *p = &e->pages;
+    uint32_t n_slots, head = kv_head % p->heads_per_group;
+    const uint32_t *blocks;
+    kvf_status st = kvf_seq_table(e->manager, r->seq, layer, kv_head / p->heads_per_group, &n_slots, NULL, &blocks);
+    if (st) return st;
+    if (n_slots > capacity) return KVF_E_LIMIT;
+    for (uint32_t s = 0; s < n_slots; s++)
+        pos[s] = p->pos[((size_t)blocks[s / p->block_size] * p->heads_per_group + head) * p->block_size + s % p->block_size];
+    qsort(pos, n_slots, sizeof *pos, ascending);
+    *n = n_slots;
+    return KVF_OK;
+}
+
+const kvf_manager *kvf_engine_manager(const kvf_engine *e, const kvf_policy_state **policies) {
+    if (policies) *policies = e->policies;
+    return e->manager;
+}
+
+uint32_t kvf_engine_seq_index(const kvf_engine *e, kvf_request request) {
+    const kvf__live *r = kvf__live_find(e, request);
+    uint32_t index;
+    return r && r->seq && !kvf_seq_index(e->manager, r->seq, &index) ? index : UINT32_MAX;
+}

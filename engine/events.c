@@ -1,0 +1,186 @@
+/* The policy's moments: observe after each layer, events at a prompt's end, at an overflow, and in decode. */
+#include <math.h>
+
+#include "engine/internal.h"
+
+/* Whether a request's policy looks at the attention mass at all: with rho 1 nothing is ever evicted. */
+int kvf__policy_observes(const kvf_policy_options *o) {
+    return o->ops->needs != 0 && !(o->rho >= 1 && o->budget_tokens == 0);
+}
+
+static kvf_policy_batch batch_base(kvf_engine *e) {
+    return (kvf_policy_batch){.struct_size = sizeof(kvf_policy_batch),
+                              .view = &e->view,
+                              .pages = &e->pages,
+                              .scores = &e->scores,
+                              .prompt_stride = e->config.max_prefill_tokens,
+                              .workspace = e->workspace,
+                              .workspace_bytes = e->workspace_bytes,
+                              .path = e->config.path};
+}
+
+/* Called by the forward pass after each layer. Rows of one policy that stand together are one call. */
+kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass) {
+    kvf_engine *e = ctx;
+    kvf_policy_batch b = batch_base(e);
+    b.layer = layer;
+    b.mass = mass;
+    for (uint32_t i = 0; i < e->view.n_seqs;) {
+        const kvf_policy_ops *ops = e->rows[i]->policy.ops;
+        uint32_t end = i + 1;
+        if (e->row_wanted[i]) {
+            while (end < e->view.n_seqs && e->row_wanted[end] && e->rows[end]->policy.ops == ops) end++;
+            b.row_begin = i;
+            b.row_end = end;
+            kvf_status st = ops->observe(e->policies, e->stream, &b, NULL);
+            if (st) return st;
+        }
+        i = end;
+    }
+    return KVF_OK;
+}
+
+/* Runs one batch of events of one policy: match, gate, apply. One rank has nothing to reduce. */
+static kvf_status run_batch(kvf_engine *e, const kvf_policy_ops *ops, kvf_policy_batch *b, kvf_error *err) {
+    kvf_status st;
+    if (!b->n_events) return KVF_OK;
+    if ((st = ops->match(e->policies, e->stream, b, e->plan, err))) return st;
+    if ((st = ops->gate(e->policies, e->stream, b, e->plan, err))) return st;
+    st = ops->apply(e->policies, e->stream, b, e->plan, err);
+    b->n_events = 0;
+    return st;
+}
+
+static uint32_t layer_slots(const kvf_engine *e, uint32_t row, uint32_t layer) {
+    return e->view.n_slots[((size_t)row * e->info->n_layers + layer) * e->n_groups];
+}
+
+/* Events with fresh blocks (pass 0) before those in place (pass 1), in batches that the plan can hold. */
+static kvf_status run_pass(kvf_engine *e, uint32_t n_events, const kvf_compaction *compaction, float *const *sums, int pass,
+                           kvf_error *err) {
+    kvf_policy_batch b = batch_base(e);
+    b.events = e->batch_events;
+    b.compaction = compaction;
+    b.compaction_item = e->batch_items;
+    b.prompt_sums = sums;
+    const kvf_policy_ops *ops = NULL;
+    uint64_t entries = 0;
+    kvf_status st;
+    for (uint32_t i = 0; i < n_events; i++) {
+        const kvf_event *event = &e->events[i];
+        uint32_t item = e->item_of_event[i];
+        int fresh = item != UINT32_MAX && compaction->dst_row[(size_t)item * e->n_groups] != NULL;
+        if (fresh == pass) continue;
+        const kvf_policy_ops *next = e->rows[event->row]->policy.ops;
+        uint64_t more = (uint64_t)(layer_slots(e, event->row, event->layer) - event->n_keep) * e->info->n_kv_heads;
+        if (b.n_events && (next != ops || entries + more > e->plan->entry_capacity || b.n_events == e->plan->event_capacity)) {
+            if ((st = run_batch(e, ops, &b, err))) return st;
+            entries = 0;
+        }
+        ops = next;
+        entries += more;
+        e->batch_events[b.n_events] = *event;
+        e->batch_items[b.n_events++] = item;
+    }
+    return b.n_events ? run_batch(e, ops, &b, err) : KVF_OK;
+}
+
+/* Carries e->events out: all of them or, when the pool has no room for copies of shared blocks, none. */
+static kvf_status run_events(kvf_engine *e, uint32_t n_events, float *const *sums, kvf_error *err) {
+    uint32_t n_items = 0;
+    for (uint32_t i = 0; i < n_events; i++) {
+        const kvf_event *event = &e->events[i];
+        e->item_of_event[i] = UINT32_MAX;
+        if (event->n_keep >= layer_slots(e, event->row, event->layer)) continue;
+        e->item_of_event[i] = n_items;
+        e->items[n_items++] = (kvf_compact_item){e->seqs[event->row], event->layer, event->n_keep};
+    }
+    kvf_compaction compaction = {0};
+    kvf_status st = KVF_OK;
+    if (n_items && (st = kvf_compact_begin(e->manager, e->items, n_items, &compaction)))
+        return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
+    for (int pass = 0; pass < 2 && !st; pass++) st = run_pass(e, n_events, &compaction, sums, pass, err);
+    if (n_items && !st && (st = kvf_compact_commit(e->manager))) kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
+    return st;
+}
+
+/* Adds the due layers of a row to e->events; returns the new count. */
+static uint32_t collect(kvf_engine *e, uint32_t row, kvf_moment moment, kvf_event_kind kind, uint32_t n_events) {
+    for (uint32_t l = 0; l < e->info->n_layers; l++) e->slots[l] = layer_slots(e, row, l);
+    if (!kvf_policy_due(e->policies, e->view.seq_index[row], moment, e->slots, e->keep)) return n_events;
+    for (uint32_t l = 0; l < e->info->n_layers; l++)
+        if (e->keep[l]) e->events[n_events++] = (kvf_event){row, l, e->keep[l], (uint32_t)kind};
+    return n_events;
+}
+
+/* The first compaction of requests whose prompt fitted the budget: before the token that would exceed it. */
+kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
+    uint32_t n = 0;
+    for (kvf__live *r = e->first; r; r = r->next) {
+        uint32_t index;
+        if (!r->seq || r->in_prompt || !r->policy.ops->match || kvf_seq_index(e->manager, r->seq, &index)) continue;
+        if (kvf_policy_sizes(e->policies, index) || r->policy.defer_first_decode) continue;
+        e->rows[n] = r;
+        e->seqs[n++] = r->seq;
+    }
+    if (!n) return KVF_OK;
+    kvf_status st = kvf_view_fill(e->manager, 1, e->seqs, n, &e->view);
+    if (st) return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
+    uint32_t n_events = 0;
+    for (uint32_t row = 0; row < n; row++) n_events = collect(e, row, KVF_BEFORE_APPEND, KVF_EVENT_PROMPT, n_events);
+    if (n_events && (st = run_events(e, n_events, NULL, err))) return st;
+    for (uint32_t row = 0; row < n; row++)
+        if (kvf_policy_sizes(e->policies, e->view.seq_index[row]) && (st = kvf_sched_resize(e->sched, e->rows[row]->id)))
+            return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    return KVF_OK;
+}
+
+/* metric -> budget -> due -> events with the prompt's sums. */
+kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err) {
+    kvf__live *r = e->rows[row];
+    const kvf_policy_ops *ops = r->policy.ops;
+    uint32_t index = e->view.seq_index[row], n_layers = e->info->n_layers;
+    kvf_status st;
+    if (ops->budget) {
+        kvf_policy_batch b = batch_base(e);
+        b.prompt_sums = e->prompt_sums;
+        int has_metric = ops->metric && e->prompt_sums[row];
+        if (has_metric && (st = ops->metric(e->policies, e->stream, &b, row, r->n_prompt, e->sampled_logprob, err))) return st;
+        if ((st = ops->budget(e->policies, index, has_metric ? e->sampled_logprob : NULL, r->n_prompt, err))) return st;
+    }
+    uint32_t n_events = collect(e, row, KVF_AT_PROMPT_END, KVF_EVENT_PROMPT, 0);
+    if (kvf_policy_n_arrays(&r->policy) && e->prompt_sums[row]) {
+        /* Layers without an event still move their scores out of the sums. */
+        uint32_t due = 0;
+        for (uint32_t l = 0; l < n_layers; l++) {
+            uint32_t n_slots = layer_slots(e, row, l);
+            uint32_t keep = due < n_events && e->events[due].layer == l ? e->events[due++].n_keep : n_slots;
+            e->batch_events[l] = (kvf_event){row, l, keep, KVF_EVENT_PROMPT};
+            for (uint32_t g = 0; g < e->n_groups; g++) e->table_slots[l * e->n_groups + g] = keep;
+        }
+        n_events = n_layers;
+        memcpy(e->events, e->batch_events, n_layers * sizeof *e->events);
+        if ((st = kvf_seq_take_scores(e->manager, r->seq, e->table_slots)))
+            return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
+    }
+    return n_events ? run_events(e, n_events, e->prompt_sums, err) : KVF_OK;
+}
+
+kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error *err) {
+    uint32_t n_events = 0;
+    for (uint32_t row = 0; row < n_decode; row++) {
+        kvf__live *r = e->rows[row];
+        if (!r || !r->policy.ops->match) continue;
+        uint32_t index = e->view.seq_index[row];
+        int first = r->policy.defer_first_decode && !kvf_policy_sizes(e->policies, index);
+        n_events = collect(e, row, KVF_AFTER_STEP, first ? KVF_EVENT_PROMPT : KVF_EVENT_DECODE, n_events);
+        e->out_rows[row] = (uint32_t)(first && kvf_policy_sizes(e->policies, index));
+    }
+    kvf_status st = n_events ? run_events(e, n_events, NULL, err) : KVF_OK;
+    for (uint32_t row = 0; row < n_decode && !st; row++) {
+        kvf__live *r = e->rows[row];
+        if (!r || !r->policy.ops->match || !e->out_rows[row]) continue;
+        if ((st = kvf_sched_resize(e->sched, r->id))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    }
+    return st;
+}

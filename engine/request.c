@@ -1,0 +1,221 @@
+/* A request's life outside the step: submit, text and stop strings, finish, abort. */
+#include <stdio.h>
+
+#include "engine/internal.h"
+
+static void live_free(kvf_engine *e, kvf__live *r) {
+    const kvf_allocator *a = &e->allocator;
+    size_t n = (size_t)r->n_prompt + r->max_tokens;
+    for (uint32_t i = 0; r->stop && i < r->n_stop; i++)
+        if (r->stop[i]) kvf__free(a, r->stop[i], strlen(r->stop[i]) + 1);
+    kvf__free(a, r->stop, r->n_stop * sizeof *r->stop);
+    kvf__free(a, r->tokens, n * sizeof *r->tokens);
+    kvf__free(a, r->forced, r->max_tokens * sizeof *r->forced);
+    kvf__free(a, r->logprobs, r->max_tokens * sizeof *r->logprobs);
+    kvf__free(a, r->text, r->text_capacity);
+    kvf__free(a, r, sizeof *r);
+}
+
+/* The copies of everything the caller may free after the submission; false when out of memory. */
+static bool live_copy(kvf_engine *e, kvf__live *r, const kvf_generate *g) {
+    const kvf_allocator *a = &e->allocator;
+    r->tokens = kvf__alloc(a, ((size_t)r->n_prompt + r->max_tokens) * sizeof *r->tokens);
+    r->logprobs = kvf__alloc(a, r->max_tokens * sizeof *r->logprobs);
+    if (g->forced) r->forced = kvf__alloc(a, r->max_tokens * sizeof *r->forced);
+    if (g->n_stop) r->stop = kvf__alloc(a, g->n_stop * sizeof *r->stop);
+    if (!r->tokens || !r->logprobs || (g->forced && !r->forced) || (g->n_stop && !r->stop)) return false;
+    memcpy(r->tokens, g->tokens, r->n_prompt * sizeof *r->tokens);
+    if (r->forced && r->max_tokens) memcpy(r->forced, g->forced, r->max_tokens * sizeof *r->forced);
+    for (uint32_t i = 0; i < g->n_stop; i++) {
+        size_t bytes = strlen(g->stop[i]);
+        if (!(r->stop[i] = kvf__alloc(a, bytes + 1))) return false;
+        memcpy(r->stop[i], g->stop[i], bytes + 1);
+        r->stop_bytes_max = KVF__MAX(r->stop_bytes_max, bytes);
+    }
+    return true;
+}
+
+static kvf_status check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what, kvf_error *err) {
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] >= e->info->n_vocab)
+            return kvf__fail(err, KVF_E_INVALID, "%s %u at index %u: the vocabulary has %u tokens, ids are 0 to %u", what, ids[i], i,
+                             e->info->n_vocab, e->info->n_vocab - 1);
+    return KVF_OK;
+}
+
+static kvf_status check_sampling(const kvf_sampling *s, kvf_error *err) {
+    if (!(s->temperature >= 0 && s->temperature <= 100))
+        return kvf__fail(err, KVF_E_INVALID, "temperature %g: must be in [0, 100]; 0 is greedy", (double)s->temperature);
+    if (!(s->top_p >= 0 && s->top_p <= 1))
+        return kvf__fail(err, KVF_E_INVALID, "top_p %g: must be in (0, 1], or 0 for all tokens", (double)s->top_p);
+    return KVF_OK;
+}
+
+static kvf_status check_generate(const kvf_engine *e, const kvf_generate *g, kvf_error *err) {
+    kvf_status st;
+    if (!g->tokens || !g->n_tokens)
+        return kvf__fail(err, KVF_E_INVALID, "prompt: has no token; give at least one");
+    if (!g->on_finish) return kvf__fail(err, KVF_E_INVALID, "on_finish: is NULL; it receives the result");
+    /* The length before the ids, so that a huge prompt is not walked for nothing. */
+    if (g->n_tokens >= e->config.max_context)
+        return kvf__fail(err, KVF_E_NEVER_FITS, "prompt of %u tokens: the context is %u tokens and must hold one more; shorten it",
+                         g->n_tokens, e->config.max_context);
+    if ((st = check_ids(e, g->tokens, g->n_tokens, "token id", err))) return st;
+    if (g->forced && (st = check_ids(e, g->forced, g->max_tokens, "forced token id", err))) return st;
+    if ((st = check_sampling(&g->sampling, err))) return st;
+    for (uint32_t i = 0; i < g->n_stop; i++)
+        if (!g->stop || !g->stop[i] || !g->stop[i][0])
+            return kvf__fail(err, KVF_E_INVALID, "stop string %u: has no bytes; it would end every answer", i);
+    return KVF_OK;
+}
+
+static kvf_status check_policy(const kvf_engine *e, const kvf_policy_options *o, kvf_error *err) {
+    kvf_status st = kvf_policy_options_check(o, e->info->n_layers, e->pages.block_size, err);
+    if (st) return st;
+    if (kvf_policy_n_arrays(o) > e->scores.n_arrays)
+        return kvf__fail(err, KVF_E_INVALID, "policy %s: needs %u score arrays, the engine has %u; create it with n_score_arrays %u",
+                         o->ops->name, kvf_policy_n_arrays(o), e->scores.n_arrays, kvf_policy_n_arrays(o));
+    if (o->merge == KVF_MERGE_MASS && !e->pages.bias)
+        return kvf__fail(err, KVF_E_INVALID, "merge mass: needs weights and biases beside the pages; create the engine with want_mass_bias");
+    return KVF_OK;
+}
+
+kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_request *out, kvf_error *err) {
+    kvf_generate g;
+    kvf_status st = kvf__config_read(&g, sizeof g, generate, "kvf_generate", err);
+    if (st || (st = check_generate(e, &g, err))) return st;
+    kvf_policy_options policy;
+    if (g.policy) {
+        policy = *g.policy;
+    } else if ((st = kvf_policy_options_init(&policy, "full", NULL, err))) {
+        return st;
+    }
+    if ((st = check_policy(e, &policy, err))) return st;
+
+    /* No more than the context can hold will ever be generated. */
+    uint32_t max_new = KVF__MIN(g.max_tokens, e->config.max_context - g.n_tokens);
+    kvf__live *r = kvf__alloc(&e->allocator, sizeof *r);
+    if (!r) return kvf__fail(err, KVF_E_NO_MEMORY, "request: %zu bytes could not be allocated", sizeof *r);
+    r->n_prompt = r->n_known = g.n_tokens;
+    r->max_tokens = max_new;
+    r->sampling = g.sampling;
+    r->policy = policy;
+    r->n_stop = g.n_stop;
+    r->ignore_end = g.ignore_end || g.forced;
+    r->user = g.user;
+    r->on_token = g.on_token;
+    r->on_finish = g.on_finish;
+    r->submitted = kvf__clock();
+    if (!live_copy(e, r, &g)) {
+        live_free(e, r);
+        return kvf__fail(err, KVF_E_NO_MEMORY, "request: %u tokens could not be allocated", g.n_tokens + max_new);
+    }
+    kvf_sched_request s = {.struct_size = sizeof s, .n_prompt = g.n_tokens, .max_new = max_new, .options = &r->policy, .user = r};
+    if ((st = kvf_sched_submit(e->sched, &s, &r->id))) {
+        live_free(e, r);
+        return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    }
+    r->prev = e->last;
+    *(e->last ? &e->last->next : &e->first) = r;
+    e->last = r;
+    e->n_live++;
+    if (out) *out = r->id;
+    return KVF_OK;
+}
+
+kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request) {
+    kvf__live *r = e->first;
+    while (r && r->id != request) r = r->next;
+    return r;
+}
+
+int kvf__live_text(kvf_engine *e, kvf__live *r, uint32_t token) {
+    const kvf_tokenizer *t = kvf_model_tokenizer(e->model);
+    size_t room = r->text_capacity - r->text_bytes;
+    size_t n = kvf_tokenizer_piece(t, token, 0, r->text ? r->text + r->text_bytes : NULL, room);
+    if (n > room) {
+        size_t capacity = KVF__MAX(r->text_capacity * 2, r->text_bytes + n + 256);
+        char *text = kvf__alloc(&e->allocator, capacity);
+        if (!text) return -1;
+        if (r->text_bytes) memcpy(text, r->text, r->text_bytes);
+        kvf__free(&e->allocator, r->text, r->text_capacity);
+        r->text = text;
+        r->text_capacity = capacity;
+        kvf_tokenizer_piece(t, token, 0, r->text + r->text_bytes, capacity - r->text_bytes);
+    }
+    /* A stop string may begin in an earlier token: look back as far as the longest could reach. */
+    size_t from = r->text_bytes > r->stop_bytes_max ? r->text_bytes - r->stop_bytes_max : 0;
+    r->text_bytes += n;
+    size_t cut = SIZE_MAX;
+    for (uint32_t s = 0; s < r->n_stop; s++) {
+        size_t length = strlen(r->stop[s]);
+        for (size_t i = from; i + length <= r->text_bytes && i < cut; i++)
+            if (!memcmp(r->text + i, r->stop[s], length)) cut = i;
+    }
+    if (cut == SIZE_MAX) return 0;
+    r->text_bytes = cut;
+    return 1;
+}
+
+/* The KV figures of a request that still has its sequence. */
+static void result_kv(kvf_engine *e, const kvf__live *r, kvf_result *result) {
+    uint32_t index, next_pos;
+    if (kvf_seq_index(e->manager, r->seq, &index) || kvf_seq_next_pos(e->manager, r->seq, &next_pos) ||
+        kvf_seq_occupancy(e->manager, r->seq, e->result_layers))
+        return;
+    result->layers = e->result_layers;
+    result->sizes = kvf_policy_sizes(e->policies, index);
+    result->density = kvf_policy_density(e->policies, index);
+    result->counts = kvf_policy_get_counts(e->policies, index);
+    for (uint32_t l = 0; l < e->info->n_layers; l++) result->held_tokens += e->result_layers[l].slots_used;
+    result->full_tokens = (uint64_t)next_pos * e->n_tables;
+    result->kept = result->held_tokens * e->pages.heads_per_group;
+}
+
+void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error) {
+    kvf_result result = {.struct_size = sizeof result, .request = r->id, .user = r->user, .finish = finish, .error = error};
+    result.tokens = r->tokens + r->n_prompt;
+    result.logprobs = r->logprobs;
+    result.n_prompt = r->n_prompt;
+    result.n_tokens = r->n_known - r->n_prompt;
+    result.n_preempted = r->n_preempted;
+    double now = kvf__clock();
+    result.first_token_s = r->first_token > 0 ? r->first_token - r->submitted : 0;
+    result.total_s = now - r->submitted;
+    memset(e->result_layers, 0, e->info->n_layers * sizeof *e->result_layers);
+    result.layers = e->result_layers;
+    if (r->seq) result_kv(e, r, &result);
+    e->done_merged += result.counts.merged;
+    e->done_dropped += result.counts.dropped;
+    e->done_kept += result.kept;
+    e->stats.n_finished++;
+
+    size_t text_bytes = kvf__utf8_clean(r->text, r->text_bytes, NULL);
+    char *text = kvf__alloc(&e->allocator, text_bytes + 1);
+    if (text) kvf__utf8_clean(r->text, r->text_bytes, text);
+    result.text = text ? text : "";
+    result.text_bytes = text ? text_bytes : 0;
+
+    /* Out of the list first: the callback may submit or abort. */
+    *(r->prev ? &r->prev->next : &e->first) = r->next;
+    *(r->next ? &r->next->prev : &e->last) = r->prev;
+    e->n_live--;
+    for (uint32_t i = 0; i < e->max_running; i++)
+        if (e->rows[i] == r) e->rows[i] = NULL;
+    r->on_finish(r->user, &result);
+    /* NOT_FOUND only when the scheduler ended it itself. */
+    kvf_status st = kvf_sched_finish(e->sched, r->id);
+    (void)st;
+    kvf__free(&e->allocator, text, text_bytes + 1);
+    live_free(e, r);
+}
+
+kvf_status kvf_engine_abort(kvf_engine *e, kvf_request request) {
+    kvf__live *r = kvf__live_find(e, request);
+    if (!r) return KVF_E_NOT_FOUND;
+    if (e->in_step)
+        r->abort = 1;
+    else
+        kvf__live_finish(e, r, KVF_FINISH_ABORTED, NULL);
+    return KVF_OK;
+}
