@@ -1,8 +1,8 @@
 /* model/gguf.h: a GGUF file (v2 or v3, little endian), mapped and checked.
  *
- * The whole index (keys and tensors) is checked by kvf__gguf_open: after it, every pointer and length below lies within the
- * map, every tensor has 1 to 4 non-zero dims, a size that did not wrap and data of its own, aligned, within the file. What
- * the values mean (an architecture, a config) is not this file's matter.
+ * The whole index (keys and tensors) is checked by kvf__gguf_open: after it, every pointer and length below lies
+ * within the map, every tensor has 1 to 4 non-zero dims, a size that did not wrap and data of its own, aligned,
+ * within the file. What the values mean (an architecture, a config) is not this file's matter.
  */
 #ifndef KVF_MODEL_GGUF_H
 #define KVF_MODEL_GGUF_H
@@ -29,8 +29,10 @@ typedef enum kvf__gguf_type {
 /* Tensor types as the format numbers them: only those we read.
  *   F32   float
  *   F16   IEEE half
- *   Q4_0  32 elements in 18 bytes: half d; 16 bytes qs.   x[j] = d * ((qs[j] & 15) - 8), x[j + 16] = d * ((qs[j] >> 4) - 8)
- *   Q4_1  32 elements in 20 bytes: half d, m; 16 bytes qs. x[j] = d * (qs[j] & 15) + m,  x[j + 16] = d * (qs[j] >> 4) + m
+ *   Q4_0  32 elements in 18 bytes: half d; 16 bytes qs.
+ *         x[j] = d * ((qs[j] & 15) - 8), x[j + 16] = d * ((qs[j] >> 4) - 8)
+ *   Q4_1  32 elements in 20 bytes: half d, m; 16 bytes qs.
+ *         x[j] = d * (qs[j] & 15) + m,   x[j + 16] = d * (qs[j] >> 4) + m
  *   Q8_0  32 elements in 34 bytes: half d; 32 signed bytes. x[j] = d * qs[j] */
 typedef enum kvf__tensor_type {
     KVF__TENSOR_F32 = 0,
@@ -45,6 +47,12 @@ typedef struct kvf__text {
     const char *data;
     size_t bytes;
 } kvf__text;
+
+/* A name or path of any bytes made fit to print: at most 64 of them (of a path the last), the rest cut. Each call needs
+ * its own buffer. */
+typedef struct kvf__shown {
+    char text[72];
+} kvf__shown;
 
 typedef struct kvf__gguf_key {
     kvf__text name;
@@ -67,13 +75,15 @@ typedef struct kvf__gguf_tensor {
 
 typedef struct kvf__gguf {
     kvf_allocator allocator;
+    kvf__shown path;          /* for error texts */
     const unsigned char *map; /* whole file, read only */
     size_t file_bytes;
     uint32_t version, alignment;
     size_t n_keys, n_tensors;
     kvf__gguf_key *keys;       /* in file order */
     kvf__gguf_tensor *tensors; /* in file order */
-    uint32_t *by_name;         /* tensors, sorted by name */
+    const kvf__gguf_key **keys_by_name;
+    const kvf__gguf_tensor **tensors_by_name;
 } kvf__gguf;
 
 /* Maps and checks a file. On failure *out is all zero. allocator: resolved. */
@@ -83,12 +93,17 @@ void kvf__gguf_close(kvf__gguf *gguf); /* a zeroed one is allowed */
 const kvf__gguf_key *kvf__gguf_find(const kvf__gguf *gguf, const char *name);
 const kvf__gguf_tensor *kvf__gguf_find_tensor(const kvf__gguf *gguf, const char *name);
 
-/* Typed reads of a key. A missing key with `required` 0 leaves *out as it is and sets *found (may be NULL) to false. A wrong
- * type is KVF_E_FORMAT and names key, type and what is wanted. Unsigned takes any integer type of a value that fits. */
-kvf_status kvf__gguf_u32(const kvf__gguf *gguf, const char *name, int required, uint32_t *out, bool *found, kvf_error *err);
-kvf_status kvf__gguf_f32(const kvf__gguf *gguf, const char *name, int required, float *out, bool *found, kvf_error *err);
-kvf_status kvf__gguf_bool(const kvf__gguf *gguf, const char *name, int required, bool *out, bool *found, kvf_error *err);
-kvf_status kvf__gguf_text(const kvf__gguf *gguf, const char *name, int required, kvf__text *out, bool *found, kvf_error *err);
+/* Typed reads of a key. A missing key with `required` 0 leaves *out as it is (an array: sets it to NULL) and sets
+ * *found (may be NULL) to false. A wrong type is KVF_E_FORMAT and names key, type and what is wanted. Unsigned takes
+ * any integer type of a value that fits. */
+kvf_status kvf__gguf_u32(const kvf__gguf *gguf, const char *name, int required, uint32_t *out, bool *found,
+                         kvf_error *err);
+kvf_status kvf__gguf_f32(const kvf__gguf *gguf, const char *name, int required, float *out, bool *found,
+                         kvf_error *err);
+kvf_status kvf__gguf_bool(const kvf__gguf *gguf, const char *name, int required, bool *out, bool *found,
+                          kvf_error *err);
+kvf_status kvf__gguf_text(const kvf__gguf *gguf, const char *name, int required, kvf__text *out, bool *found,
+                          kvf_error *err);
 kvf_status kvf__gguf_array(const kvf__gguf *gguf, const char *name, uint32_t element_type, int required,
                            const kvf__gguf_key **out, kvf_error *err);
 
@@ -96,6 +111,10 @@ kvf_status kvf__gguf_array(const kvf__gguf *gguf, const char *name, uint32_t ele
 kvf__text kvf__gguf_next_text(const unsigned char **cursor);
 
 bool kvf__text_equal(kvf__text a, const char *b);
+
+const char *kvf__show(kvf__shown *out, kvf__text text);
+const char *kvf__show_path(kvf__shown *out, const char *path);
+const char *kvf__gguf_type_name(uint32_t type);
 
 /* Geometry of a tensor type; false when it is none that we read. */
 bool kvf__tensor_type_geometry(uint32_t type, uint32_t *block_elements, uint32_t *block_bytes);

@@ -1,17 +1,17 @@
 /* model/model.h: struct kvf_model, as the files of this folder share it.
  *
- * kvf_model_open (model.c) maps the file, checks config, tokenizer and every tensor's type and shape, fills the descriptors
- * below and then calls kvf__weights_load (weights.c), which takes memory for what forward.c multiplies with. After open a
- * model is read-only.
+ * kvf_model_open (model.c) maps the file, checks config, tokenizer and every tensor's type and shape, fills the
+ * descriptors below and then calls kvf__weights_load (weights.c), which takes memory for what forward.c multiplies
+ * with. After open a model is read-only.
  *
  * Invariants after the checks: n_q_heads is a multiple of n_kv_heads; head_dim is a multiple of 8, at most 256, and
  * n_q_heads * head_dim = n_embd; n_rot is even, 2..head_dim; every size below is non-zero, and
  * n_rows * n_cols of every tensor is below 2^40.
  *
- * Rotation: a Llama GGUF stores the rows of Q and K permuted, so that the two partners of a rotation lie side by side. The
- * forward pass rotates the pairs (2i, 2i + 1) of a head by position * rope_base^(-2i / n_rot) / rope_freqs[i] and keeps this
- * order in the cache: dot products and norms of keys do not depend on it. An architecture whose files are not permuted
- * must rotate (i, i + n_rot / 2).
+ * Rotation: a Llama GGUF stores the rows of Q and K permuted, so that the two partners of a rotation lie side by
+ * side. The forward pass rotates the pairs (2i, 2i + 1) of a head by position * rope_base^(-2i / n_rot) /
+ * rope_freqs[i] and keeps this order in the cache: dot products and norms of keys do not depend on it. An
+ * architecture whose files are not permuted must rotate (i, i + n_rot / 2).
  */
 #ifndef KVF_MODEL_MODEL_H
 #define KVF_MODEL_MODEL_H
@@ -20,8 +20,9 @@
 #include "kvfold/model.h"
 #include "model/gguf.h"
 
-/* A tensor of the file: n_rows rows of n_cols elements, row after row, in the file's type (kvf__tensor_type). n_cols is the
- * length of the input and n_rows of the output. A vector has n_rows 1. One that the file does not have: data NULL. */
+/* A tensor of the file: n_rows rows of n_cols elements, row after row, in the file's type (kvf__tensor_type). n_cols
+ * is the length of the input and n_rows of the output. A vector has n_rows 1. One that the file does not have: data
+ * NULL. */
 typedef struct kvf__tensor {
     char name[48];
     uint32_t type;
@@ -53,12 +54,13 @@ struct kvf_model {
     int tokenizer_only;
     kvf__gguf gguf;
     kvf_tokenizer *tokenizer;
-    kvf__layer *layers;     /* [n_layers] */
-    kvf__tensor token_embd; /* (n_vocab, n_embd) */
+    kvf__layer *layers;      /* [n_layers] */
+    kvf__tensor token_embd;  /* (n_vocab, n_embd) */
     kvf__tensor output_norm; /* (1, n_embd), F32 */
-    kvf__tensor output;     /* (n_vocab, n_embd); the same data as token_embd when tied */
-    kvf__tensor rope_freqs; /* (1, n_rot / 2), F32, finite and positive: divisors of the frequencies; data NULL: all 1 */
-    kvf__weights *weights;  /* NULL until kvf__weights_load, and with tokenizer_only */
+    kvf__tensor output;      /* (n_vocab, n_embd); the same data as token_embd when tied */
+    kvf__tensor
+        rope_freqs;        /* (1, n_rot / 2), F32, finite and positive: divisors of the frequencies; data NULL: all 1 */
+    kvf__weights *weights; /* NULL until kvf__weights_load, and with tokenizer_only */
 };
 
 /* Prepares the weights: sets model->weights and model->info.weight_bytes. On failure model->weights is NULL again.

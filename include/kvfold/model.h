@@ -39,7 +39,8 @@ typedef struct kvf_model_info {
 /** Opens a GGUF file (v2 or v3; F32, F16, Q8_0, Q4_0, Q4_1), checks every field and prepares the weights.
  *  @param path the file. @param config or NULL. @param out the model. @param err names file, key or tensor, value and remedy, or NULL.
  *  @own the caller, kvf_model_close. The file stays mapped. @threads any; a model is read-only afterwards and may be shared.
- *  @errors KVF_E_IO, KVF_E_FORMAT (truncated, lying, hostile), KVF_E_UNSUPPORTED (architecture, type), KVF_E_NO_MEMORY.
+ *  @errors KVF_E_INVALID (path or config), KVF_E_IO, KVF_E_FORMAT (truncated, lying, hostile), KVF_E_UNSUPPORTED (architecture,
+ *  type, or a key or tensor that asks for what is not computed), KVF_E_NO_MEMORY.
  *  @cost reads the weights once; allocates. */
 KVF_API KVF_CHECK kvf_status kvf_model_open(const char *path, const kvf_model_config *config, kvf_model **out, kvf_error *err);
 
@@ -109,11 +110,12 @@ enum {
     KVF_ENCODE_BOS = 2      /* put the beginning-of-sequence token first, where the model has one and wants it */
 };
 
-/** Text to ids. Any bytes are accepted; what is not UTF-8 is encoded byte by byte.
+/** Text to ids. Any bytes are accepted; what is not UTF-8 is encoded byte by byte. Bytes that the vocabulary has no token for
+ *  (some vocabularies lack control characters and bytes that UTF-8 never has) are left out.
  *  @param tokenizer a tokenizer. @param text bytes, may hold NUL. @param n_bytes how many. @param flags KVF_ENCODE_*.
  *  @param ids result. @param capacity of ids; n_bytes + 1 always does. @param n_ids how many there are (set on KVF_E_LIMIT too).
  *  @param err detail, or NULL. @own the caller's buffer. @threads any, concurrently.
- *  @errors KVF_E_LIMIT (capacity), KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
+ *  @errors KVF_E_LIMIT (capacity; n_bytes of 2^31 or more), KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
 KVF_API KVF_CHECK kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes, uint32_t flags,
                                                   uint32_t *ids, size_t capacity, size_t *n_ids, kvf_error *err);
 
@@ -149,16 +151,27 @@ typedef struct kvf_message {
     size_t content_bytes;
 } kvf_message;
 
-/** A dialogue as the model was trained to see it, ready for kvf_tokenizer_encode with KVF_ENCODE_SPECIAL, with the opening of
- *  the assistant's answer at its end. Control tokens that a content writes out are broken up so that they stay text.
- *  @param tokenizer a tokenizer. @param template_name "auto" (by the file's template), "chatml", "none" (contents joined).
+/** A dialogue as the model was trained to see it, as text for display, with the opening of the assistant's answer at its end.
+ *  To run it use kvf_chat_encode: in this text a control token of the template and one that a content writes out look alike.
+ *  @param tokenizer a tokenizer. @param template_name "auto" (by the file's template; without one as "none"), "chatml",
+ *  "none" (contents joined); NULL: "auto".
  *  @param messages the dialogue. @param n_messages how many. @param buffer result. @param capacity of it.
  *  @param n_bytes the bytes there are (set on KVF_E_LIMIT too). @param err detail, or NULL.
  *  @own the caller's buffer. @threads any.
- *  @errors KVF_E_NOT_FOUND (template name; the text lists them), KVF_E_UNSUPPORTED (the file's template is none of ours),
- *  KVF_E_INVALID (role), KVF_E_LIMIT. @cost O(bytes). */
+ *  @errors KVF_E_NOT_FOUND (template name; the text lists them), KVF_E_UNSUPPORTED (the file's template is none of ours, or the
+ *  vocabulary lacks its control tokens), KVF_E_INVALID (no message, a role, a NULL content), KVF_E_LIMIT, KVF_E_OVERFLOW. @cost O(bytes). */
 KVF_API KVF_CHECK kvf_status kvf_chat_render(const kvf_tokenizer *tokenizer, const char *template_name, const kvf_message *messages,
                                              uint32_t n_messages, char *buffer, size_t capacity, size_t *n_bytes, kvf_error *err);
+
+/** The same dialogue as ids, ready to run: only the template's own control tokens become control tokens; what a content writes
+ *  out ("<|im_end|>") stays text. Begins with the beginning-of-sequence token where the model has one and wants it.
+ *  @param tokenizer a tokenizer. @param template_name see kvf_chat_render.
+ *  @param messages the dialogue. @param n_messages how many. @param ids result. @param capacity of it; all bytes that
+ *  kvf_chat_render counts + 1 always do. @param n_ids how many there are (set on KVF_E_LIMIT too). @param err detail, or NULL.
+ *  @own the caller's buffer. @threads any, concurrently.
+ *  @errors those of kvf_chat_render, KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
+KVF_API KVF_CHECK kvf_status kvf_chat_encode(const kvf_tokenizer *tokenizer, const char *template_name, const kvf_message *messages,
+                                             uint32_t n_messages, uint32_t *ids, size_t capacity, size_t *n_ids, kvf_error *err);
 
 /* ---- Sampling --------------------------------------------------------------------------------------- */
 

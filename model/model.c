@@ -1,0 +1,399 @@
+/* model/model.c: opens a model: the file's config and tensors, checked against one another. */
+#include "model/model.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "model/tokenizer.h"
+
+/* The architectures we read. Their keys begin with the name. */
+static const struct architecture {
+    const char *name;
+} architectures[] = {
+    {"llama"}, /* Q and K rows permuted for interleaved rotation */
+};
+
+enum {
+    MAX_LAYERS = 1024, /* as the block manager has them */
+    MAX_HEADS = 1024,
+    MAX_GROUP = 64, /* query heads of a KV head, as attention has them */
+    MAX_HEAD_DIM = 256,
+    MAX_WIDTH = 1 << 20,
+    MAX_CONTEXT = 1 << 30
+};
+
+typedef struct opening {
+    kvf_model *m;
+    const char *arch;
+    kvf_error *err;
+    size_t n_matched; /* tensors of the file that have their place */
+} opening;
+
+/* ---- Config --------------------------------------------------------------------------------------------- */
+
+typedef struct key_name {
+    char text[96];
+} key_name;
+
+static const char *key_of(const opening *o, const char *suffix, key_name *out) {
+    snprintf(out->text, sizeof out->text, "%s.%s", o->arch, suffix);
+    return out->text;
+}
+
+/* An integer key in [min, max]; absent it keeps the value that *out has, unless it is required. */
+static kvf_status read_count(const opening *o, const char *suffix, int required, uint32_t min, uint32_t max,
+                             uint32_t *out) {
+    key_name key;
+    uint32_t v = *out;
+    bool found;
+    kvf_status status = kvf__gguf_u32(&o->m->gguf, key_of(o, suffix, &key), required, &v, &found, o->err);
+    if (status == KVF_OK && found && (v < min || v > max))
+        return kvf__fail(o->err, KVF_E_FORMAT, "%s: key %s: %" PRIu32 ": must be in [%" PRIu32 ", %" PRIu32 "]",
+                         o->m->gguf.path.text, key.text, v, min, max);
+    if (status == KVF_OK) *out = v;
+    return status;
+}
+
+/* A positive finite number. */
+static kvf_status read_positive(const opening *o, const char *suffix, int required, float *out) {
+    key_name key;
+    float v = *out;
+    kvf_status status = kvf__gguf_f32(&o->m->gguf, key_of(o, suffix, &key), required, &v, NULL, o->err);
+    if (status == KVF_OK && !(v > 0 && isfinite(v)))
+        return kvf__fail(o->err, KVF_E_FORMAT, "%s: key %s: %g: must be positive and finite", o->m->gguf.path.text,
+                         key.text, (double)v);
+    if (status == KVF_OK) *out = v;
+    return status;
+}
+
+static kvf_status unsupported(const opening *o, const char *suffix, const char *value, const char *remedy) {
+    key_name key;
+    return kvf__fail(o->err, KVF_E_UNSUPPORTED, "%s: key %s: %s: %s", o->m->gguf.path.text, key_of(o, suffix, &key),
+                     value, remedy);
+}
+
+static void copy_text(char *out, size_t capacity, kvf__text text) {
+    size_t n = KVF__MIN(text.bytes, capacity - 1);
+    for (size_t i = 0; i < n; i++) out[i] = (unsigned char)text.data[i] < 32 ? '?' : text.data[i];
+    out[n] = 0;
+}
+
+static kvf_status read_architecture(opening *o) {
+    kvf_model *m = o->m;
+    kvf__text arch, name = {"", 0}, model, pre = {"default", 7};
+    kvf_status status = kvf__gguf_text(&m->gguf, "general.architecture", 1, &arch, NULL, o->err);
+    if (status != KVF_OK) return status;
+    char list[128] = "";
+    for (size_t i = 0; i < sizeof architectures / sizeof *architectures; i++) {
+        if (kvf__text_equal(arch, architectures[i].name)) o->arch = architectures[i].name;
+        strcat(strcat(list, i ? ", " : ""), architectures[i].name);
+    }
+    kvf__shown shown;
+    if (!o->arch)
+        return kvf__fail(o->err, KVF_E_UNSUPPORTED, "%s: key general.architecture: \"%s\": must be one of: %s",
+                         m->gguf.path.text, kvf__show(&shown, arch), list);
+    status = kvf__gguf_text(&m->gguf, "general.name", 0, &name, NULL, o->err);
+    if (status == KVF_OK) status = kvf__gguf_text(&m->gguf, "tokenizer.ggml.model", 1, &model, NULL, o->err);
+    if (status == KVF_OK) status = kvf__gguf_text(&m->gguf, "tokenizer.ggml.pre", 0, &pre, NULL, o->err);
+    if (status != KVF_OK) return status;
+    copy_text(m->info.name, sizeof m->info.name, name);
+    copy_text(m->info.architecture, sizeof m->info.architecture, arch);
+    copy_text(m->info.tokenizer, sizeof m->info.tokenizer, model);
+    copy_text(m->info.pre_tokenizer, sizeof m->info.pre_tokenizer, pre);
+    m->info.gguf_version = m->gguf.version;
+    m->info.file_bytes = m->gguf.file_bytes;
+    return KVF_OK;
+}
+
+static kvf_status read_heads(const opening *o) {
+    kvf_model_info *info = &o->m->info;
+    char value[96];
+    kvf_status status = read_count(o, "attention.head_count", 1, 1, MAX_HEADS, &info->n_q_heads);
+    info->n_kv_heads = info->n_q_heads;
+    if (status == KVF_OK) status = read_count(o, "attention.head_count_kv", 0, 1, MAX_HEADS, &info->n_kv_heads);
+    if (status != KVF_OK) return status;
+    const char *path = o->m->gguf.path.text;
+    if (info->n_q_heads % info->n_kv_heads)
+        return kvf__fail(o->err, KVF_E_FORMAT,
+                         "%s: key %s.attention.head_count_kv: %" PRIu32 ": must divide the %" PRIu32
+                         " heads of %s.attention.head_count",
+                         path, o->arch, info->n_kv_heads, info->n_q_heads, o->arch);
+    if (info->n_q_heads / info->n_kv_heads > MAX_GROUP)
+        return kvf__fail(o->err, KVF_E_UNSUPPORTED,
+                         "%s: key %s.attention.head_count_kv: %" PRIu32 " for %" PRIu32
+                         " heads: must be at most %d heads a KV head",
+                         path, o->arch, info->n_kv_heads, info->n_q_heads, MAX_GROUP);
+    if (info->n_embd % info->n_q_heads)
+        return kvf__fail(o->err, KVF_E_FORMAT,
+                         "%s: key %s.embedding_length: %" PRIu32 ": must be a multiple of the %" PRIu32
+                         " heads of %s.attention.head_count",
+                         path, o->arch, info->n_embd, info->n_q_heads, o->arch);
+    info->head_dim = info->n_embd / info->n_q_heads;
+    if (info->head_dim % 8 || info->head_dim > MAX_HEAD_DIM)
+        return kvf__fail(o->err, KVF_E_UNSUPPORTED,
+                         "%s: key %s.embedding_length: %" PRIu32 " over %" PRIu32 " heads gives heads of %" PRIu32
+                         ": must be a multiple of 8, at most %d",
+                         path, o->arch, info->n_embd, info->n_q_heads, info->head_dim, MAX_HEAD_DIM);
+    static const char *const lengths[] = {"attention.key_length", "attention.value_length"};
+    for (int i = 0; i < 2; i++) {
+        uint32_t v = info->head_dim;
+        status = read_count(o, lengths[i], 0, 0, UINT32_MAX, &v);
+        if (status != KVF_OK) return status;
+        snprintf(value, sizeof value, "%" PRIu32, v);
+        if (v != info->head_dim) return unsupported(o, lengths[i], value, "must be embedding_length / head_count");
+    }
+    return KVF_OK;
+}
+
+/* Keys that would change what is computed, and that we do not compute. */
+static kvf_status refuse_variants(const opening *o) {
+    static const char *const zero[] = {"expert_count", "attention.sliding_window"};
+    static const char *const one[] = {"rope.scale_linear", "rope.scaling.factor"};
+    key_name key;
+    char value[96];
+    kvf__text scaling = {"", 0};
+    bool found;
+    kvf_status status = kvf__gguf_text(&o->m->gguf, key_of(o, "rope.scaling.type", &key), 0, &scaling, &found, o->err);
+    if (status != KVF_OK) return status;
+    bool off = found && kvf__text_equal(scaling, "none");
+    copy_text(value, sizeof value, scaling);
+    if (found && !off) return unsupported(o, "rope.scaling.type", value, "only \"none\" is supported");
+    for (int i = 0; i < 2; i++) {
+        uint32_t v = 0;
+        status = read_count(o, zero[i], 0, 0, UINT32_MAX, &v);
+        if (status != KVF_OK) return status;
+        snprintf(value, sizeof value, "%" PRIu32, v);
+        if (v) return unsupported(o, zero[i], value, "only 0 is supported");
+    }
+    for (int i = 0; i < 2; i++) {
+        float v = 1;
+        status = read_positive(o, one[i], 0, &v);
+        if (status != KVF_OK) return status;
+        snprintf(value, sizeof value, "%g", (double)v);
+        if ((v < 1 || v > 1) && !off) return unsupported(o, one[i], value, "only 1 is supported");
+    }
+    return KVF_OK;
+}
+
+static kvf_status read_config(const opening *o) {
+    kvf_model *m = o->m;
+    kvf_model_info *info = &m->info;
+    kvf_status status = read_count(o, "block_count", 1, 1, MAX_LAYERS, &info->n_layers);
+    if (status == KVF_OK) status = read_count(o, "embedding_length", 1, 8, MAX_WIDTH, &info->n_embd);
+    if (status == KVF_OK) status = read_count(o, "feed_forward_length", 1, 1, MAX_WIDTH, &info->n_ff);
+    if (status == KVF_OK) status = read_count(o, "context_length", 1, 1, MAX_CONTEXT, &info->n_context);
+    if (status == KVF_OK) status = read_heads(o);
+    if (status != KVF_OK) return status;
+    m->n_rot = info->head_dim;
+    info->rope_base = 10000;
+    status = read_count(o, "rope.dimension_count", 0, 2, info->head_dim, &m->n_rot);
+    if (status == KVF_OK && m->n_rot % 2)
+        return kvf__fail(o->err, KVF_E_FORMAT, "%s: key %s.rope.dimension_count: %" PRIu32 ": must be even",
+                         m->gguf.path.text, o->arch, m->n_rot);
+    if (status == KVF_OK) status = read_positive(o, "rope.freq_base", 0, &info->rope_base);
+    if (status == KVF_OK) status = read_positive(o, "attention.layer_norm_rms_epsilon", 1, &info->norm_epsilon);
+    if (status == KVF_OK) status = refuse_variants(o);
+    info->n_vocab = kvf_tokenizer_n_vocab(m->tokenizer);
+    uint32_t n_vocab = info->n_vocab;
+    if (status == KVF_OK) status = read_count(o, "vocab_size", 0, 0, UINT32_MAX, &n_vocab);
+    if (status == KVF_OK && n_vocab != info->n_vocab)
+        return kvf__fail(o->err, KVF_E_FORMAT,
+                         "%s: key %s.vocab_size: %" PRIu32 ": must be the %" PRIu32 " tokens of tokenizer.ggml.tokens",
+                         m->gguf.path.text, o->arch, n_vocab, info->n_vocab);
+    uint32_t quantization = 2;
+    if (status == KVF_OK)
+        status = kvf__gguf_u32(&m->gguf, "general.quantization_version", 0, &quantization, NULL, o->err);
+    if (status == KVF_OK && quantization != 2)
+        return kvf__fail(o->err, KVF_E_UNSUPPORTED,
+                         "%s: key general.quantization_version: %" PRIu32 ": must be 2: convert the file",
+                         m->gguf.path.text, quantization);
+    return status;
+}
+
+/* ---- Tensors -------------------------------------------------------------------------------------------- */
+
+/* A tensor by name, in the shape that the config gives it. A vector (n_rows 1) is F32. */
+static kvf_status take_tensor(opening *o, const char *name, int required, uint64_t n_rows, uint64_t n_cols,
+                              kvf__tensor *out) {
+    const char *path = o->m->gguf.path.text;
+    const kvf__gguf_tensor *t = kvf__gguf_find_tensor(&o->m->gguf, name);
+    *out = (kvf__tensor){.data = NULL};
+    if (!t) {
+        if (!required) return KVF_OK;
+        return kvf__fail(o->err, KVF_E_FORMAT, "%s: tensor %s: is missing", path, name);
+    }
+    if (t->dims[0] != n_cols || t->dims[1] != n_rows || t->dims[2] != 1 || t->dims[3] != 1)
+        return kvf__fail(o->err, KVF_E_FORMAT,
+                         "%s: tensor %s: dims [%" PRIu64 ", %" PRIu64 ", %" PRIu64 ", %" PRIu64 "]: must be [%" PRIu64
+                         ", %" PRIu64 "] by the file's keys",
+                         path, name, t->dims[0], t->dims[1], t->dims[2], t->dims[3], n_cols, n_rows);
+    if (n_rows == 1 && t->type != KVF__TENSOR_F32)
+        return kvf__fail(o->err, KVF_E_UNSUPPORTED, "%s: tensor %s: type %s: must be F32 for a vector", path, name,
+                         kvf__tensor_type_name(t->type));
+    snprintf(out->name, sizeof out->name, "%s", name);
+    out->type = t->type;
+    out->n_rows = (uint32_t)n_rows;
+    out->n_cols = (uint32_t)n_cols;
+    out->data = t->data;
+    out->bytes = t->bytes;
+    o->n_matched++;
+    return KVF_OK;
+}
+
+static kvf_status take_layer(opening *o, uint32_t i, kvf__layer *out) {
+    const kvf_model_info *info = &o->m->info;
+    uint64_t q = (uint64_t)info->n_q_heads * info->head_dim, kv = (uint64_t)info->n_kv_heads * info->head_dim;
+    const struct {
+        const char *suffix;
+        uint64_t n_rows, n_cols;
+        kvf__tensor *tensor;
+    } table[] = {
+        {"attn_norm", 1, info->n_embd, &out->attn_norm},
+        {"attn_q", q, info->n_embd, &out->attn_q},
+        {"attn_k", kv, info->n_embd, &out->attn_k},
+        {"attn_v", kv, info->n_embd, &out->attn_v},
+        {"attn_output", info->n_embd, q, &out->attn_output},
+        {"ffn_norm", 1, info->n_embd, &out->ffn_norm},
+        {"ffn_gate", info->n_ff, info->n_embd, &out->ffn_gate},
+        {"ffn_up", info->n_ff, info->n_embd, &out->ffn_up},
+        {"ffn_down", info->n_embd, info->n_ff, &out->ffn_down},
+    };
+    kvf_status status = KVF_OK;
+    for (size_t t = 0; t < sizeof table / sizeof *table && status == KVF_OK; t++) {
+        char name[sizeof table[t].tensor->name];
+        snprintf(name, sizeof name, "blk.%" PRIu32 ".%s.weight", i, table[t].suffix);
+        status = take_tensor(o, name, 1, table[t].n_rows, table[t].n_cols, table[t].tensor);
+    }
+    return status;
+}
+
+static bool is_taken(const kvf_model *m, kvf__text name) {
+    const kvf__tensor *whole[] = {&m->token_embd, &m->output_norm, &m->output, &m->rope_freqs};
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
+        if (whole[i]->data && kvf__text_equal(name, whole[i]->name)) return true;
+    for (uint32_t i = 0; i < m->info.n_layers; i++) {
+        const kvf__layer *l = &m->layers[i];
+        const kvf__tensor *parts[] = {&l->attn_norm, &l->attn_q,   &l->attn_k, &l->attn_v,  &l->attn_output,
+                                      &l->ffn_norm,  &l->ffn_gate, &l->ffn_up, &l->ffn_down};
+        for (size_t t = 0; t < sizeof parts / sizeof *parts; t++)
+            if (kvf__text_equal(name, parts[t]->name)) return true;
+    }
+    return false;
+}
+
+static kvf_status refuse_unknown_tensor(const opening *o) {
+    const kvf__gguf *g = &o->m->gguf;
+    kvf__shown shown;
+    if (o->n_matched == g->n_tensors) return KVF_OK;
+    size_t i = 0;
+    while (is_taken(o->m, g->tensors[i].name)) i++; /* names are unique and one has no place */
+    return kvf__fail(o->err, KVF_E_UNSUPPORTED,
+                     "%s: tensor %s: architecture %s with %" PRIu32 " layers has none of this name", g->path.text,
+                     kvf__show(&shown, g->tensors[i].name), o->arch, o->m->info.n_layers);
+}
+
+static kvf_status check_rope_freqs(const opening *o) {
+    const kvf__tensor *t = &o->m->rope_freqs;
+    const float *x = t->data;
+    for (uint32_t i = 0; x && i < t->n_cols; i++)
+        if (!(x[i] > 0 && isfinite(x[i])))
+            return kvf__fail(o->err, KVF_E_FORMAT,
+                             "%s: tensor %s: element %" PRIu32 " is %g: must be positive and finite",
+                             o->m->gguf.path.text, t->name, i, (double)x[i]);
+    return KVF_OK;
+}
+
+static kvf_status take_tensors(opening *o) {
+    kvf_model *m = o->m;
+    const kvf_model_info *info = &m->info;
+    kvf__layer probe;
+    kvf_status status = take_tensor(o, "token_embd.weight", 1, info->n_vocab, info->n_embd, &m->token_embd);
+    if (status == KVF_OK) status = take_tensor(o, "output_norm.weight", 1, 1, info->n_embd, &m->output_norm);
+    if (status == KVF_OK) status = take_tensor(o, "output.weight", 0, info->n_vocab, info->n_embd, &m->output);
+    if (status == KVF_OK) status = take_tensor(o, "rope_freqs.weight", 0, 1, m->n_rot / 2, &m->rope_freqs);
+    if (status == KVF_OK) status = check_rope_freqs(o);
+    size_t n_matched = o->n_matched;
+    for (uint32_t i = 0; i < info->n_layers && status == KVF_OK; i++) status = take_layer(o, i, &probe);
+    if (status != KVF_OK) return status; /* every layer is there before memory for its descriptor is taken */
+    o->n_matched = n_matched;
+    m->layers = kvf__alloc(&m->allocator, info->n_layers * sizeof *m->layers);
+    if (!m->layers)
+        return kvf__fail(o->err, KVF_E_NO_MEMORY, "%s: no memory for %" PRIu32 " layers", m->gguf.path.text,
+                         info->n_layers);
+    for (uint32_t i = 0; i < info->n_layers && status == KVF_OK; i++) status = take_layer(o, i, &m->layers[i]);
+    return status == KVF_OK ? refuse_unknown_tensor(o) : status;
+}
+
+/* "Q4_1 x 210, F32 x 61": the most frequent first. */
+static void count_tensors(kvf_model *m) {
+    uint32_t counts[KVF__TENSOR_Q8_0 + 1] = {0};
+    kvf_model_info *info = &m->info;
+    info->n_tensors = (uint32_t)m->gguf.n_tensors;
+    for (size_t i = 0; i < m->gguf.n_tensors; i++) {
+        counts[m->gguf.tensors[i].type]++;
+        info->n_params += m->gguf.tensors[i].n_elements;
+    }
+    for (size_t used = 0;;) {
+        uint32_t best = 0;
+        for (uint32_t type = 1; type <= KVF__TENSOR_Q8_0; type++)
+            if (counts[type] > counts[best]) best = type;
+        if (!counts[best]) break;
+        used += (size_t)snprintf(info->weights + used, sizeof info->weights - used, "%s%s x %" PRIu32, used ? ", " : "",
+                                 kvf__tensor_type_name(best), counts[best]);
+        counts[best] = 0;
+    }
+}
+
+/* ---- Opening -------------------------------------------------------------------------------------------- */
+
+static kvf_status open_model(opening *o, const char *path, kvf_stream *stream) {
+    kvf_model *m = o->m;
+    m->info.struct_size = sizeof m->info;
+    kvf_status status = kvf__gguf_open(path, &m->allocator, &m->gguf, o->err);
+    if (status == KVF_OK) status = read_architecture(o);
+    if (status == KVF_OK) status = kvf__tokenizer_create(&m->gguf, &m->allocator, &m->tokenizer, o->err);
+    if (status == KVF_OK) status = read_config(o);
+    if (status != KVF_OK) return status;
+    bool vocabulary_alone = m->tokenizer_only && m->gguf.n_tensors == 0;
+    if (!vocabulary_alone) status = take_tensors(o);
+    if (status != KVF_OK) return status;
+    count_tensors(m);
+    m->info.tied_output = m->output.data == NULL;
+    if (m->info.tied_output) m->output = m->token_embd;
+    return m->tokenizer_only ? KVF_OK : kvf__weights_load(m, stream, o->err);
+}
+
+kvf_status kvf_model_open(const char *path, const kvf_model_config *config, kvf_model **out, kvf_error *err) {
+    kvf_model_config c = {.struct_size = sizeof c};
+    kvf_allocator allocator;
+    if (!path || !out) return kvf__fail(err, KVF_E_INVALID, "kvf_model_open: %s is NULL", path ? "out" : "path");
+    kvf_status status = config ? kvf__config_read(&c, sizeof c, config, "kvf_model_config", err) : KVF_OK;
+    if (status == KVF_OK) status = kvf__allocator_resolve(&c.allocator, &allocator, err);
+    if (status != KVF_OK) return status;
+    kvf_model *m = kvf__alloc(&allocator, sizeof *m);
+    if (!m) return kvf__fail(err, KVF_E_NO_MEMORY, "model: no memory");
+    m->allocator = allocator;
+    m->tokenizer_only = c.tokenizer_only != 0;
+    opening o = {.m = m, .err = err};
+    status = open_model(&o, path, c.stream);
+    if (status == KVF_OK)
+        *out = m;
+    else
+        kvf_model_close(m);
+    return status;
+}
+
+void kvf_model_close(kvf_model *m) {
+    if (!m) return;
+    const kvf_allocator allocator = m->allocator;
+    kvf__weights_free(m);
+    kvf__tokenizer_destroy(m->tokenizer);
+    kvf__free(&allocator, m->layers, m->info.n_layers * sizeof *m->layers);
+    kvf__gguf_close(&m->gguf);
+    kvf__free(&allocator, m, sizeof *m);
+}
+
+const kvf_model_info *kvf_model_get_info(const kvf_model *model) { return &model->info; }
+
+const kvf_tokenizer *kvf_model_tokenizer(const kvf_model *model) { return model->tokenizer; }

@@ -1,0 +1,395 @@
+/* model/tokenizer.c: reads a byte-level BPE tokenizer from a GGUF file; looks tokens up; gives their bytes. */
+#include "model/tokenizer.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+/* ---- The byte-level alphabet ---------------------------------------------------------------------------- */
+
+/* Bytes that Latin-1 can print stand for themselves; the others, in order, for U+0100 and on. */
+uint32_t kvf__byte_to_code_point(unsigned byte) {
+    if (byte <= 32) return 256 + byte;
+    if (byte < 127) return byte;
+    if (byte <= 160) return 256 + 33 + (byte - 127);
+    return byte == 173 ? 256 + 33 + 34 : byte;
+}
+
+/* The byte that a code point stands for, or -1. */
+static int code_point_to_byte(uint32_t c) {
+    if (c >= 33 && c < 256 && kvf__byte_to_code_point(c) == c) return (int)c;
+    if (c < 256 || c > 256 + 33 + 34) return -1;
+    uint32_t extra = c - 256;
+    return (int)(extra <= 32 ? extra : extra < 33 + 34 ? 127 + extra - 33 : 173);
+}
+
+/* A text in the alphabet, as bytes (at most as many as it has). False when a character of it is not of the alphabet. */
+static bool decode_alphabet(kvf__text text, char *out, size_t *n) {
+    size_t used = 0;
+    for (size_t i = 0; i < text.bytes;) {
+        const unsigned char *p = (const unsigned char *)text.data + i;
+        uint32_t length = kvf__utf8_length(text.data + i, text.bytes - i);
+        if (length != 1 && length != 2) return false;
+        int byte = code_point_to_byte(length == 1 ? p[0] : (p[0] & 0x1fu) << 6 | (p[1] & 0x3fu));
+        if (byte < 0) return false;
+        out[used++] = (char)byte;
+        i += length;
+    }
+    *n = used;
+    return true;
+}
+
+/* "<0x0A>": a byte token as other vocabularies write it; -1 when the text is not exactly that. */
+static int parse_byte_token(kvf__text text) {
+    static const char digits[] = "0123456789ABCDEF";
+    if (text.bytes != 6 || memcmp(text.data, "<0x", 3) || text.data[5] != '>') return -1;
+    const char *high = memchr(digits, text.data[3], 16), *low = memchr(digits, text.data[4], 16);
+    return high && low ? (int)((high - digits) * 16 + (low - digits)) : -1;
+}
+
+/* ---- Lookup --------------------------------------------------------------------------------------------- */
+
+static uint64_t hash_bytes(uint64_t h, kvf__text text) {
+    for (size_t i = 0; i < text.bytes; i++) h = (h ^ (unsigned char)text.data[i]) * 0x100000001b3u;
+    return h;
+}
+
+static uint64_t mix(uint64_t h) {
+    h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9u;
+    h = (h ^ (h >> 27)) * 0x94d049bb133111ebu;
+    return h ^ (h >> 31);
+}
+
+uint32_t kvf__tokenizer_lookup2(const kvf_tokenizer *t, kvf__text begin, kvf__text end) {
+    size_t i = mix(hash_bytes(hash_bytes(0xcbf29ce484222325u, begin), end)) & t->text_mask;
+    for (; t->by_text[i] != KVF_NO_TOKEN; i = (i + 1) & t->text_mask) {
+        kvf__text text = t->texts[t->by_text[i]];
+        if (text.bytes == begin.bytes + end.bytes && !memcmp(text.data, begin.data, begin.bytes) &&
+            !memcmp(text.data + begin.bytes, end.data, end.bytes))
+            break;
+    }
+    return t->by_text[i];
+}
+
+uint32_t kvf__tokenizer_lookup(const kvf_tokenizer *t, kvf__text text) {
+    return kvf__tokenizer_lookup2(t, text, (kvf__text){"", 0});
+}
+
+static size_t merge_slot(const kvf_tokenizer *t, uint32_t left, uint32_t right) {
+    size_t i = mix((uint64_t)left << 32 | right) & t->merge_mask;
+    while (t->merges[i].left != KVF_NO_TOKEN && (t->merges[i].left != left || t->merges[i].right != right))
+        i = (i + 1) & t->merge_mask;
+    return i;
+}
+
+const kvf__merge *kvf__tokenizer_merge(const kvf_tokenizer *t, uint32_t left, uint32_t right) {
+    const kvf__merge *merge = &t->merges[merge_slot(t, left, right)];
+    return merge->left == KVF_NO_TOKEN ? NULL : merge;
+}
+
+/* ---- Loading -------------------------------------------------------------------------------------------- */
+
+typedef struct loading {
+    const kvf__gguf *gguf;
+    kvf_tokenizer *t;
+    kvf_error *err;
+} loading;
+
+/* What the text of a file may become. */
+static bool is_plain(uint8_t type) {
+    return type == KVF__TOKEN_NORMAL || type == KVF__TOKEN_USER_DEFINED || type == KVF__TOKEN_UNUSED;
+}
+
+static kvf_status no_memory(const loading *l) {
+    return kvf__fail(l->err, KVF_E_NO_MEMORY, "%s: no memory for the tokenizer", l->gguf->path.text);
+}
+
+static size_t table_size(uint64_t n) {
+    size_t size = 16;
+    while (size < 2 * n) size *= 2;
+    return size;
+}
+
+static kvf_status load_texts(const loading *l, const kvf__gguf_key *tokens) {
+    kvf_tokenizer *t = l->t;
+    if (tokens->n == 0 || tokens->n > INT32_MAX)
+        return kvf__fail(l->err, KVF_E_FORMAT,
+                         "%s: key tokenizer.ggml.tokens: %" PRIu64 " tokens: must be 1 to 2^31 - 1", l->gguf->path.text,
+                         tokens->n);
+    t->n_vocab = (uint32_t)tokens->n;
+    t->text_mask = table_size(tokens->n) - 1;
+    t->texts = kvf__alloc(&t->allocator, t->n_vocab * sizeof *t->texts);
+    t->types = kvf__alloc(&t->allocator, t->n_vocab);
+    t->is_end = kvf__alloc(&t->allocator, t->n_vocab);
+    t->by_text = kvf__alloc(&t->allocator, (t->text_mask + 1) * sizeof *t->by_text);
+    if (!t->texts || !t->types || !t->is_end || !t->by_text) return no_memory(l);
+    memset(t->by_text, 0xff, (t->text_mask + 1) * sizeof *t->by_text);
+    const unsigned char *at = tokens->data;
+    for (uint32_t id = 0; id < t->n_vocab; id++) t->texts[id] = kvf__gguf_next_text(&at);
+    for (uint32_t id = 0; id < t->n_vocab; id++) {
+        if (kvf__tokenizer_lookup(t, t->texts[id]) != KVF_NO_TOKEN) continue;
+        size_t i = mix(hash_bytes(0xcbf29ce484222325u, t->texts[id])) & t->text_mask;
+        while (t->by_text[i] != KVF_NO_TOKEN) i = (i + 1) & t->text_mask;
+        t->by_text[i] = id;
+    }
+    return KVF_OK;
+}
+
+static kvf_status same_length(const loading *l, const kvf__gguf_key *key, const char *name) {
+    if (key->n == l->t->n_vocab) return KVF_OK;
+    return kvf__fail(l->err, KVF_E_FORMAT,
+                     "%s: key %s: %" PRIu64 " elements: must be one for each of the %" PRIu32 " tokens",
+                     l->gguf->path.text, name, key->n, l->t->n_vocab);
+}
+
+static kvf_status load_types(const loading *l) {
+    static const char types_name[] = "tokenizer.ggml.token_type", scores_name[] = "tokenizer.ggml.scores";
+    kvf_tokenizer *t = l->t;
+    const kvf__gguf_key *types, *scores;
+    kvf_status status = kvf__gguf_array(l->gguf, types_name, KVF__GGUF_I32, 0, &types, l->err);
+    if (status == KVF_OK && types) status = same_length(l, types, types_name);
+    if (status == KVF_OK) status = kvf__gguf_array(l->gguf, scores_name, KVF__GGUF_F32, 0, &scores, l->err);
+    if (status == KVF_OK && scores) status = same_length(l, scores, scores_name);
+    if (status != KVF_OK) return status;
+    for (uint32_t id = 0; id < t->n_vocab; id++) {
+        int32_t type = KVF__TOKEN_NORMAL;
+        if (types) memcpy(&type, types->data + id * sizeof type, sizeof type);
+        if (type < KVF__TOKEN_NORMAL || type > KVF__TOKEN_BYTE)
+            return kvf__fail(l->err, KVF_E_FORMAT, "%s: key %s: token %" PRIu32 " has type %" PRId32 ": must be 1 to 6",
+                             l->gguf->path.text, types_name, id, type);
+        t->types[id] = (uint8_t)type;
+    }
+    return KVF_OK;
+}
+
+/* What each token stands for. Normal tokens are written in the alphabet; one that is not stands for its text. */
+static kvf_status load_bytes(const loading *l) {
+    kvf_tokenizer *t = l->t;
+    size_t total = 0; /* cannot wrap: the texts lie in the file, one after the other */
+    for (uint32_t id = 0; id < t->n_vocab; id++) total += t->texts[id].bytes;
+    t->n_bytes = total;
+    t->bytes = kvf__alloc(&t->allocator, total);
+    t->begins = kvf__alloc(&t->allocator, ((size_t)t->n_vocab + 1) * sizeof *t->begins);
+    if (!t->bytes || !t->begins) return no_memory(l);
+    memset(t->byte_ids, 0xff, sizeof t->byte_ids);
+    size_t used = 0;
+    for (uint32_t id = 0; id < t->n_vocab; id++) {
+        kvf__text text = t->texts[id];
+        size_t n = text.bytes;
+        int byte = parse_byte_token(text);
+        t->begins[id] = used;
+        if (t->types[id] == KVF__TOKEN_BYTE) {
+            kvf__shown shown;
+            if (byte < 0)
+                return kvf__fail(l->err, KVF_E_FORMAT,
+                                 "%s: key tokenizer.ggml.tokens: byte token %" PRIu32
+                                 " \"%s\": must be \"<0x00>\" to \"<0xFF>\"",
+                                 l->gguf->path.text, id, kvf__show(&shown, text));
+            t->bytes[used] = (char)byte;
+            n = 1;
+            if (t->byte_ids[byte] == KVF_NO_TOKEN) t->byte_ids[byte] = id;
+        } else if (t->types[id] != KVF__TOKEN_NORMAL || !decode_alphabet(text, t->bytes + used, &n)) {
+            memcpy(t->bytes + used, text.data, text.bytes);
+        }
+        used += n;
+    }
+    t->begins[t->n_vocab] = used;
+    for (unsigned byte = 0; byte < 256; byte++) {
+        uint32_t c = kvf__byte_to_code_point(byte);
+        char text[2] = {(char)(c < 128 ? c : 0xc0 | c >> 6), (char)(0x80 | (c & 63))};
+        uint32_t id = kvf__tokenizer_lookup(t, (kvf__text){text, c < 128 ? 1 : 2});
+        if (id != KVF_NO_TOKEN && t->types[id] == KVF__TOKEN_NORMAL) t->byte_ids[byte] = id;
+    }
+    return KVF_OK;
+}
+
+static kvf_status bad_merge(const loading *l, uint64_t rank, kvf__text text, const char *why) {
+    kvf__shown shown;
+    return kvf__fail(l->err, KVF_E_FORMAT, "%s: key tokenizer.ggml.merges: merge %" PRIu64 " \"%s\": %s",
+                     l->gguf->path.text, rank, kvf__show(&shown, text), why);
+}
+
+static kvf_status load_merge(const loading *l, uint64_t rank, kvf__text text) {
+    kvf_tokenizer *t = l->t;
+    const char *space = text.bytes ? memchr(text.data, ' ', text.bytes) : NULL;
+    size_t n_left = space ? (size_t)(space - text.data) : 0;
+    if (n_left == 0 || n_left + 1 == text.bytes || memchr(space + 1, ' ', text.bytes - n_left - 1))
+        return bad_merge(l, rank, text, "must be two parts with one space between them");
+    kvf__text left = {text.data, n_left}, right = {space + 1, text.bytes - n_left - 1};
+    kvf__merge merge = {kvf__tokenizer_lookup(t, left), kvf__tokenizer_lookup(t, right), (uint32_t)rank,
+                        kvf__tokenizer_lookup2(t, left, right)};
+    if (merge.left == KVF_NO_TOKEN || merge.right == KVF_NO_TOKEN || merge.result == KVF_NO_TOKEN)
+        return bad_merge(l, rank, text, "its parts and their sum must be tokens");
+    if (!is_plain(t->types[merge.left]) || !is_plain(t->types[merge.right]) || !is_plain(t->types[merge.result]))
+        return bad_merge(l, rank, text, "a control, unknown or byte token takes part in it");
+    kvf__merge *slot = &t->merges[merge_slot(t, merge.left, merge.right)];
+    if (slot->left == KVF_NO_TOKEN) *slot = merge;
+    return KVF_OK;
+}
+
+static kvf_status load_merges(const loading *l) {
+    kvf_tokenizer *t = l->t;
+    const kvf__gguf_key *merges;
+    kvf_status status = kvf__gguf_array(l->gguf, "tokenizer.ggml.merges", KVF__GGUF_STRING, 1, &merges, l->err);
+    if (status != KVF_OK) return status;
+    if (merges->n > INT32_MAX)
+        return kvf__fail(l->err, KVF_E_FORMAT,
+                         "%s: key tokenizer.ggml.merges: %" PRIu64 " merges: must be at most 2^31 - 1",
+                         l->gguf->path.text, merges->n);
+    t->merge_mask = table_size(merges->n) - 1;
+    t->merges = kvf__alloc(&t->allocator, (t->merge_mask + 1) * sizeof *t->merges);
+    if (!t->merges) return no_memory(l);
+    memset(t->merges, 0xff, (t->merge_mask + 1) * sizeof *t->merges);
+    const unsigned char *at = merges->data;
+    for (uint64_t rank = 0; rank < merges->n && status == KVF_OK; rank++)
+        status = load_merge(l, rank, kvf__gguf_next_text(&at));
+    return status;
+}
+
+static int compare_descending(const void *a, const void *b) {
+    size_t x = *(const size_t *)a, y = *(const size_t *)b;
+    return (x < y) - (x > y);
+}
+
+/* By which bytes and lengths a control or user-defined token is found in a text. */
+static kvf_status load_specials(const loading *l) {
+    kvf_tokenizer *t = l->t;
+    for (int storing = 0; storing < 2; storing++) {
+        size_t n = 0;
+        for (uint32_t id = 0; id < t->n_vocab; id++) {
+            bool special = t->types[id] == KVF__TOKEN_CONTROL || t->types[id] == KVF__TOKEN_USER_DEFINED ||
+                           t->types[id] == KVF__TOKEN_UNKNOWN;
+            if (!special || !t->texts[id].bytes) continue;
+            if (storing) t->special_lengths[n] = t->texts[id].bytes;
+            t->special_first[(unsigned char)t->texts[id].data[0]] = true;
+            n++;
+        }
+        if (storing) break;
+        t->special_capacity = n;
+        t->special_lengths = kvf__alloc(&t->allocator, n * sizeof *t->special_lengths);
+        if (!t->special_lengths) return no_memory(l);
+    }
+    qsort(t->special_lengths, t->special_capacity, sizeof *t->special_lengths, compare_descending);
+    for (size_t i = 0; i < t->special_capacity; i++)
+        if (!t->n_special_lengths || t->special_lengths[i] != t->special_lengths[t->n_special_lengths - 1])
+            t->special_lengths[t->n_special_lengths++] = t->special_lengths[i];
+    return KVF_OK;
+}
+
+/* The id that a key gives, KVF_NO_TOKEN without the key. */
+static kvf_status load_id(const loading *l, const char *name, uint32_t *id) {
+    bool found;
+    *id = KVF_NO_TOKEN;
+    kvf_status status = kvf__gguf_u32(l->gguf, name, 0, id, &found, l->err);
+    if (status == KVF_OK && found && *id >= l->t->n_vocab)
+        return kvf__fail(l->err, KVF_E_FORMAT, "%s: key %s: %" PRIu32 ": must be below the %" PRIu32 " tokens",
+                         l->gguf->path.text, name, *id, l->t->n_vocab);
+    return status;
+}
+
+/* Where generations begin and end. */
+static kvf_status load_marks(const loading *l) {
+    static const char *const end_keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                           "tokenizer.ggml.eom_token_id"};
+    static const char *const end_texts[] = {"<|im_end|>", "<|eot_id|>",    "<|eom_id|>",
+                                            "<|end|>",    "<|endoftext|>", "<|end_of_text|>"};
+    static const char *const other_keys[] = {"tokenizer.ggml.unknown_token_id", "tokenizer.ggml.padding_token_id"};
+    kvf_tokenizer *t = l->t;
+    uint32_t id;
+    kvf_status status = KVF_OK;
+    for (size_t i = 0; i < sizeof end_keys / sizeof *end_keys && status == KVF_OK; i++) {
+        status = load_id(l, end_keys[i], &id);
+        if (status == KVF_OK && id != KVF_NO_TOKEN) t->is_end[id] = 1;
+    }
+    for (size_t i = 0; i < sizeof other_keys / sizeof *other_keys && status == KVF_OK; i++)
+        status = load_id(l, other_keys[i], &id);
+    for (size_t i = 0; i < sizeof end_texts / sizeof *end_texts; i++) {
+        id = kvf_tokenizer_find(t, end_texts[i]);
+        if (id != KVF_NO_TOKEN && t->types[id] == KVF__TOKEN_CONTROL) t->is_end[id] = 1;
+    }
+    if (status == KVF_OK) status = load_id(l, "tokenizer.ggml.bos_token_id", &t->bos_id);
+    t->add_bos = kvf__pretokenizer_adds_bos(t->pre);
+    if (status == KVF_OK)
+        status = kvf__gguf_bool(l->gguf, "tokenizer.ggml.add_bos_token", 0, &t->add_bos, NULL, l->err);
+    if (status == KVF_OK)
+        status = kvf__gguf_text(l->gguf, "tokenizer.chat_template", 0, &t->chat_template, NULL, l->err);
+    return status;
+}
+
+static kvf_status load(const loading *l) {
+    const kvf__gguf_key *tokens;
+    kvf__text model, pre = {"default", 7};
+    kvf__shown shown;
+    kvf_status status = kvf__gguf_text(l->gguf, "tokenizer.ggml.model", 1, &model, NULL, l->err);
+    if (status != KVF_OK) return status;
+    if (!kvf__text_equal(model, "gpt2"))
+        return kvf__fail(l->err, KVF_E_UNSUPPORTED,
+                         "%s: key tokenizer.ggml.model: \"%s\": must be \"gpt2\" (byte-level BPE)", l->gguf->path.text,
+                         kvf__show(&shown, model));
+    status = kvf__gguf_text(l->gguf, "tokenizer.ggml.pre", 0, &pre, NULL, l->err);
+    if (status == KVF_OK) status = kvf__pretokenizer_create(l->gguf, pre, &l->t->allocator, &l->t->pre, l->err);
+    if (status == KVF_OK)
+        status = kvf__gguf_array(l->gguf, "tokenizer.ggml.tokens", KVF__GGUF_STRING, 1, &tokens, l->err);
+    if (status == KVF_OK) status = load_texts(l, tokens);
+    if (status == KVF_OK) status = load_types(l);
+    if (status == KVF_OK) status = load_bytes(l);
+    if (status == KVF_OK) status = load_merges(l);
+    if (status == KVF_OK) status = load_specials(l);
+    return status == KVF_OK ? load_marks(l) : status;
+}
+
+kvf_status kvf__tokenizer_create(const kvf__gguf *gguf, const kvf_allocator *allocator, kvf_tokenizer **out,
+                                 kvf_error *err) {
+    kvf_tokenizer *t = kvf__alloc(allocator, sizeof *t);
+    const loading l = {gguf, t, err};
+    if (!t) return no_memory(&l);
+    t->allocator = *allocator;
+    kvf_status status = load(&l);
+    if (status == KVF_OK)
+        *out = t;
+    else
+        kvf__tokenizer_destroy(t);
+    return status;
+}
+
+void kvf__tokenizer_destroy(kvf_tokenizer *t) {
+    if (!t) return;
+    const kvf_allocator a = t->allocator;
+    kvf__free(&a, t->texts, t->n_vocab * sizeof *t->texts);
+    kvf__free(&a, t->types, t->n_vocab);
+    kvf__free(&a, t->is_end, t->n_vocab);
+    kvf__free(&a, t->by_text, (t->text_mask + 1) * sizeof *t->by_text);
+    kvf__free(&a, t->bytes, t->n_bytes);
+    kvf__free(&a, t->begins, ((size_t)t->n_vocab + 1) * sizeof *t->begins);
+    kvf__free(&a, t->merges, (t->merge_mask + 1) * sizeof *t->merges);
+    kvf__free(&a, t->special_lengths, t->special_capacity * sizeof *t->special_lengths);
+    kvf__pretokenizer_destroy(t->pre);
+    kvf__free(&a, t, sizeof *t);
+}
+
+/* ---- Public lookups ---------------------------------------------------------------------------------------- */
+
+size_t kvf_tokenizer_piece(const kvf_tokenizer *t, uint32_t id, int special, char *buffer, size_t capacity) {
+    if (id >= t->n_vocab) return 0;
+    if (!special && (t->types[id] == KVF__TOKEN_CONTROL || t->types[id] == KVF__TOKEN_UNKNOWN)) return 0;
+    size_t n = t->begins[id + 1] - t->begins[id], written = KVF__MIN(n, capacity);
+    if (written) memcpy(buffer, t->bytes + t->begins[id], written);
+    return n;
+}
+
+size_t kvf_tokenizer_decode(const kvf_tokenizer *t, const uint32_t *ids, size_t n_ids, int special, char *buffer,
+                            size_t capacity) {
+    size_t n = 0;
+    for (size_t i = 0; i < n_ids; i++) {
+        size_t used = KVF__MIN(n, capacity);
+        n += kvf_tokenizer_piece(t, ids[i], special, capacity > used ? buffer + used : NULL, capacity - used);
+    }
+    return n;
+}
+
+uint32_t kvf_tokenizer_find(const kvf_tokenizer *t, const char *text) {
+    return kvf__tokenizer_lookup(t, (kvf__text){text, strlen(text)});
+}
+
+int kvf_tokenizer_is_end(const kvf_tokenizer *t, uint32_t id) { return id < t->n_vocab && t->is_end[id]; }
+
+uint32_t kvf_tokenizer_n_vocab(const kvf_tokenizer *t) { return t->n_vocab; }

@@ -1,0 +1,120 @@
+/* model/tokenizer.h: struct kvf_tokenizer, as tokenizer.c (loading, lookup), bpe.c (encoding), pretokenize.c and chat.c
+ * share it.
+ *
+ * Invariants: read-only once created; every id in it is below n_vocab. What a merge or a byte gives is never a control
+ * token, so text alone can never become one. */
+#ifndef KVF_MODEL_TOKENIZER_H
+#define KVF_MODEL_TOKENIZER_H
+
+#include "base/base.h"
+#include "kvfold/model.h"
+#include "model/gguf.h"
+
+/* Kinds of tokens as the format numbers them. */
+typedef enum kvf__token_type {
+    KVF__TOKEN_NORMAL = 1,
+    KVF__TOKEN_UNKNOWN = 2,
+    KVF__TOKEN_CONTROL = 3,
+    KVF__TOKEN_USER_DEFINED = 4,
+    KVF__TOKEN_UNUSED = 5,
+    KVF__TOKEN_BYTE = 6
+} kvf__token_type;
+
+/* One merge: the pair (left, right) becomes `result`; lowest rank first. An empty slot has left KVF_NO_TOKEN. */
+typedef struct kvf__merge {
+    uint32_t left, right, rank, result;
+} kvf__merge;
+
+typedef struct kvf__pretokenizer kvf__pretokenizer;
+
+struct kvf_tokenizer {
+    kvf_allocator allocator;
+    uint32_t n_vocab;
+    kvf__text *texts; /* [n_vocab] as the file writes them, in the map */
+    uint8_t *types;   /* [n_vocab] kvf__token_type */
+    uint8_t *is_end;  /* [n_vocab] */
+    char *bytes;      /* what the tokens stand for, joined */
+    size_t n_bytes;
+    size_t *begins;    /* [n_vocab + 1] into bytes */
+    uint32_t *by_text; /* [text_mask + 1] open addressing: id, or KVF_NO_TOKEN; of equal texts the lowest id */
+    size_t text_mask;
+    kvf__merge *merges; /* [merge_mask + 1] open addressing by pair */
+    size_t merge_mask;
+    uint32_t byte_ids[256];  /* KVF_NO_TOKEN: the vocabulary has none */
+    size_t *special_lengths; /* [n_special_lengths] of control and user-defined tokens, descending, each once */
+    size_t n_special_lengths, special_capacity;
+    bool special_first[256]; /* first bytes of theirs */
+    uint32_t bos_id;         /* or KVF_NO_TOKEN */
+    bool add_bos;
+    kvf__text chat_template; /* in the map; data NULL: none */
+    kvf__pretokenizer *pre;
+};
+
+/* Reads the tokenizer of a checked file, which must outlive it. */
+kvf_status kvf__tokenizer_create(const kvf__gguf *gguf, const kvf_allocator *allocator, kvf_tokenizer **out,
+                                 kvf_error *err);
+void kvf__tokenizer_destroy(kvf_tokenizer *tokenizer); /* NULL is allowed */
+
+/* The id of a token by its text as the file writes it, KVF_NO_TOKEN when there is none. */
+uint32_t kvf__tokenizer_lookup(const kvf_tokenizer *tokenizer, kvf__text text);
+uint32_t kvf__tokenizer_lookup2(const kvf_tokenizer *tokenizer, kvf__text begin, kvf__text end); /* of the two joined */
+
+/* The pair's merge, or NULL. */
+const kvf__merge *kvf__tokenizer_merge(const kvf_tokenizer *tokenizer, uint32_t left, uint32_t right);
+
+/* Code point that the byte-level alphabet writes for a byte. */
+uint32_t kvf__byte_to_code_point(unsigned byte);
+
+/* Bytes of the UTF-8 character at p, 0 when there is no valid one (surrogates and overlong forms are not). */
+uint32_t kvf__utf8_length(const char *p, size_t n);
+
+/* ---- Encoding (bpe.c) ---------------------------------------------------------------------------------- */
+
+typedef struct kvf__symbol {
+    uint32_t id, prev,
+        next; /* a linked list over the bytes of a word; a symbol that was merged away has id KVF_NO_TOKEN */
+} kvf__symbol;
+
+typedef struct kvf__candidate {
+    uint32_t rank, at, left, right; /* the pair that stood at symbol `at` when it was pushed */
+} kvf__candidate;
+
+/* Scratch of one call: grows, never shrinks. Begin with kvf__encoder_open, end with kvf__encoder_close. */
+typedef struct kvf__encoder {
+    const kvf_tokenizer *tokenizer;
+    kvf_error *err;
+    uint32_t *ids;
+    size_t n_ids, id_capacity;
+    kvf__symbol *symbols;
+    kvf__candidate *heap; /* twice as many as symbols */
+    size_t n_heap, symbol_capacity;
+    void *match; /* pretokenize.c's */
+} kvf__encoder;
+
+kvf_status kvf__encoder_open(kvf__encoder *encoder, const kvf_tokenizer *tokenizer, kvf_error *err);
+void kvf__encoder_close(kvf__encoder *encoder);
+kvf_status kvf__encoder_id(kvf__encoder *encoder, uint32_t id); /* KVF_NO_TOKEN adds nothing */
+kvf_status kvf__encoder_text(kvf__encoder *encoder, const char *text, size_t n_bytes, bool special);
+/* Copies the result out; KVF_E_LIMIT sets only *n_ids. */
+kvf_status kvf__encoder_result(const kvf__encoder *encoder, uint32_t *ids, size_t capacity, size_t *n_ids);
+
+/* ---- Pre-tokenizers (pretokenize.c) --------------------------------------------------------------------- */
+
+/* By the name that the file gives. whole_words: a word that is a token is taken as it is, without merges.
+ * add_bos: what holds where the file does not say. */
+kvf_status kvf__pretokenizer_create(const kvf__gguf *gguf, kvf__text name, const kvf_allocator *allocator,
+                                    kvf__pretokenizer **out, kvf_error *err);
+void kvf__pretokenizer_destroy(kvf__pretokenizer *pre); /* NULL is allowed */
+bool kvf__pretokenizer_whole_words(const kvf__pretokenizer *pre);
+bool kvf__pretokenizer_adds_bos(const kvf__pretokenizer *pre);
+
+/* Scratch for one thread; NULL: no memory. */
+void *kvf__pretokenize_begin(const kvf__pretokenizer *pre);
+void kvf__pretokenize_end(void *match); /* NULL is allowed */
+
+/* Calls fn for each word of a text that is valid UTF-8, in order; together they are the text. */
+typedef kvf_status (*kvf__word_fn)(void *ctx, const char *word, size_t n_bytes);
+kvf_status kvf__pretokenize(const kvf__pretokenizer *pre, void *match, const char *text, size_t n_bytes,
+                            kvf__word_fn fn, void *ctx, kvf_error *err);
+
+#endif

@@ -1,0 +1,440 @@
+/* tests/gguf_writer.h: writes GGUF files for tests: keys and tensors one by one (gw_*), or a whole tiny random Llama
+ * (kvf_test_write_tiny_model). Header only; out of memory aborts the test.
+ *
+ *     #define _DEFAULT_SOURCE (before any #include)
+ *     char path[256];
+ *     struct tiny_model_params p = {.weight_type = GW_Q8_0};
+ *     gw_temp_path(path, sizeof path); kvf_test_write_tiny_model(path, &p); ... unlink(path);
+ */
+#ifndef KVF_TESTS_GGUF_WRITER_H
+#define KVF_TESTS_GGUF_WRITER_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "kvfold/base.h"
+
+enum { GW_F32 = 0, GW_F16 = 1, GW_Q4_0 = 2, GW_Q4_1 = 3, GW_Q8_0 = 8 };
+enum {
+    GW_U8 = 0,
+    GW_I8,
+    GW_U16,
+    GW_I16,
+    GW_U32,
+    GW_I32,
+    GW_FLOAT,
+    GW_BOOL,
+    GW_STRING,
+    GW_ARRAY,
+    GW_U64,
+    GW_I64,
+    GW_DOUBLE
+};
+
+typedef struct gw_buffer {
+    unsigned char *data;
+    size_t n, capacity;
+} gw_buffer;
+
+#ifdef P_tmpdir /* needs _DEFAULT_SOURCE */
+#include <unistd.h>
+/* Makes an empty file of a new name. */
+static inline void gw_temp_path(char *path, size_t capacity) {
+    const char *folder = getenv("TMPDIR");
+    snprintf(path, capacity, "%s/kvfold_test_XXXXXX", folder && *folder ? folder : P_tmpdir);
+    int fd = mkstemp(path);
+    if (fd < 0) abort();
+    close(fd);
+}
+#endif
+
+/* Begin with {.version = 3, .alignment = 32}; end with gw_free. */
+typedef struct gw {
+    gw_buffer keys, infos, data;
+    uint64_t n_keys, n_tensors;
+    uint32_t version, alignment; /* alignment is only written as a key by whoever wants it there */
+    const char *skip; /* keys and tensors of these names (spaces between) are left out: a test puts its own in */
+} gw;
+
+static inline int gw_skips(const gw *w, const char *name) {
+    size_t n = strlen(name);
+    for (const char *at = w->skip; at && (at = strstr(at, name)); at += n)
+        if ((at == w->skip || at[-1] == ' ') && (!at[n] || at[n] == ' ')) return 1;
+    return 0;
+}
+
+static inline void gw_put(gw_buffer *b, const void *p, size_t n) {
+    if (b->capacity - b->n < n) {
+        b->capacity = (b->capacity + n) * 2;
+        b->data = realloc(b->data, b->capacity);
+        if (!b->data) abort();
+    }
+    if (n) memcpy(b->data + b->n, p, n);
+    b->n += n;
+}
+static inline void gw_put32(gw_buffer *b, uint32_t v) { gw_put(b, &v, sizeof v); }
+static inline void gw_put64(gw_buffer *b, uint64_t v) { gw_put(b, &v, sizeof v); }
+static inline void gw_put_text(gw_buffer *b, const char *s, size_t n) {
+    gw_put64(b, n);
+    gw_put(b, s, n);
+}
+
+/* Name and type of a key; the caller puts the value. 0: the key is to be skipped. */
+static inline int gw_key(gw *w, const char *name, uint32_t type) {
+    if (gw_skips(w, name)) return 0;
+    gw_put_text(&w->keys, name, strlen(name));
+    gw_put32(&w->keys, type);
+    w->n_keys++;
+    return 1;
+}
+static inline void gw_key_u32(gw *w, const char *name, uint32_t v) {
+    if (gw_key(w, name, GW_U32)) gw_put32(&w->keys, v);
+}
+static inline void gw_key_f32(gw *w, const char *name, float v) {
+    if (gw_key(w, name, GW_FLOAT)) gw_put(&w->keys, &v, sizeof v);
+}
+static inline void gw_key_bool(gw *w, const char *name, uint8_t v) {
+    if (gw_key(w, name, GW_BOOL)) gw_put(&w->keys, &v, sizeof v);
+}
+static inline void gw_key_text(gw *w, const char *name, const char *s) {
+    if (gw_key(w, name, GW_STRING)) gw_put_text(&w->keys, s, strlen(s));
+}
+static inline int gw_key_array(gw *w, const char *name, uint32_t element_type, uint64_t n) {
+    if (!gw_key(w, name, GW_ARRAY)) return 0;
+    gw_put32(&w->keys, element_type);
+    gw_put64(&w->keys, n);
+    return 1;
+}
+static inline void gw_key_texts(gw *w, const char *name, const char *const *texts, size_t n) {
+    if (!gw_key_array(w, name, GW_STRING, n)) return;
+    for (size_t i = 0; i < n; i++) gw_put_text(&w->keys, texts[i], strlen(texts[i]));
+}
+
+/* Elements and bytes of a block of a tensor type. */
+static inline void gw_geometry(uint32_t type, size_t *elements, size_t *bytes) {
+    *elements = type == GW_F32 || type == GW_F16 ? 1 : 32;
+    *bytes = type == GW_F32 ? 4 : type == GW_F16 ? 2 : type == GW_Q4_0 ? 18 : type == GW_Q4_1 ? 20 : 34;
+}
+
+/* One block of floats in a quantised type. */
+static inline void gw_quantize_block(uint32_t type, const float *x, unsigned char *out) {
+    float min = x[0], max = x[0], absmax = 0;
+    for (int i = 0; i < 32; i++) {
+        min = fminf(min, x[i]);
+        max = fmaxf(max, x[i]);
+        absmax = fmaxf(absmax, fabsf(x[i]));
+    }
+    float step = type == GW_Q8_0 ? absmax / 127 : type == GW_Q4_1 ? (max - min) / 15 : absmax / 7;
+    float offset = type == GW_Q4_1 ? min : type == GW_Q4_0 ? -8 * step : 0;
+    uint16_t d = kvf__f16_from_f32(step), m = kvf__f16_from_f32(offset);
+    memcpy(out, &d, 2);
+    out += 2;
+    if (type == GW_Q4_1) {
+        memcpy(out, &m, 2);
+        out += 2;
+    }
+    for (int i = 0; i < 32; i++) {
+        float q = step > 0 ? roundf((x[i] - offset) / step) : 0;
+        if (type == GW_Q8_0)
+            out[i] = (unsigned char)(signed char)fmaxf(-127, fminf(127, q));
+        else if (i < 16)
+            out[i] = (unsigned char)fmaxf(0, fminf(15, q));
+        else
+            out[i - 16] |= (unsigned char)((int)fmaxf(0, fminf(15, q)) << 4);
+    }
+}
+
+/* Floats in a tensor type; out has room, n is a multiple of the block. */
+static inline void gw_quantize(uint32_t type, const float *x, size_t n, unsigned char *out) {
+    size_t elements, bytes;
+    gw_geometry(type, &elements, &bytes);
+    for (size_t i = 0; i < n; i += elements, out += bytes) {
+        uint16_t h = kvf__f16_from_f32(x[i]);
+        if (type == GW_F32)
+            memcpy(out, x + i, 4);
+        else if (type == GW_F16)
+            memcpy(out, &h, 2);
+        else
+            gw_quantize_block(type, x + i, out);
+    }
+}
+
+/* The entry of a tensor in the index, as given: for files that lie. */
+static inline void gw_tensor_info(gw *w, const char *name, uint32_t n_dims, const uint64_t *dims, uint32_t type,
+                                  uint64_t offset) {
+    gw_put_text(&w->infos, name, strlen(name));
+    gw_put32(&w->infos, n_dims);
+    for (uint32_t i = 0; i < n_dims; i++) gw_put64(&w->infos, dims[i]);
+    gw_put32(&w->infos, type);
+    gw_put64(&w->infos, offset);
+    w->n_tensors++;
+}
+
+/* A tensor of n_rows rows (0: a vector) of n_cols floats, converted. */
+static inline void gw_tensor(gw *w, const char *name, uint32_t type, uint64_t n_rows, uint64_t n_cols, const float *x) {
+    if (gw_skips(w, name)) return;
+    size_t elements, bytes, n = n_cols * (n_rows ? n_rows : 1);
+    gw_geometry(type, &elements, &bytes);
+    while (w->data.n % w->alignment) gw_put(&w->data, "", 1);
+    uint64_t dims[2] = {n_cols, n_rows};
+    gw_tensor_info(w, name, n_rows ? 2 : 1, dims, type, w->data.n);
+    unsigned char *out = malloc(n / elements * bytes + 1);
+    if (!out) abort();
+    gw_quantize(type, x, n, out);
+    gw_put(&w->data, out, n / elements * bytes);
+    free(out);
+}
+
+/* The whole file as bytes (the caller frees). */
+static inline unsigned char *gw_bytes(const gw *w, size_t *n) {
+    gw_buffer b = {0};
+    gw_put(&b, "GGUF", 4);
+    gw_put32(&b, w->version);
+    gw_put64(&b, w->n_tensors);
+    gw_put64(&b, w->n_keys);
+    gw_put(&b, w->keys.data, w->keys.n);
+    gw_put(&b, w->infos.data, w->infos.n);
+    while (w->alignment && b.n % w->alignment) gw_put(&b, "", 1);
+    gw_put(&b, w->data.data, w->data.n);
+    *n = b.n;
+    return b.data;
+}
+
+static inline int gw_write_bytes(const char *path, const void *data, size_t n) {
+    FILE *f = fopen(path, "wb");
+    if (!f) return -1;
+    size_t written = fwrite(data, 1, n, f);
+    return fclose(f) == 0 && written == n ? 0 : -1;
+}
+
+static inline int gw_write(const gw *w, const char *path) {
+    size_t n;
+    unsigned char *data = gw_bytes(w, &n);
+    int rc = gw_write_bytes(path, data, n);
+    free(data);
+    return rc;
+}
+
+static inline void gw_free(gw *w) {
+    free(w->keys.data);
+    free(w->infos.data);
+    free(w->data.data);
+    memset(w, 0, sizeof *w);
+}
+
+/* ---- A tiny random Llama ---------------------------------------------------------------------------- */
+
+/* Vocabulary of the tiny model, TINY_N_VOCAB tokens: the control tokens and a user-defined one below, then the 256
+ * bytes (byte b is TINY_BYTE_0 + b), then one token for each of the merges. bos and eos are as SmolLM2 has them. */
+enum {
+    TINY_ENDOFTEXT = 0,
+    TINY_IM_START = 1,
+    TINY_IM_END = 2,
+    TINY_USER_DEFINED = 3,
+    TINY_BYTE_0 = 4,
+    TINY_N_VOCAB = 300
+};
+#define TINY_USER_DEFINED_TEXT "<tool>"
+
+/* All zero: F32, 2 layers, 4 query and 2 KV heads of 16, n_ff 128, context 512, tied, pre-tokenizer "smollm". */
+struct tiny_model_params {
+    uint32_t n_layers, n_q_heads, n_kv_heads, head_dim, n_ff, n_context;
+    uint32_t weight_type;  /* GW_*; of all matrices */
+    uint32_t embd_type_p1; /* GW_* + 1 of the embedding; 0: as weight_type */
+    int separate_output;   /* 1: its own output head */
+    int rope_freqs;        /* 1: with rope_freqs.weight */
+    float rope_base;       /* 0: 10000 */
+    uint64_t seed;
+    uint32_t version;          /* 0: 3 */
+    uint32_t alignment;        /* 0: 32 and no key */
+    const char *pre;           /* tokenizer.ggml.pre */
+    const char *chat_template; /* NULL: chatml; "": none */
+    int add_bos;
+    const char *skip;                /* keys and tensors to leave out, spaces between */
+    void (*extra)(gw *w, void *ctx); /* adds keys and tensors, called with skip cleared */
+    void *ctx;
+};
+
+static inline uint64_t gw_random(uint64_t *state) {
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* About normal, standard deviation 1. */
+static inline float gw_normal(uint64_t *state) {
+    float s = 0;
+    for (int i = 0; i < 12; i++) s += (float)(gw_random(state) >> 40) / 16777216.0f;
+    return s - 6;
+}
+
+/* A random tensor. mean 0 for matrices, 1 for norms. */
+static inline void gw_tensor_random(gw *w, const char *name, uint32_t type, uint64_t n_rows, uint64_t n_cols,
+                                    float mean, float deviation, uint64_t *state) {
+    size_t n = n_cols * (n_rows ? n_rows : 1);
+    float *x = malloc(n * sizeof *x);
+    if (!x) abort();
+    for (size_t i = 0; i < n; i++) x[i] = mean + deviation * gw_normal(state);
+    gw_tensor(w, name, type, n_rows, n_cols, x);
+    free(x);
+}
+
+/* A byte as the byte-level alphabet writes it, NUL terminated UTF-8. */
+static inline void gw_byte_text(unsigned byte, char out[3]) {
+    unsigned c = byte, extra = 0;
+    for (unsigned b = 0; b < 256; b++) {
+        int plain = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
+        if (b == byte && !plain) c = 256 + extra;
+        extra += !plain;
+    }
+    out[0] = (char)(c < 128 ? c : 0xc0 | c >> 6);
+    out[1] = (char)(c < 128 ? 0 : 0x80 | (c & 63));
+    out[2] = 0;
+}
+
+#define GW_G "\xc4\xa0" /* the alphabet's space */
+static const char *const gw_tiny_merges[40] = {
+    GW_G " t",
+    GW_G " a",
+    "h e",
+    "i n",
+    "r e",
+    "o n",
+    GW_G "t he",
+    "e r",
+    GW_G " s",
+    "a t",
+    GW_G " w",
+    "o u",
+    "n d",
+    "i s",
+    "e n",
+    "in g",
+    "o r",
+    GW_G " " GW_G,
+    GW_G GW_G " " GW_G GW_G,
+    "a n",
+    "an d",
+    GW_G " and",
+    "l l",
+    "v e",
+    "i t",
+    "s t",
+    "e s",
+    "u s",
+    "us er",
+    "a a",
+    "aa aa",
+    "aaaa aaaa",
+    "\xc3\x83 \xc2\xa9",
+    "l e",
+    GW_G " c",
+    GW_G " m",
+    "q u",
+    "h a",
+    "ha t",
+    "o f",
+};
+
+static inline void gw_tiny_tokenizer(gw *w, const struct tiny_model_params *p) {
+    static const char *const fixed[4] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>", TINY_USER_DEFINED_TEXT};
+    char store[TINY_N_VOCAB][32];
+    const char *tokens[TINY_N_VOCAB];
+    for (unsigned i = 0; i < TINY_N_VOCAB; i++) {
+        tokens[i] = store[i];
+        if (i < 4) {
+            strcpy(store[i], fixed[i]);
+        } else if (i < 260) {
+            gw_byte_text(i - TINY_BYTE_0, store[i]);
+        } else {
+            const char *merge = gw_tiny_merges[i - 260], *space = strchr(merge, ' ');
+            snprintf(store[i], sizeof store[i], "%.*s%s", (int)(space - merge), merge, space + 1);
+        }
+    }
+    gw_key_text(w, "tokenizer.ggml.model", "gpt2");
+    gw_key_text(w, "tokenizer.ggml.pre", p->pre ? p->pre : "smollm");
+    gw_key_texts(w, "tokenizer.ggml.tokens", tokens, TINY_N_VOCAB);
+    if (gw_key_array(w, "tokenizer.ggml.token_type", GW_I32, TINY_N_VOCAB))
+        for (unsigned i = 0; i < TINY_N_VOCAB; i++) gw_put32(&w->keys, i < 3 ? 3 : i == 3 ? 4 : 1);
+    gw_key_texts(w, "tokenizer.ggml.merges", gw_tiny_merges, 40);
+    gw_key_u32(w, "tokenizer.ggml.bos_token_id", TINY_IM_START);
+    gw_key_u32(w, "tokenizer.ggml.eos_token_id", TINY_IM_END);
+    gw_key_bool(w, "tokenizer.ggml.add_bos_token", p->add_bos != 0);
+    const char *chat =
+        p->chat_template ? p->chat_template : "{{'<|im_start|>' + role + '\\n' + content + '<|im_end|>'}}";
+    if (*chat) gw_key_text(w, "tokenizer.chat_template", chat);
+}
+
+static inline void gw_tiny_layer(gw *w, const struct tiny_model_params *p, uint32_t layer, uint64_t *rng) {
+    uint64_t n_embd = (uint64_t)p->n_q_heads * p->head_dim, kv = (uint64_t)p->n_kv_heads * p->head_dim, ff = p->n_ff;
+    const struct {
+        const char *name;
+        uint64_t n_rows, n_cols;
+    } t[9] = {{"attn_norm", 0, n_embd}, {"attn_q", n_embd, n_embd},      {"attn_k", kv, n_embd},
+              {"attn_v", kv, n_embd},   {"attn_output", n_embd, n_embd}, {"ffn_norm", 0, n_embd},
+              {"ffn_gate", ff, n_embd}, {"ffn_up", ff, n_embd},          {"ffn_down", n_embd, ff}};
+    for (int i = 0; i < 9; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%u.%s.weight", layer, t[i].name);
+        float deviation = t[i].n_rows ? (i == 1 || i == 2 ? 2.0f : 1.0f) / sqrtf((float)t[i].n_cols) : 0.1f;
+        gw_tensor_random(w, name, t[i].n_rows ? p->weight_type : GW_F32, t[i].n_rows, t[i].n_cols, t[i].n_rows ? 0 : 1,
+                         deviation, rng);
+    }
+}
+
+/* Fills w (all zero before; the caller frees it with gw_free). */
+static inline void kvf_test_tiny_model(gw *w, const struct tiny_model_params *params) {
+    struct tiny_model_params p = *params;
+    if (!p.n_layers) p.n_layers = 2;
+    if (!p.n_q_heads) p.n_q_heads = 4;
+    if (!p.n_kv_heads) p.n_kv_heads = 2;
+    if (!p.head_dim) p.head_dim = 16;
+    if (!p.n_ff) p.n_ff = 128;
+    uint32_t n_embd = p.n_q_heads * p.head_dim, embd_type = p.embd_type_p1 ? p.embd_type_p1 - 1 : p.weight_type;
+    uint64_t rng = p.seed;
+    w->version = p.version ? p.version : 3;
+    w->alignment = p.alignment ? p.alignment : 32;
+    w->skip = p.skip;
+    gw_key_text(w, "general.architecture", "llama");
+    gw_key_text(w, "general.name", "tiny");
+    if (p.alignment) gw_key_u32(w, "general.alignment", p.alignment);
+    gw_key_u32(w, "llama.block_count", p.n_layers);
+    gw_key_u32(w, "llama.context_length", p.n_context ? p.n_context : 512);
+    gw_key_u32(w, "llama.embedding_length", n_embd);
+    gw_key_u32(w, "llama.feed_forward_length", p.n_ff);
+    gw_key_u32(w, "llama.attention.head_count", p.n_q_heads);
+    gw_key_u32(w, "llama.attention.head_count_kv", p.n_kv_heads);
+    gw_key_f32(w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    gw_key_u32(w, "llama.rope.dimension_count", p.head_dim);
+    gw_key_f32(w, "llama.rope.freq_base", p.rope_base > 0 ? p.rope_base : 10000);
+    gw_key_u32(w, "llama.vocab_size", TINY_N_VOCAB);
+    gw_tiny_tokenizer(w, &p);
+    gw_tensor_random(w, "token_embd.weight", embd_type, TINY_N_VOCAB, n_embd, 0, 0.3f, &rng);
+    for (uint32_t i = 0; i < p.n_layers; i++) gw_tiny_layer(w, &p, i, &rng);
+    gw_tensor_random(w, "output_norm.weight", GW_F32, 0, n_embd, 1, 0.1f, &rng);
+    if (p.separate_output)
+        gw_tensor_random(w, "output.weight", p.weight_type, TINY_N_VOCAB, n_embd, 0, 1 / sqrtf((float)n_embd), &rng);
+    if (p.rope_freqs) {
+        float freqs[128];
+        for (uint32_t i = 0; i < p.head_dim / 2; i++) freqs[i] = 1 + (float)i * 0.5f;
+        gw_tensor(w, "rope_freqs.weight", GW_F32, 0, p.head_dim / 2, freqs);
+    }
+    w->skip = NULL;
+    if (p.extra) p.extra(w, p.ctx);
+}
+
+/* Writes it to path; 0, or -1 when that failed. */
+static inline int kvf_test_write_tiny_model(const char *path, const struct tiny_model_params *params) {
+    gw w = {0};
+    kvf_test_tiny_model(&w, params);
+    int rc = gw_write(&w, path);
+    gw_free(&w);
+    return rc;
+}
+
+#endif
