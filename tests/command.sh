@@ -1,0 +1,348 @@
+#!/bin/sh
+# The kvfold command from outside: command.sh BINARY MODEL. Prints "ok NAME" or "FAIL NAME" per case, then the sum.
+# MODEL is any GGUF file; nothing here depends on what it answers.
+set -u
+if [ $# -ne 2 ]; then
+    echo "usage: command.sh BINARY MODEL" >&2
+    exit 2
+fi
+kvfold=$(realpath "$1")
+model=$(realpath "$2")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 2
+LC_ALL=C
+export kvfold model LC_ALL
+passed=0
+failed=0
+
+ok() {
+    passed=$((passed + 1))
+    echo "ok $1"
+}
+fail() { # name, what was seen
+    failed=$((failed + 1))
+    echo "FAIL $1"
+    printf '%s\n' "$2" | head -c 2000 | sed 's/^/    /'
+}
+# refused NAME CODE TEXT ARGUMENTS...: exits with CODE, says TEXT on stderr, prints nothing on stdout.
+refused() {
+    name=$1 code=$2 text=$3
+    shift 3
+    "$kvfold" "$@" >out 2>err </dev/null
+    got=$?
+    if [ $got -eq "$code" ] && [ ! -s out ] && grep -qF -- "$text" err && ! grep -q 'Sanitizer\|runtime error' err; then
+        ok "$name"
+    else
+        fail "$name" "exit $got, expected $code and: $text; stderr: $(cat err)"
+    fi
+}
+# check NAME: runs the Python program on stdin; it fails by an exception.
+check() {
+    if python3 - >log 2>&1; then ok "$1"; else fail "$1" "$(cat log)"; fi
+}
+cat >helper.py <<'END'
+import json, os, subprocess
+kvfold, model = os.environ["kvfold"], os.environ["model"]
+def run(*arguments, code=0, stdin="", **more):
+    p = subprocess.run([kvfold, *arguments], input=stdin.encode() if isinstance(stdin, str) else stdin,
+                       capture_output=True, timeout=300, **more)
+    assert p.returncode == code, (arguments, p.returncode, p.stdout[-500:], p.stderr[-1500:])
+    assert b"Sanitizer" not in p.stderr and b"runtime error" not in p.stderr, p.stderr[-3000:]
+    return p.stdout, p.stderr.decode()
+def lines(text):
+    return [json.loads(x) for x in text.splitlines()]
+def batch(text, *arguments, code=0):
+    out, err = run("run", "--model", model, "--input", "-", "--quiet", *arguments, code=code, stdin=text)
+    return lines(out), err
+END
+PYTHONPATH=$work
+export PYTHONPATH
+
+# ---- Help and usage ---------------------------------------------------------------------------------
+check help <<'END'
+from helper import *
+out, _ = run("--help")
+assert out.count(b"\n") <= 24 and b"kvfold run --prompt" in out
+assert run("help")[0] == out
+for command in ("run", "tokenize", "info", "eval"):
+    text, _ = run(command, "--help")
+    assert run("help", command)[0] == text and b"Usage:" in text
+    assert max(len(l) for l in text.decode().splitlines()) <= 120
+text, _ = run("run", "--help")
+for option in ("rho", "budget-tokens", "min-tokens", "merge", "redistribute", "kv-memory", "block-size", "chunk", "threads"):
+    assert b"--" + option.encode() in text, option
+assert b"--rho" in run("help", "run", "rho")[0]
+assert run("--version")[0].startswith(b"kvfold ")
+END
+refused no_command_word 2 'unknown command rum: did you mean run?' rum
+refused option_before_command 2 'options follow a command' --prompt x
+refused unknown_option 2 'did you mean --prompt?' run --promt x
+refused unknown_option_far 2 '--help lists' run --zzzzzz x
+refused missing_value 2 'needs a value' run --prompt
+refused missing_value_before_option 2 'needs a value' run --prompt --quiet
+refused flag_with_value 2 'takes no value' run --json=1 --prompt x
+refused extra_word 2 'one argument too many' run --prompt x y
+refused nothing_to_do 2 'give --prompt TEXT or --input FILE' run
+refused prompt_and_input 2 'give one of them' run --prompt x --input y
+refused bad_count 2 '--max-running 0: must be a whole number from 1' run --prompt x --max-running 0
+refused bad_count_text 2 '--max-tokens 1e3' run --prompt x --max-tokens 1e3
+refused bad_count_large 2 '--threads 99999999999999999999' run --prompt x --threads 99999999999999999999
+refused bad_size 2 '--kv-memory 512MB: must be a size' run --prompt x --kv-memory 512MB
+refused bad_size_zero 2 '--kv-memory 0' run --prompt x --kv-memory 0
+refused bad_number 2 '--temperature nan' run --prompt x --temperature nan
+refused bad_choice 2 '--kv-dtype fp8: must be one of fp16|fp32' run --prompt x --kv-dtype fp8
+refused bad_block_size 2 '--block-size 12: must be one of' run --prompt x --block-size 12
+refused bad_rho 2 '--rho 1.5' run --prompt x --rho 1.5
+refused bad_rho_zero 2 '--rho 0' run --prompt x --rho 0
+refused bad_rho_of_full 2 '--rho 7' run --prompt x --policy full --rho 7
+refused bad_budget 2 '--budget-tokens' run --prompt x --budget-tokens 15 --model "$model"
+refused bad_policy 2 '--policy d3o' run --prompt x --policy d3o
+refused bad_preset 2 'no-such' run --prompt x --preset no-such
+refused bad_compare 2 '--compare: ' run --prompt x --compare nothing
+refused empty_stop 2 '--stop' run --prompt x --stop ''
+refused compare_output_alone 2 'give --compare' run --prompt x --compare-output f
+refused json_and_results 2 'standard output' run --input f --json
+refused two_outputs_one_file 2 'a file of its own' run --prompt x --output f --stats f
+refused no_model 2 'no-such.gguf' run --prompt x --model no-such.gguf
+refused no_input 2 '--input no-such.jsonl: No such file' run --input no-such.jsonl --model "$model"
+refused input_is_folder 2 'Is a directory' run --input . --model "$model"
+refused small_memory 2 '--kv-memory 1000' run --prompt x --model "$model" --kv-memory 1000
+refused bad_chunk 2 '--chunk 17' run --prompt x --model "$model" --chunk 17
+refused long_context 2 '--context 4000000000' run --prompt x --model "$model" --context 4000000000
+refused output_in_no_folder 2 'no-such/out' run --prompt x --model "$model" --output no-such/out
+refused tokenize_nothing 2 'give one of TEXT' tokenize
+refused tokenize_two 2 'give one of TEXT' tokenize x --file y
+refused decode_word 2 'whole numbers' tokenize --model "$model" --decode 1,x
+refused decode_outside 2 'vocabulary' tokenize --model "$model" --decode 4294967295
+refused eval_measure 2 'kvfold eval nll' eval ppl
+refused eval_no_measure 2 'nll is missing' eval
+refused eval_no_prompt 2 'give --prompt N' eval nll --ids x
+refused eval_no_text 2 'one of --ids FILE and --text FILE' eval nll --prompt 3
+HOME=$work XDG_CACHE_HOME=$work refused default_model_missing 2 'scripts/fetch_model.sh' run --prompt x
+printf 'not a model' >broken.gguf
+refused broken_model 2 'broken.gguf' info broken.gguf
+
+# ---- The small commands -------------------------------------------------------------------------------
+check tokenize <<'END'
+from helper import *
+text = "Hello, wörld!  12\n"
+a, _ = run("tokenize", text, "--model", model, "--json")
+ids = json.loads(a)["token_ids"]
+assert ids and json.loads(a)["n_tokens"] == len(ids)
+open("text", "w", encoding="utf-8").write(text)
+for source in (("--file", "text"), ("--file", "-"), ("--", text)):
+    b, _ = run("tokenize", "--model", model, "--json", *source, stdin=text)
+    assert json.loads(b)["token_ids"] == ids, source
+plain, _ = run("tokenize", text, "--model", model)
+assert [int(l.split()[0]) for l in plain.decode().splitlines()] == ids
+back, _ = run("tokenize", "--decode", ",".join(map(str, ids)), "--model", model, "--json")
+assert json.loads(back)["text"].lstrip() == text, back
+back, _ = run("tokenize", "--decode", json.dumps(ids), "--model", model)
+assert back.decode().lstrip() == text + "\n"
+assert json.loads(run("tokenize", "", "--model", model, "--json")[0])["token_ids"] == []
+END
+check info <<'END'
+from helper import *
+d = json.loads(run("info", model, "--json")[0])
+assert d == json.loads(run("info", "--model", model, "--json")[0])
+assert d["kv_bytes_per_token_fp16"] == d["n_layers"] * d["n_kv_heads"] * d["head_dim"] * 4
+assert d["kv_bytes_per_token_fp32"] == 2 * d["kv_bytes_per_token_fp16"]
+assert d["n_vocab"] > 0 and d["n_context"] > 0 and d["architecture"]
+text = run("info", model)[0].decode()
+assert d["architecture"] in text and "KV cache, fp16" in text
+END
+check eval_nll <<'END'
+from helper import *
+ids = [i % 50 + 5 for i in range(100)]
+json.dump(ids, open("ids.json", "w"))
+json.dump({"token_ids": ids}, open("object.json", "w"))
+base = ["eval", "nll", "--model", model, "--prompt", "80", "--json", "--kv-dtype", "fp32"]
+full = json.loads(run(*base, "--ids", "ids.json", "--policy", "full")[0])
+assert len(full["nll"]) == 20 and full["scored_tokens"] == 20 and full["prompt_tokens"] == 80
+assert all(x >= 0 for x in full["nll"]) and abs(sum(full["nll"]) / 20 - full["mean_nll"]) < 1e-6
+assert full["held_tokens"] == full["full_tokens"] and full["rho"] == 1 and set(full["sizes"]) == {80}
+one = json.loads(run(*base, "--ids", "object.json", "--policy", "d2o", "--rho", "1")[0])
+assert one["nll"] == full["nll"] and one["dropped"] == 0
+d2o = json.loads(run(*base, "--ids", "-", "--min-tokens", "16", "--rho", "0.25", stdin=json.dumps(ids))[0])
+n_layers = json.loads(run("info", model, "--json")[0])["n_layers"]
+assert len(d2o["sizes"]) == n_layers == len(d2o["density"]) == len(d2o["blocks"])
+assert sum(d2o["sizes"]) == 20 * n_layers and d2o["held_tokens"] < full["held_tokens"]
+assert d2o["merged"] + d2o["dropped"] > 0 and len(d2o["nll"]) == 20
+short = json.loads(run(*base, "--ids", "ids.json", "--policy", "full", "--max-tokens", "5")[0])
+assert len(short["nll"]) == 5
+assert b"perplexity" in run(*[a for a in base if a != "--json"], "--ids", "ids.json")[0]
+for text, word in (("[1, -1]", "entry 1"), ("{}", "must be a list"), ("[1,", "not JSON"), ("[]", "at least one"), ("[1, 2]", "--prompt 80")):
+    assert word in run(*base, "--ids", "-", stdin=text, code=2)[1], text
+open("text.txt", "w").write("The quick brown fox jumps over the lazy dog. " * 20)
+assert len(json.loads(run(*base, "--text", "text.txt", "--max-tokens", "4")[0])["nll"]) == 4
+open("text.txt", "wb").write(b"abc\xff")
+assert "byte 4" in run(*base, "--text", "text.txt", code=2)[1]
+END
+
+# ---- One prompt ---------------------------------------------------------------------------------------
+check prompt <<'END'
+from helper import *
+base = ["run", "--model", model, "--prompt", "Hello there", "--max-tokens", "12"]
+text, err = run(*base)
+assert "prefill" in err and "Blocks per layer" in err and "tokens kept" in err and "\033" not in err
+assert run(*base, "--quiet")[1] == ""
+summary = json.loads(run(*base, "--json")[0])
+result = summary["result"]
+assert text.decode("utf-8") == result["text"] + "\n"
+assert summary["requests"]["total"] == 1 and summary["policy"] == "d2o" and summary["rho"] == 0.2
+assert summary["blocks_held_max"] > 0 and len(summary["blocks_per_layer"]) == summary["n_layers"]
+assert run(*base, "--quiet", "--output", "one.jsonl")[0] == b""
+assert lines(open("one.jsonl", "rb").read()) == [result]
+raw = json.loads(run(*base, "--json", "--raw")[0])["result"]
+assert raw["prompt_tokens"] <= result["prompt_tokens"]
+assert "UTF-8" in run("run", "--model", model, "--prompt", b"a\xff", "--quiet", code=1)[1]
+assert run("run", "--model", model, "--prompt", "", "--raw", "--quiet", code=1)[1]
+END
+check stop_strings_are_never_printed <<'END'
+from helper import *
+base = ["run", "--model", model, "--prompt", "Hello there", "--raw", "--quiet", "--max-tokens", "40"]
+whole = run(*base)[0].decode()[:-1]
+if len(whole) > 6:
+    for length in (1, 3):
+        stop = whole[4:4 + length]
+        text = run(*base, "--stop", "never to be seen", "--stop", stop)[0].decode()[:-1]
+        assert text == whole[:whole.index(stop)], (whole, stop, text)
+END
+
+# ---- A batch -------------------------------------------------------------------------------------------
+check batch <<'END'
+from helper import *
+rows = [{"id": "a", "prompt": "Once upon a time", "max_tokens": 5}, {"prompt": "x", "max_tokens": 3},
+        {"id": 77, "messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Hi"}], "max_tokens": 4},
+        {"id": "t", "token_ids": [5, 6, 7], "max_tokens": 2, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 3, "stop": ["zz"]},
+        {"id": "h", "prompt": "A longer text. " * 30, "policy": "h2o", "rho": 0.3, "min_tokens": 16, "max_tokens": 2},
+        {"id": "m", "prompt": "A longer text. " * 30, "merge": "mass", "min_tokens": 16, "full_layers": [], "max_tokens": 2},
+        {"id": "q", "prompt": "A longer text. " * 30, "score": "prompt_plus_current", "min_tokens": 16, "max_tokens": 2},
+        {"id": "f", "prompt": "x", "policy": "full", "rho": 0.5, "max_tokens": 1}]
+rows[5].pop("full_layers")
+text = "\ufeff" + "\r\n".join(json.dumps(r) for r in rows[:2]) + "\n\n  \n" + "\n".join(json.dumps(r) for r in rows[2:])
+out, err = batch(text)
+by_id = {r["id"]: r for r in out}
+assert err == "" and set(by_id) == {"a", 2, 77, "t", "h", "m", "q", "f"} and len(out) == 8
+n_layers = json.loads(run("info", model, "--json")[0])["n_layers"]
+for r in out:
+    assert list(r) == ["id", "text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens", "kv"], r
+    assert r["finish_reason"] in ("stop", "length") and len(r["token_ids"]) == r["completion_tokens"] > 0
+    assert len(r["kv"]["blocks"]) == n_layers and r["kv"]["held_tokens"] <= r["kv"]["full_tokens"]
+assert by_id["t"]["prompt_tokens"] == 3 and by_id["a"]["completion_tokens"] <= 5
+assert by_id["h"]["kv"]["policy"] == "h2o" and by_id["h"]["kv"]["rho"] == 0.3 and by_id["h"]["kv"]["dropped"] > 0
+assert by_id["a"]["kv"]["policy"] == "d2o" and by_id["a"]["kv"]["rho"] == 0.2
+assert by_id["f"]["kv"]["policy"] == "full" and by_id["f"]["kv"]["rho"] == 1 and by_id["f"]["kv"]["dropped"] == 0
+END
+check bad_lines_cost_themselves_alone <<'END'
+from helper import *
+bad = ['not json', '[1]', '{"id": 1.5, "prompt": "x"}', '{"prompt": "x", "promt": "y"}', '{"id": "n"}',
+       '{"prompt": "x", "token_ids": [1]}', '{"prompt": ""}', '{"token_ids": []}', '{"token_ids": [4000000000]}',
+       '{"token_ids": [1, "2"]}', '{"prompt": 5}', '{"messages": "x"}', '{"messages": []}',
+       '{"messages": [{"role": "user"}]}', '{"messages": [{"role": "robot", "content": "x"}]}',
+       '{"prompt": "x", "max_tokens": 0}', '{"prompt": "x", "max_tokens": 1.5}', '{"prompt": "x", "max_tokens": 99999999999999999999}',
+       '{"prompt": "x", "temperature": -1}', '{"prompt": "x", "top_p": 2}', '{"prompt": "x", "seed": -1}',
+       '{"prompt": "x", "stop": ""}', '{"prompt": "x", "stop": [1]}', '{"prompt": "x", "rho": 0}', '{"prompt": "x", "rho": 1.01}',
+       '{"prompt": "x", "rho": null}', '{"prompt": "x", "budget_tokens": 15}', '{"prompt": "x", "policy": "nope"}',
+       '{"prompt": "x", "policy": 3}', '{"prompt": "x", "preset": "nope"}', '{"prompt": "x", "merge": "nope"}',
+       '{"prompt": "x", "prompt": "y"}', '{"id": "good", "prompt": "second use"}', '{"prompt": "%s"}' % ("word " * 20000)]
+first = '{"id": "good", "prompt": "x", "max_tokens": 2}\n'
+last = '\n{"id": "last", "prompt": "x", "max_tokens": 2}\n'
+invalid = b'{"id": "u", "prompt": "\xc3("}'
+text = (first + "\n".join(bad) + "\n").encode() + invalid + last.encode()
+out, err = batch(text, code=1)
+good = [r for r in out if r["finish_reason"] != "error"]
+errors = {r["line"]: r for r in out if r["finish_reason"] == "error"}
+assert {r["id"] for r in good} == {"good", "last"} and len(good) == 2, good
+assert sorted(errors) == list(range(2, len(bad) + 3)), sorted(errors)
+for n, r in errors.items():
+    assert r["error"] and r["text"] == "" and r["token_ids"] == [], r
+    assert f"standard input line {n}: {r['error']}\n" in err, (n, r["error"], err)
+assert errors[2]["id"] == 2 and errors[6]["id"] == "n" and errors[len(bad)]["id"] == "good"
+END
+check ids <<'END'
+from helper import *
+rows = [{"id": 3, "prompt": "x", "max_tokens": 1}, {"id": "3", "prompt": "x", "max_tokens": 1}, {"prompt": "x", "max_tokens": 1}]
+out, err = batch("\n".join(map(json.dumps, rows)), code=1)
+assert "line 3: id 3" in err and sorted(r["finish_reason"] == "error" for r in out) == [False, False, True]
+END
+check many_lines <<'END'
+from helper import *
+rows = [{"id": f"r{i}", "token_ids": [5 + i % 7, 6, 7], "max_tokens": 1 + i % 3} for i in range(400)]
+out, err = batch("\n".join(map(json.dumps, rows)), "--max-running", "8")
+assert sorted(r["id"] for r in out) == sorted(r["id"] for r in rows)
+END
+check same_answers_in_any_company <<'END'
+from helper import *
+rows = [{"id": i, "token_ids": list(range(5, 30 + i)), "max_tokens": 6} for i in range(6)]
+text = "\n".join(map(json.dumps, rows))
+a, b = batch(text, "--max-running", "1")[0], batch(text, "--max-running", "6")[0]
+assert [r["id"] for r in a] == list(range(6))
+assert {r["id"]: r["kv"]["blocks"] for r in a} == {r["id"]: r["kv"]["blocks"] for r in b}
+END
+check answers_before_the_input_ends <<'END'
+from helper import *
+p = subprocess.Popen([kvfold, "run", "--model", model, "--input", "-", "--quiet"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+for i in range(3):
+    p.stdin.write(b'{"prompt": "x", "max_tokens": 2}\n')
+    p.stdin.flush()
+    assert json.loads(p.stdout.readline())["id"] == i + 1
+p.stdin.close()
+assert p.stdout.read() == b"" and p.wait(60) == 0
+END
+check interrupt <<'END'
+from helper import *
+import signal, time
+p = subprocess.Popen([kvfold, "run", "--model", model, "--input", "-", "--output", "cut.jsonl"], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+p.stdin.write(b'{"id": "short", "prompt": "x", "max_tokens": 1}\n')
+p.stdin.flush()
+for _ in range(600):
+    if os.path.exists("cut.jsonl") and os.path.getsize("cut.jsonl"): break
+    time.sleep(0.05)
+p.send_signal(signal.SIGINT)
+err = p.stderr.read().decode()
+assert p.wait(60) == 130 and "Sanitizer" not in err, (p.returncode, err)
+assert [r["id"] for r in lines(open("cut.jsonl", "rb").read())] == ["short"]
+END
+
+# ---- Files and reports ------------------------------------------------------------------------------------
+printf '{"prompt": "x", "max_tokens": 2}\n{"prompt": "y", "max_tokens": 2}\n' >two.jsonl
+refused full_disk_output 3 '/dev/full: No space left on device' run --model "$model" --input two.jsonl --output /dev/full
+refused full_disk_stats 3 '/dev/full: No space left on device' run --model "$model" --input two.jsonl --output o --stats /dev/full
+"$kvfold" run --model "$model" --input two.jsonl --quiet >/dev/full 2>err
+[ $? -eq 3 ] && grep -q 'standard output: No space' err && ok full_disk_stdout || fail full_disk_stdout "$(cat err)"
+"$kvfold" run --model "$model" --prompt x --max-tokens 3 --quiet >/dev/full 2>err
+[ $? -eq 3 ] && grep -q 'standard output: No space' err && ok full_disk_prompt || fail full_disk_prompt "$(cat err)"
+cp two.jsonl same.jsonl
+refused output_over_input 2 'is the input' run --model "$model" --input same.jsonl --output ./same.jsonl
+cmp -s two.jsonl same.jsonl && ok input_is_kept || fail input_is_kept "$(cat same.jsonl)"
+check compare_and_stats <<'END'
+from helper import *
+rows = [{"id": i, "token_ids": [5 + (i * j) % 40 for j in range(200)], "max_tokens": 4} for i in range(4)]
+text = "\n".join(map(json.dumps, rows))
+open("rows.jsonl", "w").write(text)
+for name, stdin in (("rows.jsonl", ""), ("-", text)):
+    out, err = run("run", "--model", model, "--input", name, "--output", "a", "--compare", "full", "--compare-output", "b", "--json",
+                   "--stats", "s", "--rho", "0.2", "--min-tokens", "16", stdin=stdin)
+    summary = json.loads(out)
+    assert summary["policy"] == "d2o" and summary["compare"]["policy"] == "full"
+    assert summary["requests"]["total"] == summary["compare"]["requests"]["total"] == 4
+    assert summary["effective_ratio"] < 0.5 and summary["compare"]["effective_ratio"] == 1
+    assert summary["merged"] + summary["dropped"] > 0 == summary["compare"]["dropped"]
+    assert sum(summary["blocks_per_layer"]) < sum(summary["compare"]["blocks_per_layer"])
+    a, b = lines(open("a", "rb").read()), lines(open("b", "rb").read())
+    assert sorted(r["id"] for r in a) == sorted(r["id"] for r in b) == [0, 1, 2, 3]
+    assert all(r["kv"]["policy"] == "full" for r in b)
+    steps = lines(open("s", "rb").read())
+    assert [s["step"] for s in steps if s["policy"] == "d2o"] == list(range(1, summary["steps"] + 1))
+    assert sum(s["decode_tokens"] for s in steps if s["policy"] == "full") == summary["compare"]["decode"]["tokens"]
+    assert all(len(s["blocks"]) == summary["n_layers"] and s["free_blocks"] <= summary["blocks_total"] for s in steps)
+_, err = run("run", "--model", model, "--input", "rows.jsonl", "--output", "a", "--compare", "h2o", "--min-tokens", "16")
+assert "d2o, rho 0.2" in err and "h2o, rho 0.2" in err and "preemptions" in err and "#" in err
+_, err = run("run", "--model", model, "--input", "two.jsonl", "--output", "a", "--compare", "full", "--quiet")
+assert err == ""
+END
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,96 @@
+/* tools/cli.h: the commands, their options, and what they share: model, engine and policy from options. */
+#ifndef KVF_TOOLS_CLI_H
+#define KVF_TOOLS_CLI_H
+
+#include <jansson.h>
+
+#include "kvfold/engine.h"
+#include "tools/args.h"
+#include "tools/text.h"
+
+/* Exit codes; `kvfold help` lists them. */
+enum {
+    KVF__EXIT_OK = 0,
+    KVF__EXIT_SOME_FAILED = 1, /* a line was bad, or a request ended with an error */
+    KVF__EXIT_USAGE = 2,       /* nothing was run */
+    KVF__EXIT_OUTPUT = 3,      /* an output could not be written */
+    KVF__EXIT_ENGINE = 4,      /* the engine failed */
+    KVF__EXIT_SIGNAL = 128     /* plus the signal's number */
+};
+
+/* The options of all commands: each uses the part its tables name. */
+typedef struct kvf__cli {
+    const char *words[2];
+    uint32_t n_words;
+    const char *model, *input, *prompt, *output, *system, *chat_template, *compare, *compare_output, *stats;
+    const char *policy, *preset, *kv_dtype, *ids, *text, *file, *decode;
+    kvf__arg_list policy_options; /* names and values as given */
+    kvf__arg_list stop;
+    uint32_t block_size, heads_per_group, chunk, threads, max_running, context, max_tokens, top_k, n_prompt;
+    uint64_t kv_memory, seed;
+    double temperature, top_p;
+    int raw, special, json, quiet;
+} kvf__cli;
+
+/* options.c: the commands, ended by one without a name, and the defaults. */
+extern const kvf__command kvf__commands[];
+kvf__cli kvf__cli_default(void);
+void kvf__options_init(void); /* takes the policy options from the library; before anything else */
+
+/* The commands; each returns an exit code. */
+int kvf__run_command(const void *cli);
+int kvf__tokenize_command(const void *cli);
+int kvf__info_command(const void *cli);
+int kvf__eval_command(const void *cli);
+
+/* ---- setup.c ---------------------------------------------------------------------------------------- */
+
+/* Opens the model that the options name, or the default one; NULL after a message.
+ * n_threads (may be NULL): how many threads there are. */
+kvf_model *kvf__setup_model(const kvf__cli *cli, bool tokenizer_only, uint32_t *n_threads);
+
+/* An engine for it. any: requests may bring policy options of their own, so pages have room for what any of them needs.
+ * NULL after a message. */
+kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_policy_options *policy, bool any);
+
+/* Says a text of the library, with the option in front as people know it: "kv_bytes 1: ..." as "--kv-memory 1: ...". */
+void kvf__say_option(const char *text);
+
+/* "d2o" or "d2o:serving" in two; false when a part is too long. */
+typedef struct kvf__policy_name {
+    char policy[48], preset[48]; /* preset "": the policy's default */
+} kvf__policy_name;
+bool kvf__policy_name_read(const char *text, kvf__policy_name *name);
+
+/* The options of a policy. own: the policy is the one of the command line, whose options all count; else only those
+ * that say how much is kept (rho, budget_tokens, min_tokens), since the others were meant for another policy. */
+kvf_status kvf__policy_options(const kvf__cli *cli, const kvf__policy_name *name, bool own, kvf_policy_options *out,
+                               kvf_error *err);
+
+/* Whether an option says how much is kept. `full` keeps everything and takes none of these. */
+bool kvf__policy_is_budget(const char *option);
+bool kvf__policy_keeps_all(const kvf_policy_options *options);
+
+/* Adds "rho" (null when budget_tokens stands in its place) and "budget_tokens" to an object. */
+void kvf__policy_put(json_t *object, const kvf_policy_options *options);
+
+/* All of a file, NUL terminated; "-" is standard input. NULL after a message that names `option`. */
+char *kvf__read_file(const char *path, const char *option, size_t *n_bytes);
+
+/* Text to ids; NULL with err set. The caller frees. */
+uint32_t *kvf__encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes, uint32_t flags, size_t *n_ids,
+                      kvf_error *err);
+
+/* A number for JSON: null when it is not finite. */
+json_t *kvf__json_number(double value);
+
+/* Text as JSON, broken bytes as U+FFFD. */
+json_t *kvf__json_text(const char *text, size_t n_bytes);
+
+/* Prints an object on stdout and frees it; false after a message when that failed. */
+bool kvf__json_print(json_t *value);
+
+/* Flushes stdout; false after a message when it could not be written. */
+bool kvf__stdout_done(void);
+
+#endif

@@ -1,0 +1,208 @@
+/* The tables of the commands and their options. */
+#define _POSIX_C_SOURCE 200809L
+#include <stdio.h>
+#include <string.h>
+
+#include "tools/cli.h"
+
+#define AT(field) offsetof(kvf__cli, field)
+#define N(array) (sizeof(array) / sizeof(array)[0])
+#define U32_LIMIT 4294967295.0
+
+/* ---- Groups ------------------------------------------------------------------------------------- */
+
+static const kvf__arg model_args[] = {
+    {"model", "FILE", "GGUF file of a Llama-family model", "~/.cache/kvfold/SmolLM2-135M-Instruct.Q4_1.gguf",
+     KVF__ARG_TEXT, AT(model), 0, 0, NULL},
+    {"threads", "N", "threads", "the CPUs there are", KVF__ARG_COUNT, AT(threads), 1, 1024, NULL},
+};
+static const kvf__arg_group model_group = {"Model", model_args, N(model_args), NULL};
+
+static const kvf__arg run_args[] = {
+    {"input", "FILE", "requests, one JSON object a line (see below); - is standard input", NULL, KVF__ARG_TEXT,
+     AT(input), 0, 0, NULL},
+    {"prompt", "TEXT", "one request in place of --input: a user's message, whose answer is printed as it comes", NULL,
+     KVF__ARG_TEXT, AT(prompt), 0, 0, NULL},
+    {"output", "FILE", "results, one JSON object a line, written as each request ends; - is standard output",
+     "-; with --prompt: the text alone", KVF__ARG_TEXT, AT(output), 0, 0, NULL},
+    {"system", "TEXT", "system message for --prompt, and for `messages` that have none", NULL, KVF__ARG_TEXT,
+     AT(system), 0, 0, NULL},
+    {"chat-template", "NAME",
+     "how messages become text: auto (as the model's file says), chatml, or none (their contents joined)", "auto",
+     KVF__ARG_CHOICE, AT(chat_template), 0, 0, "auto|chatml|none"},
+    {"raw", NULL, "--prompt is text to continue, not a message", NULL, KVF__ARG_FLAG, AT(raw), 0, 0, NULL},
+    {"special", NULL, "control tokens written out in a raw prompt (<|im_end|>) become themselves", NULL, KVF__ARG_FLAG,
+     AT(special), 0, 0, NULL},
+};
+static const kvf__arg_group run_group = {"Requests and results", run_args, N(run_args), NULL};
+
+static const kvf__arg sampling_args[] = {
+    {"max-tokens", "N", "most tokens to generate for a request", "256", KVF__ARG_COUNT, AT(max_tokens), 1, U32_LIMIT,
+     NULL},
+    {"temperature", "X", "0 takes the likeliest token", "0", KVF__ARG_NUMBER, AT(temperature), 0, 100, NULL},
+    {"top-k", "N", "sample among the N likeliest tokens; 0: all", "0", KVF__ARG_COUNT, AT(top_k), 0, U32_LIMIT, NULL},
+    {"top-p", "X", "sample among the likeliest tokens that together have this probability; 0 or 1: all", "1",
+     KVF__ARG_NUMBER, AT(top_p), 0, 1, NULL},
+    {"seed", "N", "of sampling; line n of the input gets seed N + n - 1", "0", KVF__ARG_SEED, AT(seed), 0, 0, NULL},
+    {"stop", "TEXT", "end before this text; may be given several times", NULL, KVF__ARG_LIST, AT(stop), 0, 0, NULL},
+};
+static const kvf__arg_group sampling_group = {"Generation (a line of the input may set its own)", sampling_args,
+                                              N(sampling_args), NULL};
+
+/* The policy's own options follow these two, from the library's table. */
+enum { MAX_POLICY_ARGS = 64 };
+static kvf__arg policy_args[MAX_POLICY_ARGS] = {
+    {"policy", "NAME", NULL, "d2o", KVF__ARG_TEXT, AT(policy), 0, 0, NULL},
+    {"preset", "NAME", "set of options of d2o: paper, serving or authors", "paper", KVF__ARG_TEXT, AT(preset), 0, 0,
+     NULL},
+};
+static char policy_help[200], policy_helps[MAX_POLICY_ARGS][320], policy_fallbacks[MAX_POLICY_ARGS][48];
+static kvf__arg_group policy_group = {
+    "Policy: which tokens the cache keeps (a line of the input may set its own)", policy_args, 2,
+    "  Defaults are those of d2o, preset paper; another policy or preset has its own. A line that names its own\n"
+    "  policy or preset starts from that: of the command line only rho, budget-tokens and min-tokens count there too."};
+
+static const kvf__arg memory_args[] = {
+    {"kv-memory", "SIZE", "memory for K and V: plain bytes, or with KiB, MiB or GiB", "512MiB", KVF__ARG_BYTES,
+     AT(kv_memory), 0, 0, NULL},
+    {"kv-dtype", "TYPE", "type of K and V: fp16 or fp32", "fp16", KVF__ARG_CHOICE, AT(kv_dtype), 0, 0, "fp16|fp32"},
+    {"block-size", "N", "tokens a block holds: 8, 16, 32, 64, 128 or 256", "16", KVF__ARG_COUNT, AT(block_size), 8, 256,
+     "8|16|32|64|128|256"},
+    {"heads-per-group", "N", "KV heads that share a block table; divides the model's KV heads", "all of a layer",
+     KVF__ARG_COUNT, AT(heads_per_group), 1, 1024, NULL},
+    {"chunk", "N", "tokens of a prompt computed in one step; a multiple of the block size", "512", KVF__ARG_COUNT,
+     AT(chunk), 8, 1048576, NULL},
+    {"max-running", "N", "requests in the batch at once, at most", "64", KVF__ARG_COUNT, AT(max_running), 1, 65536,
+     NULL},
+    {"context", "N", "positions a request may reach; it then ends with length", "the model's", KVF__ARG_COUNT,
+     AT(context), 2, U32_LIMIT, NULL},
+};
+static const kvf__arg_group memory_group = {"Memory and batch", memory_args, N(memory_args), NULL};
+
+static const kvf__arg report_args[] = {
+    {"compare", "POLICY",
+     "run the same requests again in the same KV memory with this policy (full, h2o, d2o:serving), and print both",
+     NULL, KVF__ARG_TEXT, AT(compare), 0, 0, NULL},
+    {"compare-output", "FILE", "results of the second run", "not kept", KVF__ARG_TEXT, AT(compare_output), 0, 0, NULL},
+    {"stats", "FILE", "one JSON object per step: time, requests, tokens, free blocks, blocks per layer", NULL,
+     KVF__ARG_TEXT, AT(stats), 0, 0, NULL},
+    {"json", NULL, "the summary as one JSON object on standard output", NULL, KVF__ARG_FLAG, AT(json), 0, 0, NULL},
+    {"quiet", NULL, "no summary, progress or warnings; errors are still reported", NULL, KVF__ARG_FLAG, AT(quiet), 0, 0,
+     NULL},
+};
+static const kvf__arg_group report_group = {"Reports", report_args, N(report_args), NULL};
+
+static const kvf__arg tokenize_args[] = {
+    {"file", "FILE", "text of a file in place of TEXT; - is standard input", NULL, KVF__ARG_TEXT, AT(file), 0, 0, NULL},
+    {"decode", "IDS", "the other way: ids (\"504,3575\" or \"[504, 3575]\") to text", NULL, KVF__ARG_TEXT, AT(decode),
+     0, 0, NULL},
+    {"special", NULL,
+     "control tokens count: written out in the text they become themselves, in --decode they are shown", NULL,
+     KVF__ARG_FLAG, AT(special), 0, 0, NULL},
+    {"model", "FILE", "GGUF file whose tokenizer is used", "as kvfold run", KVF__ARG_TEXT, AT(model), 0, 0, NULL},
+    {"json", NULL, "one JSON object: token_ids, or text with --decode", NULL, KVF__ARG_FLAG, AT(json), 0, 0, NULL},
+};
+static const kvf__arg_group tokenize_group = {"Options", tokenize_args, N(tokenize_args), NULL};
+
+static const kvf__arg info_args[] = {
+    {"model", "FILE", "in place of the argument", "as kvfold run", KVF__ARG_TEXT, AT(model), 0, 0, NULL},
+    {"json", NULL, "one JSON object", NULL, KVF__ARG_FLAG, AT(json), 0, 0, NULL},
+};
+static const kvf__arg_group info_group = {"Options", info_args, N(info_args), NULL};
+
+static const kvf__arg eval_args[] = {
+    {"ids", "FILE", "tokens: a JSON list, or an object with `token_ids` or `ids`; - is standard input", NULL,
+     KVF__ARG_TEXT, AT(ids), 0, 0, NULL},
+    {"text", "FILE", "text to tokenize in place of --ids", NULL, KVF__ARG_TEXT, AT(text), 0, 0, NULL},
+    {"prompt", "N", "tokens that are the prompt; those after it are scored, one step each", NULL, KVF__ARG_COUNT,
+     AT(n_prompt), 1, U32_LIMIT, NULL},
+    {"max-tokens", "N", "most tokens to score", "all", KVF__ARG_COUNT, AT(max_tokens), 1, U32_LIMIT, NULL},
+    {"json", NULL, "one JSON object, with nll of every token", NULL, KVF__ARG_FLAG, AT(json), 0, 0, NULL},
+    {"quiet", NULL, "no warnings", NULL, KVF__ARG_FLAG, AT(quiet), 0, 0, NULL},
+};
+static const kvf__arg_group eval_group = {"What is scored", eval_args, N(eval_args), NULL};
+
+/* ---- Commands ----------------------------------------------------------------------------------- */
+
+static const kvf__arg_group *const run_groups[] = {&run_group,    &model_group,  &policy_group, &sampling_group,
+                                                   &memory_group, &report_group, NULL};
+static const kvf__arg_group *const tokenize_groups[] = {&tokenize_group, NULL};
+static const kvf__arg_group *const info_groups[] = {&info_group, NULL};
+static const kvf__arg_group *const eval_groups[] = {&eval_group, &model_group, &policy_group, &memory_group, NULL};
+
+static const char run_notes[] =
+    "Input lines:\n"
+    "  {\"id\": \"a\", \"prompt\": \"Once upon a time\", \"max_tokens\": 64}\n"
+    "  {\"id\": \"b\", \"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"policy\": \"h2o\", \"rho\": 0.4}\n"
+    "  id              string or whole number [the line's number]; each once\n"
+    "  prompt          text to continue, as it stands, or\n"
+    "  messages        a dialogue that goes through the chat template, or\n"
+    "  token_ids       ids of tokens\n"
+    "  max_tokens, temperature, top_k, top_p, seed, stop (text or list), policy, preset,\n"
+    "  and the policy's options by name\n"
+    "  A bad line is reported with its number, on standard error and as a result with finish_reason error;\n"
+    "  the rest runs.\n"
+    "\n"
+    "Output lines:\n"
+    "  id, text, token_ids, finish_reason (stop, length or error), prompt_tokens, completion_tokens,\n"
+    "  kv: policy, rho, held_tokens and full_tokens (slots over all layers: held at the end, and with a full cache),\n"
+    "  blocks (per layer, at the end), kept, merged, dropped (tokens over layers and KV heads);\n"
+    "  with finish_reason error: error and the line's number\n"
+    "\n"
+    "Exit status: 0 all requests ended well, 1 some did not, 2 nothing was run, 3 an output could not be written,\n"
+    "  4 the engine failed, 130 interrupted (what had ended is written)";
+
+const kvf__command kvf__commands[] = {
+    {"run", "Generate: answers a prompt, or a file of requests as one batch.",
+     "  kvfold run --prompt TEXT [options]\n  kvfold run --input FILE [--output FILE] [options]", run_notes, run_groups,
+     0, 0, NULL, kvf__run_command},
+    {"tokenize", "Show the tokens of a text, or the text of tokens.",
+     "  kvfold tokenize TEXT [options]\n"
+     "  kvfold tokenize --file FILE [options]\n"
+     "  kvfold tokenize --decode IDS [options]",
+     NULL, tokenize_groups, 0, 1, "TEXT", kvf__tokenize_command},
+    {"info", "Show what a model file holds, and what its KV cache takes.", "  kvfold info [MODEL] [--json]", NULL,
+     info_groups, 0, 1, "MODEL", kvf__info_command},
+    {"eval", "Measure how well a text is predicted through the compressed cache.",
+     "  kvfold eval nll (--ids FILE | --text FILE) --prompt N [options]",
+     "  nll: the negative log-likelihood, in nats, of every token after the prompt, each step fed with the true token.",
+     eval_groups, 1, 1, "nll", kvf__eval_command},
+    {NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL},
+};
+
+kvf__cli kvf__cli_default(void) {
+    kvf__cli cli;
+    memset(&cli, 0, sizeof cli);
+    cli.chat_template = "auto";
+    cli.kv_dtype = "fp16";
+    cli.block_size = 16;
+    cli.chunk = 512;
+    cli.max_running = 64;
+    cli.kv_memory = (uint64_t)512 << 20;
+    cli.top_p = 1;
+    return cli;
+}
+
+void kvf__options_init(void) {
+    size_t used = (size_t)snprintf(policy_help, sizeof policy_help, "one of");
+    const char *name;
+    for (uint32_t i = 0; (name = kvf_policy_name(i)) && used < sizeof policy_help; i++)
+        used += (size_t)snprintf(policy_help + used, sizeof policy_help - used, "%s %s", i ? "," : "", name);
+    policy_args[0].help = policy_help;
+
+    kvf_policy_options options;
+    kvf__cli cli = kvf__cli_default();
+    kvf__policy_name paper = {"d2o", ""};
+    bool known = kvf__policy_options(&cli, &paper, true, &options, NULL) == KVF_OK;
+    uint32_t n = 0;
+    const kvf_policy_option_info *list = kvf_policy_option_list(&n);
+    for (uint32_t i = 0; i < n && policy_group.n_args < MAX_POLICY_ARGS; i++) {
+        uint32_t row = policy_group.n_args++;
+        kvf__arg *a = &policy_args[row];
+        char *text = policy_helps[row], *fallback = policy_fallbacks[row];
+        snprintf(text, sizeof policy_helps[0], "%s Values: %s", list[i].summary, list[i].values);
+        *a = (kvf__arg){list[i].name, "X", text, NULL, KVF__ARG_NAMED, AT(policy_options), 0, 0, NULL};
+        if (known && !kvf_policy_option_get(&options, list[i].name, fallback, sizeof policy_fallbacks[0]))
+            a->fallback = fallback;
+    }
+}

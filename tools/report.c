@@ -1,0 +1,244 @@
+/* The summary of a run. */
+#define _POSIX_C_SOURCE 200809L
+#include "tools/report.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Adding up ---------------------------------------------------------------------------------------- */
+
+void kvf__policy_label(const kvf_policy_options *options, char *text, size_t capacity) {
+    const char *name = options->ops ? options->ops->name : "";
+    if (kvf__policy_keeps_all(options))
+        snprintf(text, capacity, "%s", name);
+    else if (options->budget_tokens)
+        snprintf(text, capacity, "%s, %u tokens", name, options->budget_tokens);
+    else
+        snprintf(text, capacity, "%s, rho %g", name, options->rho);
+}
+
+bool kvf__tally_init(kvf__tally *t, const kvf__cli *cli, const kvf_model_info *info, const kvf_policy_options *policy) {
+    memset(t, 0, sizeof *t);
+    t->policy = *policy;
+    t->n_layers = info->n_layers;
+    t->n_groups = cli->heads_per_group ? info->n_kv_heads / cli->heads_per_group : 1;
+    t->block_size = cli->block_size;
+    t->blocks = calloc(t->n_layers, sizeof *t->blocks);
+    t->blocks_max = calloc(t->n_layers, sizeof *t->blocks_max);
+    kvf__policy_label(policy, t->label, sizeof t->label);
+    if (t->blocks && t->blocks_max) return true;
+    kvf__say("out of memory");
+    kvf__tally_free(t);
+    return false;
+}
+
+void kvf__tally_free(kvf__tally *t) {
+    free(t->blocks);
+    free(t->blocks_max);
+    t->blocks = NULL;
+    t->blocks_max = NULL;
+}
+
+void kvf__tally_add(kvf__tally *t, const kvf_result *r) {
+    t->n_stop += r->finish == KVF_FINISH_STOP;
+    t->n_length += r->finish == KVF_FINISH_LENGTH;
+    t->n_error += r->finish == KVF_FINISH_ERROR;
+    t->kept += r->kept;
+    t->merged += r->counts.merged;
+    t->dropped += r->counts.dropped;
+    t->held_tokens += r->held_tokens;
+    t->full_tokens += r->full_tokens;
+    t->prompt_tokens += r->n_prompt;
+    t->completion_tokens += r->n_tokens;
+    if (!r->held_tokens) return;
+    uint64_t positions = r->full_tokens / ((uint64_t)t->n_layers * t->n_groups);
+    t->full_blocks += (positions + t->block_size - 1) / t->block_size * t->n_groups;
+    for (uint32_t l = 0; l < t->n_layers; l++) t->blocks[l] += r->layers[l].n_blocks;
+    t->n_measured++;
+}
+
+void kvf__tally_end(kvf__tally *t, const kvf_engine_stats *stats, double wall_s) {
+    t->stats = *stats;
+    t->stats.layers = NULL;
+    t->wall_s = wall_s;
+    for (uint32_t l = 0; l < t->n_layers && stats->layers; l++) t->blocks_max[l] = stats->layers[l].n_blocks_max;
+}
+
+/* ---- Text ------------------------------------------------------------------------------------------------ */
+
+enum { LABEL_WIDTH = 26, COLUMN_WIDTH = 24, CELL_BYTES = 128 };
+
+typedef void (*cell_fn)(const kvf__tally *t, char *text, size_t capacity);
+
+static void cell_label(const kvf__tally *t, char *text, size_t capacity) { snprintf(text, capacity, "%s", t->label); }
+
+static void cell_requests(const kvf__tally *t, char *text, size_t capacity) {
+    uint64_t total = t->n_stop + t->n_length + t->n_error + t->n_unfinished + t->n_bad;
+    int used = snprintf(text, capacity, "%s:", kvf__show_count(total).text);
+    const struct {
+        uint64_t n;
+        const char *what;
+    } parts[] = {{t->n_stop, "stop"},
+                 {t->n_length, "length"},
+                 {t->n_error + t->n_bad, "error"},
+                 {t->n_unfinished, "unfinished"}};
+    for (size_t i = 0, n = 0; i < sizeof parts / sizeof parts[0] && used > 0 && (size_t)used < capacity; i++)
+        if (parts[i].n)
+            used += snprintf(text + used, capacity - (size_t)used, "%s%s %s", n++ ? ", " : " ",
+                             kvf__show_count(parts[i].n).text, parts[i].what);
+}
+
+static void cell_wall(const kvf__tally *t, char *text, size_t capacity) {
+    snprintf(text, capacity, "%s", kvf__show_seconds(t->wall_s).text);
+}
+
+static void cell_rate(uint64_t tokens, double seconds, char *text, size_t capacity) {
+    snprintf(text, capacity, "%s (%s tokens)", kvf__show_rate(tokens, seconds).text, kvf__show_count(tokens).text);
+}
+static void cell_prefill(const kvf__tally *t, char *text, size_t capacity) {
+    cell_rate(t->stats.n_prompt_tokens, t->stats.prefill_s, text, capacity);
+}
+static void cell_decode(const kvf__tally *t, char *text, size_t capacity) {
+    cell_rate(t->stats.n_decode_tokens, t->stats.decode_s, text, capacity);
+}
+static void cell_batch(const kvf__tally *t, char *text, size_t capacity) {
+    snprintf(text, capacity, "%s", kvf__show_count(t->stats.n_running_max).text);
+}
+static void cell_preempted(const kvf__tally *t, char *text, size_t capacity) {
+    snprintf(text, capacity, "%s", kvf__show_count(t->stats.n_preempted).text);
+}
+static void cell_held(const kvf__tally *t, char *text, size_t capacity) {
+    snprintf(text, capacity, "%s", kvf__show_bytes(t->stats.occupancy.held_bytes_max).text);
+}
+static void cell_full(const kvf__tally *t, char *text, size_t capacity) {
+    snprintf(text, capacity, "%s", kvf__show_bytes(t->stats.full_bytes_max).text);
+}
+static double share(const kvf__tally *t) {
+    return t->full_tokens ? (double)t->held_tokens / (double)t->full_tokens : 1;
+}
+static void cell_share(const kvf__tally *t, char *text, size_t capacity) {
+    snprintf(text, capacity, "%.1f%%", share(t) * 100);
+}
+static void cell_kept(const kvf__tally *t, char *text, size_t capacity) {
+    snprintf(text, capacity, "%s", kvf__show_count(t->kept).text);
+}
+static void cell_merged(const kvf__tally *t, char *text, size_t capacity) {
+    snprintf(text, capacity, "%s", kvf__show_count(t->merged).text);
+}
+static void cell_dropped(const kvf__tally *t, char *text, size_t capacity) {
+    snprintf(text, capacity, "%s", kvf__show_count(t->dropped).text);
+}
+
+void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t n_threads, const kvf__tally *tallies,
+                      uint32_t n) {
+    static const struct {
+        const char *label;
+        cell_fn cell;
+    } rows[] = {{"policy", cell_label},
+                {"requests", cell_requests},
+                {"wall time", cell_wall},
+                {"prefill", cell_prefill},
+                {"decode", cell_decode},
+                {"batch size reached", cell_batch},
+                {"preemptions", cell_preempted},
+                {"KV held, at most", cell_held},
+                {"  with a full cache", cell_full},
+                {"tokens held at the end", cell_share},
+                {"tokens kept*", cell_kept},
+                {"tokens merged*", cell_merged},
+                {"tokens dropped*", cell_dropped}};
+    fprintf(stderr, "\n%s, %u layers; %s of %s KV in blocks of %u; %u thread%s\n\n",
+            info->name[0] ? info->name : info->architecture, info->n_layers, kvf__show_bytes(cli->kv_memory).text,
+            cli->kv_dtype, cli->block_size, n_threads, n_threads == 1 ? "" : "s");
+    enum { N_ROWS = sizeof rows / sizeof rows[0] };
+    size_t width = COLUMN_WIDTH; /* of all columns but the last */
+    for (size_t i = 0; i < N_ROWS && n > 1; i++) {
+        char text[CELL_BYTES] = "";
+        rows[i].cell(&tallies[0], text, sizeof text);
+        if (strlen(text) + 2 > width) width = strlen(text) + 2;
+    }
+    for (size_t i = 0; i < N_ROWS; i++) {
+        fprintf(stderr, "%-*s", LABEL_WIDTH, rows[i].label);
+        for (uint32_t c = 0; c < n; c++) {
+            char text[CELL_BYTES] = "";
+            rows[i].cell(&tallies[c], text, sizeof text);
+            fprintf(stderr, "%-*s", c + 1 < n ? (int)width : 0, text);
+        }
+        fputc('\n', stderr);
+    }
+    fputs("* over all layers and KV heads\n", stderr);
+    const kvf__tally *t = &tallies[0];
+    double *mean = t->n_measured ? calloc(t->n_layers, sizeof *mean) : NULL;
+    if (!mean) return;
+    for (uint32_t l = 0; l < t->n_layers; l++) mean[l] = (double)t->blocks[l] / (double)t->n_measured;
+    kvf__chart(mean, t->n_layers, (double)t->full_blocks / (double)t->n_measured);
+    free(mean);
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------------------- */
+
+static json_t *count(uint64_t n) { return json_integer((json_int_t)n); }
+
+static json_t *phase(uint64_t tokens, double seconds) {
+    return json_pack("{s:o, s:o, s:o}", "tokens", count(tokens), "seconds", kvf__json_number(seconds),
+                     "tokens_per_second", seconds > 0 ? kvf__json_number((double)tokens / seconds) : json_null());
+}
+
+static json_t *tally_json(const kvf__tally *t) {
+    json_t *o = json_object(), *mean = json_array(), *max = json_array();
+    const kvf_engine_stats *s = &t->stats;
+    kvf__policy_put(o, &t->policy);
+    json_object_set_new(o, "requests",
+                        json_pack("{s:o, s:o, s:o, s:o, s:o}", "total",
+                                  count(t->n_stop + t->n_length + t->n_error + t->n_bad + t->n_unfinished), "stop",
+                                  count(t->n_stop), "length", count(t->n_length), "error", count(t->n_error + t->n_bad),
+                                  "unfinished", count(t->n_unfinished)));
+    json_object_set_new(o, "wall_seconds", kvf__json_number(t->wall_s));
+    json_object_set_new(o, "prefill", phase(s->n_prompt_tokens, s->prefill_s));
+    json_object_set_new(o, "decode", phase(s->n_decode_tokens, s->decode_s));
+    json_object_set_new(o, "forward_seconds", kvf__json_number(s->forward_s));
+    json_object_set_new(o, "policy_seconds", kvf__json_number(s->policy_s));
+    json_object_set_new(o, "steps", count(s->n_steps));
+    json_object_set_new(o, "batch_size_reached", count(s->n_running_max));
+    json_object_set_new(o, "preemptions", count(s->n_preempted));
+    json_object_set_new(o, "prompt_tokens", count(t->prompt_tokens));
+    json_object_set_new(o, "completion_tokens", count(t->completion_tokens));
+    json_object_set_new(o, "kv_bytes_held_max", count(s->occupancy.held_bytes_max));
+    json_object_set_new(o, "kv_bytes_full_max", count(s->full_bytes_max));
+    json_object_set_new(o, "blocks_total", count(s->occupancy.blocks.n_total));
+    json_object_set_new(o, "blocks_held_max", count(s->occupancy.blocks.n_held_max));
+    json_object_set_new(o, "block_bytes", count(s->block_bytes));
+    json_object_set_new(o, "held_tokens", count(t->held_tokens));
+    json_object_set_new(o, "full_tokens", count(t->full_tokens));
+    json_object_set_new(o, "effective_ratio", kvf__json_number(share(t)));
+    json_object_set_new(o, "kept", count(t->kept));
+    json_object_set_new(o, "merged", count(t->merged));
+    json_object_set_new(o, "dropped", count(t->dropped));
+    double n = t->n_measured ? (double)t->n_measured : 1;
+    for (uint32_t l = 0; l < t->n_layers; l++) {
+        json_array_append_new(mean, kvf__json_number((double)t->blocks[l] / n));
+        json_array_append_new(max, count(t->blocks_max[l]));
+    }
+    json_object_set_new(o, "blocks_per_layer", mean);
+    json_object_set_new(o, "blocks_per_layer_full", kvf__json_number((double)t->full_blocks / n));
+    json_object_set_new(o, "blocks_per_layer_max", max);
+    return o;
+}
+
+json_t *kvf__report_json(const kvf__cli *cli, const kvf_model_info *info, uint32_t n_threads, const kvf__tally *tallies,
+                         uint32_t n) {
+    json_t *o = json_object();
+    json_object_set_new(o, "version", json_string(kvf_version()));
+    json_object_set_new(o, "model", kvf__json_text(info->name, strlen(info->name)));
+    json_object_set_new(o, "n_layers", count(info->n_layers));
+    json_object_set_new(o, "threads", count(n_threads));
+    json_object_set_new(o, "kv_memory_bytes", count(cli->kv_memory));
+    json_object_set_new(o, "kv_dtype", json_string(cli->kv_dtype));
+    json_object_set_new(o, "block_size", count(cli->block_size));
+    json_t *figures = tally_json(&tallies[0]);
+    json_object_update(o, figures);
+    json_decref(figures);
+    if (n > 1) json_object_set_new(o, "compare", tally_json(&tallies[1]));
+    return o;
+}

@@ -1,0 +1,41 @@
+/* tools/report.h: what a run did, added up, as text for people and as JSON. */
+#ifndef KVF_TOOLS_REPORT_H
+#define KVF_TOOLS_REPORT_H
+
+#include "tools/cli.h"
+
+typedef struct kvf__tally { /* of one run of the batch */
+    kvf_policy_options policy;
+    char label[64];
+    uint32_t n_layers, n_groups, block_size;
+    uint64_t n_stop, n_length, n_error, n_bad, n_unfinished; /* bad: lines that never became a request */
+    uint64_t kept, merged, dropped, held_tokens, full_tokens, prompt_tokens, completion_tokens;
+    uint64_t n_measured;    /* requests in the next two */
+    uint64_t *blocks;       /* [n_layers] at the requests' ends, added up */
+    uint64_t full_blocks;   /* of a layer with a full cache, likewise */
+    uint32_t *blocks_max;   /* [n_layers] of all requests together, at one time */
+    kvf_engine_stats stats; /* at the end; its layers are gone */
+    double wall_s;
+} kvf__tally;
+
+bool kvf__tally_init(kvf__tally *tally, const kvf__cli *cli, const kvf_model_info *info,
+                     const kvf_policy_options *policy);
+void kvf__tally_add(kvf__tally *tally, const kvf_result *result);
+void kvf__tally_end(kvf__tally *tally, const kvf_engine_stats *stats, double wall_s);
+void kvf__tally_free(kvf__tally *tally);
+
+/* "d2o, rho 0.2" */
+void kvf__policy_label(const kvf_policy_options *options, char *text, size_t capacity);
+
+/* The summary on stderr: one column per tally, and the chart of the first. */
+void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t n_threads, const kvf__tally *tallies,
+                      uint32_t n);
+
+/* The summary as an object: the first tally's figures, and those of the second under "compare". */
+json_t *kvf__report_json(const kvf__cli *cli, const kvf_model_info *info, uint32_t n_threads, const kvf__tally *tallies,
+                         uint32_t n);
+
+/* The chart of values per layer on stderr; full: what a full cache would take. */
+void kvf__chart(const double *values, uint32_t n_layers, double full);
+
+#endif

@@ -1,0 +1,451 @@
+/* kvfold run: a prompt or a file of requests through the engine, results out as they end. */
+#define _POSIX_C_SOURCE 200809L
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tools/jsonl.h"
+#include "tools/printer.h"
+#include "tools/progress.h"
+#include "tools/report.h"
+#include "tools/request.h"
+
+typedef struct run { /* the command */
+    const kvf__cli *cli;
+    kvf_model *model;
+    const kvf_model_info *info;
+    uint32_t n_threads;
+    kvf__policy_name names[2]; /* of --policy and of --compare */
+    kvf_policy_options policies[2];
+    kvf__tally tallies[2];
+    uint32_t n_passes, n_done;
+    kvf__reader reader;
+    kvf__sink outputs[2], stats;
+    bool streams, some_failed, engine_failed;
+    json_t *result; /* of --prompt with --json */
+} run;
+
+typedef struct pass { /* the batch, once through, with one policy */
+    run *run;
+    uint32_t index; /* 0: the command's; 1: the one it is compared with, which reports nothing */
+    kvf_engine *engine;
+    kvf__line_rules rules;
+    kvf__ids ids;
+    kvf__tally *tally;
+    kvf__sink *output;
+    kvf__printer printer;
+    kvf__progress progress;
+    bool ended, stopping;
+    uint32_t pending, ahead; /* requests submitted and not ended, and how many there may be */
+    uint64_t n_ended, step_prompt_tokens, step_decode_tokens;
+    double started;
+} pass;
+
+typedef struct job { /* one submitted request */
+    pass *pass;
+    json_t *id;
+    uint64_t line;
+    kvf_policy_options policy;
+} job;
+
+static volatile sig_atomic_t caught_signal;
+
+static void catch_signal(int number) { caught_signal = number; }
+
+/* The first signal ends the run after the step; a second one ends the program at once. */
+static void install_signals(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = catch_signal;
+    action.sa_flags = (int)SA_RESETHAND; /* no SA_RESTART: a wait for input ends */
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+/* ---- Results ------------------------------------------------------------------------------------------ */
+
+static json_t *kv_json(const job *j, const kvf_result *r, uint32_t n_layers) {
+    json_t *kv = json_object(), *blocks = json_array();
+    kvf__policy_put(kv, &j->policy);
+    json_object_set_new(kv, "held_tokens", json_integer((json_int_t)r->held_tokens));
+    json_object_set_new(kv, "full_tokens", json_integer((json_int_t)r->full_tokens));
+    for (uint32_t l = 0; l < n_layers; l++)
+        json_array_append_new(blocks, json_integer(r->layers ? r->layers[l].n_blocks : 0));
+    json_object_set_new(kv, "blocks", blocks);
+    json_object_set_new(kv, "kept", json_integer((json_int_t)r->kept));
+    json_object_set_new(kv, "merged", json_integer((json_int_t)r->counts.merged));
+    json_object_set_new(kv, "dropped", json_integer((json_int_t)r->counts.dropped));
+    return kv;
+}
+
+static json_t *result_json(const job *j, const kvf_result *r) {
+    static const char *const reasons[] = {"stop", "length", "aborted", "error"};
+    json_t *o = json_object(), *ids = json_array();
+    json_object_set(o, "id", j->id);
+    json_object_set_new(o, "text", kvf__json_text(r->text, r->text_bytes));
+    for (uint32_t i = 0; i < r->n_tokens; i++) json_array_append_new(ids, json_integer(r->tokens[i]));
+    json_object_set_new(o, "token_ids", ids);
+    json_object_set_new(o, "finish_reason", json_string(reasons[r->finish]));
+    json_object_set_new(o, "prompt_tokens", json_integer(r->n_prompt));
+    json_object_set_new(o, "completion_tokens", json_integer(r->n_tokens));
+    json_object_set_new(o, "kv", kv_json(j, r, j->pass->tally->n_layers));
+    if (r->finish == KVF_FINISH_ERROR) {
+        const char *error = r->error ? r->error : "failed";
+        json_object_set_new(o, "error", kvf__json_text(error, strlen(error)));
+        json_object_set_new(o, "line", json_integer((json_int_t)j->line));
+    }
+    return o;
+}
+
+static void say_failed(const pass *p, uint64_t line, const char *text) {
+    p->run->some_failed = true;
+    if (p->index) return;
+    if (p->run->cli->prompt)
+        kvf__say("--prompt: %s", text);
+    else
+        kvf__say("%s line %llu: %s", p->run->reader.name, (unsigned long long)line, text);
+}
+
+static void emit(pass *p, json_t *value) {
+    if (p->run->cli->prompt && p->run->cli->json && !p->output->file && !p->index && !p->run->result)
+        p->run->result = value;
+    else
+        kvf__sink_write(p->output, value);
+}
+
+/* A line that did not become a request. */
+static void reject(pass *p, const kvf__line *line, const char *text) {
+    say_failed(p, line->number, text);
+    p->tally->n_bad++;
+    p->n_ended++;
+    json_t *o = json_pack("{s:O?, s:s, s:[], s:s, s:i, s:i, s:n}", "id", line->id, "text", "", "token_ids",
+                          "finish_reason", "error", "prompt_tokens", 0, "completion_tokens", 0, "kv");
+    json_object_set_new(o, "error", kvf__json_text(text, strlen(text)));
+    json_object_set_new(o, "line", json_integer((json_int_t)line->number));
+    emit(p, o);
+}
+
+static void on_token(void *user, kvf_request request, uint32_t token, double logprob) {
+    pass *p = ((job *)user)->pass;
+    char bytes[512], *larger = NULL, *text = bytes;
+    (void)request;
+    (void)logprob;
+    size_t n = kvf_tokenizer_piece(p->rules.tokenizer, token, 0, bytes, sizeof bytes);
+    if (n > sizeof bytes && (text = larger = malloc(n))) kvf_tokenizer_piece(p->rules.tokenizer, token, 0, larger, n);
+    if (text) kvf__printer_add(&p->printer, text, n);
+    free(larger);
+}
+
+static void on_finish(void *user, const kvf_result *result) {
+    job *j = user;
+    pass *p = j->pass;
+    p->pending--;
+    if (p->stopping || result->finish == KVF_FINISH_ABORTED) {
+        p->tally->n_unfinished++;
+    } else {
+        p->n_ended++;
+        if (result->finish == KVF_FINISH_ERROR) say_failed(p, j->line, result->error ? result->error : "failed");
+        kvf__tally_add(p->tally, result);
+        emit(p, result_json(j, result));
+    }
+    json_decref(j->id);
+    free(j);
+}
+
+/* ---- Requests ------------------------------------------------------------------------------------------- */
+
+static void submit(pass *p, const kvf__line *line) {
+    kvf_error err = {""};
+    job *j = calloc(1, sizeof *j);
+    if (!j) {
+        reject(p, line, "out of memory");
+        return;
+    }
+    *j = (job){p, json_incref(line->id), line->number, line->policy};
+    kvf_generate g = {.struct_size = sizeof g, .tokens = line->tokens, .n_tokens = (uint32_t)line->n_tokens};
+    g.max_tokens = line->max_tokens;
+    g.sampling = line->sampling;
+    g.stop = line->stop;
+    g.n_stop = line->n_stop;
+    g.policy = &line->policy;
+    g.user = j;
+    g.on_token = p->run->streams && !p->index ? on_token : NULL;
+    g.on_finish = on_finish;
+    kvf_status st = kvf_engine_submit(p->engine, &g, NULL, &err);
+    if (!st) {
+        p->pending++;
+        return;
+    }
+    reject(p, line, err.text[0] ? err.text : kvf_status_text(st));
+    json_decref(j->id);
+    free(j);
+}
+
+static void take_line(pass *p, const char *text, size_t n_bytes, uint64_t number) {
+    if (number == 1 && n_bytes >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) text += 3, n_bytes -= 3;
+    size_t blank = 0;
+    while (blank < n_bytes && strchr(" \t\r", text[blank]) && text[blank]) blank++;
+    if (blank == n_bytes) return;
+    kvf__line line;
+    kvf_error err = {""};
+    kvf_status st = kvf__line_read(&p->rules, text, n_bytes, number, &line, &err);
+    /* A bad line uses up the id it names; the default id of a line that could not be read is used by nobody. */
+    kvf__ids_result used =
+        st && !(line.root && json_object_get(line.root, "id")) ? KVF__IDS_NEW : kvf__ids_add(&p->ids, line.id);
+    if (st) {
+        reject(p, &line, err.text);
+    } else if (used != KVF__IDS_NEW) {
+        char *id = json_dumps(line.id, JSON_ENCODE_ANY);
+        snprintf(err.text, sizeof err.text,
+                 used == KVF__IDS_SEEN ? "id %s: an earlier line has it; give each its own" : "id %s: out of memory",
+                 id ? kvf__shown(id).text : "");
+        free(id);
+        reject(p, &line, err.text);
+    } else {
+        submit(p, &line);
+    }
+    kvf__line_free(&line);
+}
+
+static void take_prompt(pass *p) {
+    kvf__line line;
+    kvf_error err = {""};
+    kvf_status st = kvf__line_from_prompt(&p->rules, &line, &err);
+    if (st)
+        reject(p, &line, err.text[0] ? err.text : kvf_status_text(st));
+    else
+        submit(p, &line);
+    p->printer.stop = (const char *const *)p->run->cli->stop.values;
+    p->printer.n_stop = p->run->cli->stop.n;
+    kvf__line_free(&line);
+    p->ended = true;
+}
+
+/* Submits lines while there is room for more ahead of those that run. */
+static void feed(pass *p) {
+    while (!p->ended && p->pending < p->ahead && !caught_signal && !p->output->failed) {
+        const char *text;
+        size_t n_bytes;
+        if (p->run->cli->prompt) {
+            take_prompt(p);
+            return;
+        }
+        kvf__read got = kvf__reader_next(&p->run->reader, p->pending == 0, &text, &n_bytes);
+        if (got == KVF__READ_LATER) return;
+        if (got == KVF__READ_LINE) {
+            take_line(p, text, n_bytes, p->run->reader.n_lines);
+            continue;
+        }
+        p->ended = true;
+        p->run->some_failed |= got == KVF__READ_FAILED;
+    }
+}
+
+/* ---- Steps ------------------------------------------------------------------------------------------------ */
+
+static void write_step(pass *p, const kvf_engine_stats *s) {
+    json_t *blocks = json_array();
+    for (uint32_t l = 0; l < s->n_layers && s->layers; l++)
+        json_array_append_new(blocks, json_integer(s->layers[l].n_blocks));
+    json_t *o = json_object();
+    json_object_set_new(o, "step", json_integer((json_int_t)s->n_steps));
+    json_object_set_new(o, "policy", json_string(p->run->policies[p->index].ops->name));
+    json_object_set_new(o, "time", kvf__json_number(kvf__now() - p->started));
+    json_object_set_new(o, "running", json_integer(s->n_running));
+    json_object_set_new(o, "waiting", json_integer(s->n_waiting));
+    json_object_set_new(o, "prefill_tokens", json_integer((json_int_t)(s->n_prompt_tokens - p->step_prompt_tokens)));
+    json_object_set_new(o, "decode_tokens", json_integer((json_int_t)(s->n_decode_tokens - p->step_decode_tokens)));
+    json_object_set_new(o, "free_blocks", json_integer(s->occupancy.blocks.n_free));
+    json_object_set_new(o, "blocks", blocks);
+    p->step_prompt_tokens = s->n_prompt_tokens;
+    p->step_decode_tokens = s->n_decode_tokens;
+    kvf__sink_write(&p->run->stats, o);
+}
+
+static void after_step(pass *p) {
+    kvf_engine_stats s = {.struct_size = sizeof s};
+    if (kvf_engine_get_stats(p->engine, &s)) return;
+    if (p->run->stats.file) write_step(p, &s);
+    const kvf_pool_occupancy *blocks = &s.occupancy.blocks;
+    if (kvf__progress_due(&p->progress))
+        kvf__progress_show(&p->progress, p->n_ended, s.n_running, s.n_prompt_tokens + s.n_decode_tokens,
+                           blocks->n_total ? (double)blocks->n_held / blocks->n_total : 0);
+}
+
+static bool output_failed(const pass *p) { return p->output->failed || p->run->stats.failed || p->printer.failed; }
+
+static void steps(pass *p) {
+    while (!caught_signal && !output_failed(p)) {
+        feed(p);
+        if (caught_signal || output_failed(p) || (p->ended && !p->pending)) break;
+        if (!p->pending) continue;
+        int more = 0;
+        kvf_error err = {""};
+        kvf_status st = kvf_engine_step(p->engine, &more, &err);
+        if (st) {
+            kvf__say("the engine failed: %s", err.text[0] ? err.text : kvf_status_text(st));
+            p->run->engine_failed = true;
+            break;
+        }
+        after_step(p);
+    }
+}
+
+static bool run_pass(run *r, uint32_t index) {
+    const kvf__cli *cli = r->cli;
+    pass p = {.run = r, .index = index, .tally = &r->tallies[index], .output = &r->outputs[index]};
+    p.rules = (kvf__line_rules){cli, kvf_model_tokenizer(r->model), r->names[index], index == 0};
+    p.ahead = cli->max_running > 16384 ? 65536 : cli->max_running * 4;
+    if (!kvf__tally_init(p.tally, cli, r->info, &r->policies[index])) return false;
+    r->n_done = index + 1;
+    if (!(p.engine = kvf__setup_engine(cli, r->model, &r->policies[index], !cli->prompt))) return false;
+    bool shows = !cli->quiet && !(r->streams && isatty(STDOUT_FILENO));
+    p.progress = kvf__progress_begin(
+        shows, p.tally->label, shows && !cli->prompt && isatty(STDERR_FILENO) ? kvf__reader_count(&r->reader) : 0);
+    p.started = kvf__now();
+    steps(&p);
+    double wall = kvf__now() - p.started;
+    kvf__progress_clear();
+    if (r->streams && !index) (void)kvf__printer_end(&p.printer);
+    r->outputs[0].failed |= p.printer.failed;
+    kvf_engine_stats s = {.struct_size = sizeof s};
+    p.stopping = true;
+    if (!kvf_engine_get_stats(p.engine, &s)) kvf__tally_end(p.tally, &s, wall);
+    kvf_engine_destroy(p.engine);
+    kvf__ids_free(&p.ids);
+    return !r->engine_failed && !output_failed(&p) && !caught_signal;
+}
+
+/* ---- The command ------------------------------------------------------------------------------------------ */
+
+static bool check_files(const kvf__cli *cli) {
+    const struct {
+        const char *option, *path;
+    } outputs[] = {{"output", cli->input && !cli->output ? "-" : cli->output},
+                   {"compare-output", cli->compare_output},
+                   {"stats", cli->stats},
+                   {"json", cli->json ? "-" : NULL},
+                   {"prompt", cli->prompt && !cli->output && !cli->json ? "-" : NULL}};
+    size_t n = sizeof outputs / sizeof outputs[0];
+    for (size_t i = 0; i < n; i++) {
+        for (size_t k = i + 1; k < n; k++) {
+            if (!outputs[i].path || !outputs[k].path || strcmp(outputs[i].path, outputs[k].path)) continue;
+            kvf__say("--%s and --%s would both write to %s: give one of them a file of its own", outputs[i].option,
+                     outputs[k].option, strcmp(outputs[i].path, "-") ? outputs[i].path : "standard output");
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool check_usage(const kvf__cli *cli) {
+    if (!cli->input == !cli->prompt) {
+        kvf__say(cli->input ? "--input and --prompt: give one of them"
+                            : "nothing to do: give --prompt TEXT or --input FILE (kvfold run --help)");
+        return false;
+    }
+    if ((cli->raw || cli->special) && cli->raw && !cli->prompt) {
+        kvf__say("--raw: is for --prompt; a line's `prompt` is always taken as it stands");
+        return false;
+    }
+    if (cli->compare_output && !cli->compare) {
+        kvf__say("--compare-output %s: there is no second run; give --compare POLICY",
+                 kvf__shown(cli->compare_output).text);
+        return false;
+    }
+    return check_files(cli);
+}
+
+/* The options of --policy and --compare; n_layers 0: before the model is known. */
+static bool read_policies(run *r, uint32_t n_layers) {
+    const kvf__cli *cli = r->cli;
+    r->n_passes = cli->compare ? 2 : 1;
+    for (uint32_t i = 0; i < r->n_passes; i++) {
+        const char *text = i ? cli->compare : cli->policy ? cli->policy : "d2o";
+        kvf_error err = {""};
+        if (!kvf__policy_name_read(text, &r->names[i])) {
+            kvf__say("--%s %s: there is no policy of that name", i ? "compare" : "policy", kvf__shown(text).text);
+            return false;
+        }
+        if (!i && cli->preset) snprintf(r->names[i].preset, sizeof r->names[i].preset, "%s", cli->preset);
+        kvf_status st = kvf__policy_options(cli, &r->names[i], i == 0, &r->policies[i], &err);
+        if (!st && n_layers) st = kvf_policy_options_check(&r->policies[i], n_layers, cli->block_size, &err);
+        if (!st) continue;
+        if (i)
+            kvf__say("--compare: %s", err.text[0] ? err.text : kvf_status_text(st));
+        else
+            kvf__say_option(err.text[0] ? err.text : kvf_status_text(st));
+        return false;
+    }
+    return true;
+}
+
+static bool open_outputs(run *r) {
+    const kvf__cli *cli = r->cli;
+    const char *paths[] = {cli->input && !cli->output ? "-" : cli->output, cli->compare_output, cli->stats};
+    kvf__sink *sinks[] = {&r->outputs[0], &r->outputs[1], &r->stats};
+    for (size_t i = 0; i < 3; i++) {
+        if (cli->input && paths[i] && kvf__reader_is(&r->reader, paths[i])) {
+            kvf__say("%s: is the input; writing there would destroy it", kvf__shown(paths[i]).text);
+            return false;
+        }
+    }
+    for (size_t i = 0; i < 3; i++)
+        if (!kvf__sink_open(sinks[i], paths[i])) return false;
+    return true;
+}
+
+static bool set_up(run *r) {
+    const kvf__cli *cli = r->cli;
+    r->reader.fd = -1;
+    if (!check_usage(cli) || !read_policies(r, 0)) return false;
+    if (cli->input && !kvf__reader_open(&r->reader, cli->input, cli->compare != NULL)) return false;
+    if (!(r->model = kvf__setup_model(cli, false, &r->n_threads))) return false;
+    r->info = kvf_model_get_info(r->model);
+    r->streams = cli->prompt && !cli->output && !cli->json;
+    return read_policies(r, r->info->n_layers) && open_outputs(r);
+}
+
+static bool summarize(run *r) {
+    const kvf__cli *cli = r->cli;
+    if (cli->json) {
+        json_t *summary = kvf__report_json(cli, r->info, r->n_threads, r->tallies, r->n_done);
+        if (r->result) json_object_set(summary, "result", r->result);
+        return kvf__json_print(summary);
+    }
+    if (!cli->quiet) kvf__report_text(cli, r->info, r->n_threads, r->tallies, r->n_done);
+    return true;
+}
+
+int kvf__run_command(const void *options) {
+    run r;
+    memset(&r, 0, sizeof r);
+    r.cli = options;
+    int code = KVF__EXIT_USAGE;
+    if (set_up(&r)) {
+        install_signals();
+        bool going = run_pass(&r, 0);
+        if (going && r.n_passes > 1 && (r.cli->prompt || kvf__reader_rewind(&r.reader))) going = run_pass(&r, 1);
+        bool started = r.tallies[0].stats.struct_size != 0;
+        if (caught_signal) kvf__say("interrupted: requests that had not ended are not written");
+        bool written = !started || summarize(&r);
+        for (int i = 0; i < 2; i++) written &= kvf__sink_close(&r.outputs[i]);
+        written &= kvf__sink_close(&r.stats);
+        code = !written          ? KVF__EXIT_OUTPUT
+               : !started        ? KVF__EXIT_USAGE
+               : r.engine_failed ? KVF__EXIT_ENGINE
+               : caught_signal   ? KVF__EXIT_SIGNAL + caught_signal
+               : !going          ? KVF__EXIT_ENGINE
+               : r.some_failed   ? KVF__EXIT_SOME_FAILED
+                                 : KVF__EXIT_OK;
+    }
+    kvf__tally_free(&r.tallies[0]);
+    kvf__tally_free(&r.tallies[1]);
+    json_decref(r.result);
+    kvf__reader_close(&r.reader);
+    kvf_model_close(r.model);
+    return code;
+}

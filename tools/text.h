@@ -1,0 +1,41 @@
+/* tools/text.h: texts for people: messages, escaped values, units; UTF-8. */
+#ifndef KVF_TOOLS_TEXT_H
+#define KVF_TOOLS_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct kvf__short { /* a small text by value */
+    char text[96];
+} kvf__short;
+
+/* "kvfold: ..." and a line end on stderr, over a progress line when one is shown. */
+void kvf__say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* A name with '-' for '_'. */
+kvf__short kvf__dashed(const char *name);
+
+/* A value for a message: cut at about 60 bytes, quoted when empty or with blanks, control and broken bytes as \xNN. */
+kvf__short kvf__shown(const char *value);
+
+/* "45.2 MiB", "23,301", "12.3 s", "812 tok/s"; a rate without time is "-". */
+kvf__short kvf__show_bytes(uint64_t bytes);
+kvf__short kvf__show_count(uint64_t n);
+kvf__short kvf__show_seconds(double seconds);
+kvf__short kvf__show_rate(uint64_t tokens, double seconds);
+
+/* Bytes of the well-formed UTF-8 sequence at text (no surrogates, no overlong forms); 0 when it is broken, and
+ * also when it is cut off by n, where *cut (may be NULL) is set to true. */
+size_t kvf__cli_utf8_length(const char *text, size_t n, bool *cut);
+
+/* The offset of the first byte that is not UTF-8, n when all is. */
+size_t kvf__cli_utf8_valid(const char *text, size_t n);
+
+/* Text with every broken byte as U+FFFD; out holds 3 n bytes. Returns the bytes written. */
+size_t kvf__cli_utf8_clean(char *out, const char *text, size_t n);
+
+/* Monotonic seconds. */
+double kvf__now(void);
+
+#endif
