@@ -1,5 +1,5 @@
 /* The engine on a tiny random model: equal results however the work is cut, exact memory, refusals, aborts, preemption. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include <criterion/criterion.h>
 #include <math.h>
 
@@ -12,10 +12,8 @@ enum { MAX_TOKENS = 512, BLOCK = 8 };
 static kvf_model *model;
 
 static void open_model(void) {
-    char path[] = "/tmp/kvf_engine_XXXXXX";
-    int fd = mkstemp(path);
-    cr_assert_geq(fd, 0);
-    close(fd);
+    char path[256];
+    gw_temp_path(path, sizeof path);
     struct tiny_model_params params = {.n_layers = 3, .seed = 7};
     kvf_test_write_tiny_model(path, &params);
     kvf_model_config config = {.struct_size = sizeof config};
