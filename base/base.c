@@ -47,8 +47,8 @@ kvf_status kvf__fail(kvf_error *err, kvf_status status, const char *format, ...)
     return status;
 }
 
-/* Large memory asks for huge pages: touching it first costs a fault for every 2 MiB instead of every 4 KiB (weights of 0.5 GB:
- * 0.1 s instead of 1.6 s), and kernels that stream it miss the TLB less. */
+/* Large memory asks for huge pages: touching it first costs a fault for every 2 MiB instead of every 4 KiB, and kernels that
+ * stream it miss the TLB less. */
 enum { HUGE_PAGE = 2 << 20 };
 
 static void *default_alloc(void *ctx, size_t bytes, size_t align) {

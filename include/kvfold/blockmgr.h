@@ -17,6 +17,7 @@
  *
  * All or nothing: a call that needs blocks in 48 layers gets them all or changes nothing.
  * Running out is the ordinary status KVF_E_NO_BLOCKS. No allocation after create.
+ * NULL for an object or an output that is not optional is KVF_E_INVALID in every call.
  */
 #ifndef KVFOLD_BLOCKMGR_H
 #define KVFOLD_BLOCKMGR_H
@@ -67,7 +68,7 @@ KVF_API KVF_CHECK kvf_status kvf_manager_bytes(const kvf_manager_config *config,
  *  @param config see above. @param out the manager. @param err detail, or NULL.
  *  @own the caller, kvf_manager_destroy. @threads any; the manager itself one thread at a time.
  *  @errors those of kvf_manager_bytes, KVF_E_NO_MEMORY.
- *  @cost O(n_blocks + max_seqs * tables); allocates once. */
+ *  @cost O(n_blocks + max_seqs * tables * blocks of max_slots); allocates once. */
 KVF_API KVF_CHECK kvf_status kvf_manager_create(const kvf_manager_config *config, kvf_manager **out, kvf_error *err);
 
 /** Frees the manager with everything in it; NULL is allowed. Handles into it become invalid.
@@ -100,7 +101,9 @@ typedef struct kvf_copy {
 } kvf_copy;
 
 /* The caller's buffer. A call appends to items and raises n. If capacity is too small the call
- * fails with KVF_E_LIMIT and changes nothing; n_tables + n_score_pages of the parent always do. */
+ * fails with KVF_E_LIMIT and changes nothing; n_tables + n_score_pages of the parent always do.
+ * A NULL list is one of capacity 0. Copies are carried out in order, before the slots that the call
+ * made are written and before anything else is written into either end. */
 typedef struct kvf_copy_list {
     kvf_copy *items;
     uint32_t n;
@@ -135,7 +138,7 @@ KVF_API KVF_CHECK kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, 
 
 /** Frees a sequence: its blocks that nobody else holds and its score pages fall free at once
  *  (blocks pinned by a pending copy when that is done), its promises are dropped.
- *  @param manager a manager. @param seq a sequence; a compaction under way is cancelled first.
+ *  @param manager a manager. @param seq a sequence; a compaction that it takes part in is cancelled first, as a whole.
  *  @own takes the handle. @threads as the manager. @errors KVF_E_STALE. @cost O(its blocks), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_seq_free(kvf_manager *manager, kvf_seq seq);
 
@@ -160,12 +163,15 @@ KVF_API KVF_CHECK kvf_status kvf_seq_next_pos(const kvf_manager *manager, kvf_se
 
 /** Sets the reservation of every table: each is promised ceil(n_slots / block_size) blocks in all, those it
  *  holds privately included (and as many score pages when with_scores). Replaces the former one; 0 drops it.
- *  A growth within its reservation never fails for want of blocks.
+ *  A growth within its reservation never fails for want of blocks, until a block that the table held privately
+ *  becomes shared (by a fork of this sequence or a hold) or is given up while a copy pins it; then the caller may
+ *  reserve again. A commit or a rollback gives back the promise for what the table gives up.
  *  @param manager a manager. @param seq a sequence.
  *  @param n_slots [n_layers][n_groups], slots; each at most max_slots.
  *  @param with_scores whether score pages are promised too.
  *  @own nothing is kept. @threads as the manager.
- *  @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_NO_BLOCKS. @cost O(tables), no allocation. */
+ *  @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_NO_BLOCKS.
+ *  @cost O(tables), and the blocks of tables that were forked or held; no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots, int with_scores);
 
 /** Gives every table of the sequence score pages for its present slots and for all that it will hold: from now
@@ -187,8 +193,8 @@ typedef struct kvf_append_item {
  *  @param manager a manager. @param items distinct sequences. @param n_items how many.
  *  @param copies copies to carry out before the new slots are written.
  *  @own nothing is kept. @threads as the manager.
- *  @errors KVF_E_STALE, KVF_E_INVALID (0 tokens, a sequence twice), KVF_E_LIMIT (max_slots, list capacity),
- *  KVF_E_NO_BLOCKS, KVF_E_STATE (compaction under way).
+ *  @errors KVF_E_STALE, KVF_E_INVALID (0 tokens, a sequence twice), KVF_E_LIMIT (max_slots, 2^32 positions, list
+ *  capacity), KVF_E_NO_BLOCKS, KVF_E_STATE (compaction under way).
  *  @cost O(tables + blocks taken), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32_t n_items,
                                         kvf_copy_list *copies);
@@ -227,8 +233,9 @@ typedef struct kvf_compaction {
 } kvf_compaction;
 
 /** Prepares a compaction: a table with any block that another sequence holds gets ceil(n_keep / block_size) fresh
- *  blocks, all such tables at once; a private one is written in place. If several owners of a block are in the
- *  batch, all but the last get fresh blocks. Until commit or cancel the sequences accept no append, fork or rollback.
+ *  blocks, all such tables at once, and so does one with a block that kvf_block_hold or a pending copy holds; a private
+ *  one is written in place. If several owners of a block are in the batch, all but the last get fresh blocks. Until
+ *  commit or cancel the sequences accept no append, fork or rollback.
  *  @param manager a manager with no compaction under way. @param items distinct (seq, layer). @param n_items how many,
  *  at most max_seqs * n_layers. @param out filled; valid until commit or cancel.
  *  @own items stay the caller's and must live until then. @threads as the manager.
@@ -264,8 +271,8 @@ typedef struct kvf_view {
 
 /** Fills one of the manager's two view buffers (double buffered: a step may use one while the next is filled).
  *  @param manager a manager. @param which 0 or 1. @param seqs the batch, in the order kernels will see.
- *  @param n_seqs at most max_seqs. @param out the view: its arrays are the manager's and hold until the same
- *  buffer is filled again; n_slots are those of now, rows follow later growth.
+ *  @param n_seqs at most max_seqs. @param out the view, filled wholly (struct_size too): its arrays are the manager's
+ *  and hold until the same buffer is filled again; n_slots are those of now, rows follow later growth.
  *  @own the manager's. @threads as the manager. @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_LIMIT.
  *  @cost O(n_seqs * tables), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_view_fill(kvf_manager *manager, uint32_t which, const kvf_seq *seqs, uint32_t n_seqs,
@@ -281,7 +288,7 @@ KVF_API KVF_CHECK kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out
 /** Adds a holder to a block that somebody holds.
  *  @param manager a manager. @param id the block's id (from a row or kvf_block_id). @param out a handle.
  *  @own the caller, kvf_block_release. @threads as the manager.
- *  @errors KVF_E_STALE (a free block, an id out of range). @cost O(1), no allocation. */
+ *  @errors KVF_E_STALE (a free block, an id out of range), KVF_E_LIMIT (2^32 holders). @cost O(1), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out);
 
 /** Gives one hold up. The block falls free with its last holder.

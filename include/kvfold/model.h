@@ -96,7 +96,7 @@ typedef struct kvf_forward {
 /** Runs the pass: writes K and V of the new tokens into the pages, fills the mass and the logits.
  *  @param model a model. @param activations of it. @param stream where it runs. @param forward see above. @param err detail, or NULL.
  *  @own nothing is kept. @threads one at a time for an activations object.
- *  @errors KVF_E_INVALID (an id outside the vocabulary, sizes beyond the activations'), those of after_layer.
+ *  @errors KVF_E_INVALID (an id outside the vocabulary, sizes beyond the activations'), those of after_layer, KVF_E_NO_MEMORY (the BLAS).
  *  @cost 2 * parameters * tokens operations and the attention; no allocation of ours. */
 KVF_API KVF_CHECK kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activations, kvf_stream *stream,
                                                const kvf_forward *forward, kvf_error *err);

@@ -201,6 +201,7 @@ KVF_API double kvf_policy_tau(const kvf_policy_state *state, uint32_t seq, uint3
 typedef struct kvf_policy_counts {
     uint64_t merged, dropped; /* evicted tokens, per KV head and layer */
     uint64_t n_events;        /* (layer, event) pairs that evicted */
+    uint64_t raised_tokens;   /* slots over all layers by which the layers' minima lift the total above the budget */
 } kvf_policy_counts;
 
 /** Counters since kvf_policy_open, added up over layers and KV heads.
@@ -284,6 +285,7 @@ typedef struct kvf_plan {
     uint64_t n_reduce, reduce_capacity; /* n_reduce 0: nothing to reduce */
     size_t bytes;
     kvf_allocator allocator;
+    uint32_t n_kv_heads; /* as created */
 } kvf_plan;
 
 /** Creates a plan buffer.

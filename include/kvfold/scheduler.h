@@ -66,7 +66,8 @@ typedef struct kvf_step_item {
 typedef enum kvf_end_reason {
     KVF_END_NONE = 0,
     KVF_END_LENGTH = 1,  /* max_new, the context, or alone in the pool and no block left */
-    KVF_END_NO_BLOCKS = 2/* a bounded request whose exact sizes do not fit the pool, alone */
+    KVF_END_NO_BLOCKS = 2,/* a bounded request whose exact sizes do not fit the pool, alone */
+    KVF_END_REFUSED = 3   /* the policy state refuses its options: it was made for other sizes than the manager */
 } kvf_end_reason;
 
 typedef struct kvf_step_end {
@@ -138,7 +139,7 @@ KVF_API KVF_CHECK kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request
 
 /** Sets the reservation anew from the policy's sizes (after an overflow).
  *  @param sched a scheduler. @param request running. @own nothing. @threads as the scheduler.
- *  @errors KVF_E_NOT_FOUND, KVF_E_NO_BLOCKS. @cost O(n_layers). */
+ *  @errors KVF_E_NOT_FOUND, KVF_E_STATE (its prompt is not computed), KVF_E_NO_BLOCKS (the former reservation stands). @cost O(n_layers). */
 KVF_API KVF_CHECK kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request);
 
 /** Ends a request in any state: its blocks, score pages and policy state are free at once.
