@@ -2,6 +2,9 @@
 #define _DEFAULT_SOURCE
 #include "base/base.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -153,8 +156,10 @@ float kvf__f32_from_f16(uint16_t h) {
 kvf__cpu kvf__cpu_detect(void) {
     kvf__cpu c = {false, false};
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    c.avx2_fma_f16c = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    unsigned a, b, ecx = 0, d;
+    __builtin_cpu_init(); /* also asks whether the operating system saves the wide registers */
+    bool f16c = __get_cpuid(1, &a, &b, &ecx, &d) && (ecx & bit_F16C); /* clang has no builtin for it */
+    c.avx2_fma_f16c = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     c.avx512 = c.avx2_fma_f16c && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #endif
