@@ -1,0 +1,187 @@
+/* The audit: walks everything and names the first broken invariant. Counts in scratch and clears it again. */
+#include "blockmgr/manager.h"
+
+#define BROKEN(...) kvf__fail(err, KVF_E_CORRUPT, __VA_ARGS__)
+
+static void clear(const kvf__pool *p) {
+    for (uint32_t i = 0; i < p->n; i++) p->entries[i].scratch = 0;
+}
+
+/* References: appearances (in scratch) + holds + pins. */
+static kvf_status check_refs(const kvf__pool *p, const char *what, kvf_error *err) {
+    uint32_t n_shared = 0, n_held = 0;
+    for (uint32_t i = 0; i < p->n; i++) {
+        const kvf__entry *e = &p->entries[i];
+        if (e->refs != (uint64_t)e->scratch + e->holds + e->pins)
+            return BROKEN("%s %u: %u references, but in %u rows, %u holds, %u pins", what, i, e->refs, e->scratch,
+                          e->holds, e->pins);
+        n_held += e->refs != 0;
+        n_shared += e->refs - e->pins > 1;
+    }
+    if (n_shared != p->n_shared) return BROKEN("%ss: n_shared %u, counted %u", what, p->n_shared, n_shared);
+    if (n_held + p->n_free != p->n) return BROKEN("%ss: %u held + %u free are not %u", what, n_held, p->n_free, p->n);
+    if (n_held > p->n_held_max) return BROKEN("%ss: n_held_max %u, held %u", what, p->n_held_max, n_held);
+    return KVF_OK;
+}
+
+static kvf_status check_pins(const kvf__pool *p, const char *what, kvf_error *err) {
+    clear(p);
+    for (uint32_t i = 0; i < p->n; i++) {
+        uint32_t src = p->entries[i].copy_src;
+        if (src == KVF_NO_BLOCK) continue;
+        if (src >= p->n) return BROKEN("%s %u: copied from %u, there are %u", what, i, src, p->n);
+        p->entries[src].scratch++;
+        p->entries[i].scratch++;
+    }
+    for (uint32_t i = 0; i < p->n; i++)
+        if (p->entries[i].pins != p->entries[i].scratch)
+            return BROKEN("%s %u: %u pins, %u ends of pending copies", what, i, p->entries[i].pins,
+                          p->entries[i].scratch);
+    return KVF_OK;
+}
+
+static kvf_status check_free(const kvf__pool *p, const char *what, kvf_error *err) {
+    clear(p);
+    for (uint32_t i = 0; i < p->n_free; i++) {
+        uint32_t id = p->free_ids[i];
+        if (id >= p->n || p->entries[id].refs) return BROKEN("%s %u: on the free list, but held or no id", what, id);
+        if (p->entries[id].scratch++) return BROKEN("%s %u: on the free list twice", what, id);
+    }
+    return KVF_OK;
+}
+
+static kvf_status check_pool(const kvf__pool *p, const char *what, uint64_t promised, kvf_error *err) {
+    if (p->n_free > p->n) return BROKEN("%ss: n_free %u of %u", what, p->n_free, p->n);
+    if (p->n_promised > p->n_free) return BROKEN("%ss: %u promised, %u free", what, p->n_promised, p->n_free);
+    if (p->n_promised != promised)
+        return BROKEN("%ss: n_promised %u, the tables' sum is %llu", what, p->n_promised, (unsigned long long)promised);
+    kvf_status s = check_refs(p, what, err);
+    if (!s) s = check_pins(p, what, err);
+    if (!s) s = check_free(p, what, err);
+    return s;
+}
+
+/* Counts the ids of a row in scratch; nothing may stand beyond them. */
+static kvf_status count_row(const kvf_manager *m, const kvf__pool *p, const uint32_t *row, uint32_t n, uint32_t t,
+                            kvf_error *err) {
+    if (n > m->row_capacity) return BROKEN("table %u: %u blocks in a row of %u", t, n, m->row_capacity);
+    for (uint32_t i = 0; i < m->row_capacity; i++) {
+        if (i >= n && row[i] != KVF_NO_BLOCK) return BROKEN("table %u: id %u beyond its %u", t, row[i], n);
+        if (i >= n) continue;
+        if (row[i] >= p->n) return BROKEN("table %u: id %u of %u", t, row[i], p->n);
+        p->entries[row[i]].scratch++;
+    }
+    return KVF_OK;
+}
+
+static kvf_status check_private(const kvf_manager *m, uint32_t t, kvf_error *err) {
+    const kvf__table *table = &m->tables[t];
+    for (uint32_t i = 0; !table->maybe_shared && i < table->n_blocks; i++) {
+        const kvf__entry *e = &m->blocks.entries[kvf__row(m, t)[i]];
+        if (e->refs != 1 || e->owner != t)
+            return BROKEN("table %u: block %u has %u references, but the table counts as private", t, kvf__row(m, t)[i],
+                          e->refs);
+    }
+    return KVF_OK;
+}
+
+static kvf_status check_table(const kvf_manager *m, uint32_t t, kvf_error *err) {
+    const kvf__table *table = &m->tables[t];
+    const kvf__seq *seq = &m->seqs[t / m->seq_tables];
+    if (table->n_slots > m->config.max_slots || table->n_blocks != kvf__blocks_for(m, table->n_slots))
+        return BROKEN("table %u: %u blocks for %u slots", t, table->n_blocks, table->n_slots);
+    if (table->n_pages > (seq->has_scores ? table->n_blocks : 0))
+        return BROKEN("table %u: %u score pages for %u blocks", t, table->n_pages, table->n_blocks);
+    if ((uint64_t)table->blocks.promise + table->fresh_promise > table->blocks.reserve ||
+        table->pages.promise > table->pages.reserve)
+        return BROKEN("table %u: promised %u blocks and %u pages of %u and %u", t, table->blocks.promise,
+                      table->pages.promise, table->blocks.reserve, table->pages.reserve);
+    if (!seq->alive && (table->n_slots || table->n_pages || table->blocks.reserve || table->pages.reserve))
+        return BROKEN("table %u: holds something, but its sequence was freed", t);
+    if (!m->compacting && (table->compacting || table->n_fresh || table->fresh_promise))
+        return BROKEN("table %u: marked for a compaction that is not under way", t);
+    kvf_status s = count_row(m, &m->blocks, kvf__row(m, t), table->n_blocks, t, err);
+    if (!s) s = count_row(m, &m->pages, kvf__score_row(m, t), table->n_pages, t, err);
+    if (!s) s = check_private(m, t, err);
+    return s;
+}
+
+/* Fresh rows appear as much as tables' rows do. */
+static kvf_status check_compaction(const kvf_manager *m, kvf_error *err) {
+    for (uint32_t e = 0; e < m->n_entries; e++)
+        for (uint32_t g = 0; g < m->n_groups; g++) {
+            uint32_t t = m->entries[e].table + g, n = m->tables[t].n_fresh;
+            const uint32_t *fresh = m->dst_row[(size_t)e * m->n_groups + g];
+            if (!m->tables[t].compacting || !m->seqs[t / m->seq_tables].n_compacting || (n == 0) != (fresh == NULL))
+                return BROKEN("table %u: its compaction has lost its marks", t);
+            for (uint32_t i = 0; i < n; i++) m->blocks.entries[fresh[i]].scratch++;
+        }
+    return KVF_OK;
+}
+
+static kvf_status check_layer(const kvf_manager *m, uint32_t l, kvf_error *err) {
+    uint64_t n_blocks = 0, slots = 0;
+    for (uint32_t s = 0; s < m->config.max_seqs; s++) {
+        uint32_t sl = s * m->config.n_layers + l;
+        uint64_t seq_blocks = 0;
+        for (uint32_t t = sl * m->n_groups; t < (sl + 1) * m->n_groups; t++) {
+            seq_blocks += m->tables[t].n_blocks;
+            slots += m->tables[t].n_slots;
+        }
+        const kvf__seq_layer *x = &m->seq_layers[sl];
+        if (x->n_blocks != seq_blocks || x->n_blocks_max < x->n_blocks)
+            return BROKEN("sequence %u, layer %u: n_blocks %u (most %u), counted %llu", s, l, x->n_blocks,
+                          x->n_blocks_max, (unsigned long long)seq_blocks);
+        n_blocks += seq_blocks;
+    }
+    const kvf__layer *x = &m->layers[l];
+    if (x->n_blocks != n_blocks || x->slots_used != slots || x->n_blocks_max < x->n_blocks)
+        return BROKEN("layer %u: n_blocks %u (most %u), slots_used %llu, counted %llu and %llu", l, x->n_blocks,
+                      x->n_blocks_max, (unsigned long long)x->slots_used, (unsigned long long)n_blocks,
+                      (unsigned long long)slots);
+    return KVF_OK;
+}
+
+static kvf_status check_seqs(const kvf_manager *m, kvf_error *err) {
+    uint32_t n_alive = 0, n_compacting = 0;
+    for (uint32_t i = 0; i < m->config.max_seqs; i++) {
+        const kvf__seq *s = &m->seqs[i];
+        n_alive += s->alive;
+        n_compacting += s->n_compacting;
+        if (s->mark || !s->generation) return BROKEN("sequence %u: a mark was left, or its generation is 0", i);
+    }
+    if (n_alive != m->n_seqs || n_alive > m->n_seqs_max)
+        return BROKEN("sequences: n_seqs %u (most %u), counted %u", m->n_seqs, m->n_seqs_max, n_alive);
+    if (n_compacting != m->n_entries || (m->n_entries && !m->compacting))
+        return BROKEN("sequences: %u items compacting, %u entries", n_compacting, m->n_entries);
+    for (uint32_t i = 0; i < m->config.max_seqs - m->n_seqs; i++)
+        if (m->free_seqs[i] >= m->config.max_seqs || m->seqs[m->free_seqs[i]].alive)
+            return BROKEN("sequence %u: alive, but on the free list", m->free_seqs[i]);
+    return KVF_OK;
+}
+
+static kvf_status audit(const kvf_manager *m, kvf_error *err) {
+    uint64_t blocks = 0, pages = 0;
+    for (uint32_t i = 0; i < m->blocks.n; i++)
+        if (m->blocks.entries[i].scratch)
+            return BROKEN("block %u: scratch %u was left", i, m->blocks.entries[i].scratch);
+    kvf_status s = check_seqs(m, err);
+    for (uint32_t t = 0; !s && t < m->config.max_seqs * m->seq_tables; t++) {
+        s = check_table(m, t, err);
+        blocks += m->tables[t].blocks.promise;
+        pages += m->tables[t].pages.promise;
+    }
+    if (!s) s = check_compaction(m, err);
+    if (!s) s = check_pool(&m->blocks, "block", blocks, err);
+    if (!s) s = check_pool(&m->pages, "score page", pages, err);
+    for (uint32_t l = 0; !s && l < m->config.n_layers; l++) s = check_layer(m, l, err);
+    return s;
+}
+
+kvf_status kvf_audit(const kvf_manager *manager, kvf_error *err) {
+    if (!manager) return kvf__fail(err, KVF_E_CORRUPT, "manager: is NULL");
+    kvf_status s = audit(manager, err);
+    clear(&manager->blocks);
+    clear(&manager->pages);
+    return s;
+}

@@ -1,0 +1,181 @@
+/* Compaction: fresh rows for tables that share, in place for the others; commit, cancel. */
+#include "blockmgr/manager.h"
+
+static uint32_t first_table(const kvf_manager *m, uint32_t index, uint32_t layer) {
+    return index * m->seq_tables + layer * m->n_groups;
+}
+
+/* Marks the tables of one item and notes its entry. */
+static kvf_status enter_item(kvf_manager *m, const kvf_compact_item *item, uint32_t i) {
+    uint32_t index = 0;
+    kvf_status s = kvf__seq_find(m, item->seq, &index);
+    if (s) return s;
+    if (item->layer >= m->config.n_layers)
+        return kvf__fail(m->error, KVF_E_INVALID, "items[%u]: layer %u: must be under %u", i, item->layer,
+                         m->config.n_layers);
+    uint32_t first = first_table(m, index, item->layer);
+    if (m->tables[first].compacting)
+        return kvf__fail(m->error, KVF_E_INVALID, "items[%u]: layer %u of the sequence is in the batch twice", i,
+                         item->layer);
+    for (uint32_t t = first; t < first + m->n_groups; t++)
+        if (!item->n_keep || item->n_keep >= m->tables[t].n_slots)
+            return kvf__fail(m->error, KVF_E_INVALID,
+                             "items[%u]: n_keep %u: must be at least 1 and under the table's %u slots", i, item->n_keep,
+                             m->tables[t].n_slots);
+    for (uint32_t t = first; t < first + m->n_groups; t++) m->tables[t].compacting = true;
+    m->seqs[index].n_compacting++;
+    m->entries[m->n_entries++] = (kvf__compact_entry){first, item->n_keep};
+    return KVF_OK;
+}
+
+/* Takes the marks off: nothing is under way any more. */
+static void leave_all(kvf_manager *m) {
+    for (uint32_t e = 0; e < m->n_entries; e++) {
+        uint32_t first = m->entries[e].table;
+        for (uint32_t t = first; t < first + m->n_groups; t++) {
+            m->tables[t].compacting = false;
+            m->tables[t].n_fresh = m->tables[t].fresh_promise = 0;
+        }
+        m->seqs[first / m->seq_tables].n_compacting--;
+    }
+    m->n_entries = 0;
+    m->compacting = false;
+}
+
+/* Whether a table may not be written in place. Owners that come earlier in the batch and go to fresh rows count as gone
+ * (scratch), so the last one stays. A pin counts: a pending copy still reads or fills the block. */
+static bool needs_fresh(kvf_manager *m, uint32_t t) {
+    if (!m->tables[t].maybe_shared) return false;
+    (void)kvf__table_private(m, t);
+    if (!m->tables[t].maybe_shared) return false;
+    const uint32_t *row = kvf__row(m, t);
+    for (uint32_t i = 0; i < m->tables[t].n_blocks; i++)
+        if (m->blocks.entries[row[i]].refs - m->blocks.entries[row[i]].scratch > 1) return true;
+    return false;
+}
+
+/* Decides fresh or in place for every table; returns the blocks that are wanted beyond the promises. */
+static uint64_t decide(kvf_manager *m) {
+    uint64_t wanted = 0;
+    for (uint32_t e = 0; e < m->n_entries; e++) {
+        uint32_t first = m->entries[e].table;
+        for (uint32_t t = first; t < first + m->n_groups; t++) {
+            kvf__table *table = &m->tables[t];
+            if (!needs_fresh(m, t)) continue;
+            table->n_fresh = kvf__blocks_for(m, m->entries[e].n_keep);
+            wanted += table->n_fresh > table->blocks.promise ? table->n_fresh - table->blocks.promise : 0;
+            for (uint32_t i = 0; i < table->n_blocks; i++) m->blocks.entries[kvf__row(m, t)[i]].scratch++;
+        }
+    }
+    for (uint32_t e = 0; e < m->n_entries; e++) {
+        uint32_t first = m->entries[e].table;
+        for (uint32_t t = first; t < first + m->n_groups; t++)
+            for (uint32_t i = 0; m->tables[t].n_fresh && i < m->tables[t].n_blocks; i++)
+                m->blocks.entries[kvf__row(m, t)[i]].scratch = 0;
+    }
+    return wanted;
+}
+
+/* Takes the fresh blocks, in the order of the items. */
+static void take_fresh(kvf_manager *m) {
+    uint32_t n_taken = 0;
+    for (uint32_t e = 0; e < m->n_entries; e++)
+        for (uint32_t g = 0; g < m->n_groups; g++) {
+            uint32_t t = m->entries[e].table + g;
+            kvf__table *table = &m->tables[t];
+            m->dst_row[(size_t)e * m->n_groups + g] = table->n_fresh ? m->fresh + n_taken : NULL;
+            table->fresh_promise = KVF__MIN(table->n_fresh, table->blocks.promise);
+            for (uint32_t i = 0; i < table->n_fresh; i++)
+                m->fresh[n_taken++] = kvf__pool_take(&m->blocks, &table->blocks, t);
+        }
+}
+
+kvf_status kvf_compact_begin(kvf_manager *manager, const kvf_compact_item *items, uint32_t n_items,
+                             kvf_compaction *out) {
+    if (!manager) return KVF_E_INVALID;
+    if (manager->compacting)
+        return kvf__fail(manager->error, KVF_E_STATE, "compaction: one is under way; commit or cancel it first");
+    if (!out || (n_items && !items)) return kvf__fail(manager->error, KVF_E_INVALID, "items, out: must be given");
+    if (n_items > (uint64_t)manager->config.max_seqs * manager->config.n_layers)
+        return kvf__fail(manager->error, KVF_E_INVALID, "n_items %u: must be at most max_seqs %u times n_layers %u",
+                         n_items, manager->config.max_seqs, manager->config.n_layers);
+    kvf_status s = KVF_OK;
+    for (uint32_t i = 0; !s && i < n_items; i++) s = enter_item(manager, &items[i], i);
+    if (!s) {
+        uint64_t wanted = decide(manager);
+        if (wanted > kvf__pool_spare(&manager->blocks))
+            s = kvf__fail(manager->error, KVF_E_NO_BLOCKS,
+                          "compaction: %llu fresh blocks beyond the promised ones, %u are free",
+                          (unsigned long long)wanted, kvf__pool_spare(&manager->blocks));
+    }
+    if (s) {
+        leave_all(manager);
+        return s;
+    }
+    take_fresh(manager);
+    manager->compacting = true;
+    *out = (kvf_compaction){items, n_items, manager->n_groups, manager->dst_row};
+    return KVF_OK;
+}
+
+/* Sets a promise to what is owed now; of what is missing only the limit is made good. */
+static void settle(kvf__pool *p, kvf__promise *promise, uint32_t held, uint32_t limit) {
+    uint32_t owed = kvf__promise_owed(promise->reserve, held);
+    if (promise->promise > owed) kvf__promise_set(p, promise, promise->reserve, owed);
+    kvf__promise_raise(p, promise, owed, limit);
+}
+
+/* One table takes its fresh row or keeps its own, and gives up the rest. */
+static void commit_table(kvf_manager *m, uint32_t t, uint32_t n_keep, const uint32_t *fresh) {
+    kvf__table *table = &m->tables[t];
+    uint32_t n_slots = table->n_slots, n_blocks = table->n_blocks, n_after = kvf__blocks_for(m, n_keep);
+    uint32_t freed = kvf__pool_trim(&m->blocks, kvf__row(m, t), &table->n_blocks, fresh ? 0 : n_after);
+    if (fresh) table->maybe_shared = false;
+    for (uint32_t i = 0; fresh && i < n_after; i++) {
+        kvf__row(m, t)[i] = fresh[i];
+        table->maybe_shared |= m->blocks.entries[fresh[i]].refs > 1; /* held since begin */
+    }
+    table->n_blocks = n_after;
+    table->n_slots = n_keep;
+    uint32_t freed_pages =
+        kvf__pool_trim(&m->pages, kvf__score_row(m, t), &table->n_pages, KVF__MIN(table->n_pages, n_after));
+    settle(&m->blocks, &table->blocks, table->n_blocks, freed);
+    settle(&m->pages, &table->pages, table->n_pages, freed_pages);
+    kvf__table_count(m, t, n_slots, n_blocks);
+}
+
+kvf_status kvf_compact_commit(kvf_manager *manager) {
+    if (!manager) return KVF_E_INVALID;
+    if (!manager->compacting) return kvf__fail(manager->error, KVF_E_STATE, "commit: no compaction is under way");
+    for (uint32_t e = 0; e < manager->n_entries; e++)
+        for (uint32_t g = 0; g < manager->n_groups; g++)
+            commit_table(manager, manager->entries[e].table + g, manager->entries[e].n_keep,
+                         manager->dst_row[(size_t)e * manager->n_groups + g]);
+    for (uint32_t e = 0; e < manager->n_entries; e++) /* blocks that only a later owner let fall free */
+        for (uint32_t g = 0; g < manager->n_groups; g++) {
+            kvf__table *table = &manager->tables[manager->entries[e].table + g];
+            settle(&manager->blocks, &table->blocks, table->n_blocks, kvf__pool_spare(&manager->blocks));
+            settle(&manager->pages, &table->pages, table->n_pages, kvf__pool_spare(&manager->pages));
+        }
+    leave_all(manager);
+    return KVF_OK;
+}
+
+void kvf__compact_drop(kvf_manager *m) {
+    for (uint32_t e = 0; e < m->n_entries; e++)
+        for (uint32_t g = 0; g < m->n_groups; g++) {
+            kvf__table *table = &m->tables[m->entries[e].table + g];
+            const uint32_t *fresh = m->dst_row[(size_t)e * m->n_groups + g];
+            for (uint32_t i = table->n_fresh; i-- > 0;) (void)kvf__pool_drop(&m->blocks, fresh[i]);
+            kvf__promise_set(&m->blocks, &table->blocks, table->blocks.reserve,
+                             table->blocks.promise + table->fresh_promise);
+        }
+    leave_all(m);
+}
+
+kvf_status kvf_compact_cancel(kvf_manager *manager) {
+    if (!manager) return KVF_E_INVALID;
+    if (!manager->compacting) return kvf__fail(manager->error, KVF_E_STATE, "cancel: no compaction is under way");
+    kvf__compact_drop(manager);
+    return KVF_OK;
+}

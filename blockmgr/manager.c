@@ -1,0 +1,275 @@
+/* The manager: config, the slab, handles, blocks held outside a table, occupancy. */
+#include "blockmgr/manager.h"
+
+/* ---- Config --------------------------------------------------------------------------------- */
+
+kvf_manager_config kvf_manager_config_default(void) {
+    return (kvf_manager_config){
+        .struct_size = sizeof(kvf_manager_config), .block_size = 16, .max_seqs = 256, .max_slots = 8192};
+}
+
+static kvf_status check_range(const char *name, uint32_t value, uint32_t most, kvf_error *err) {
+    if (value >= 1 && value <= most) return KVF_OK;
+    return kvf__fail(err, KVF_E_INVALID, "%s %u: must be in [1, %u]", name, value, most);
+}
+
+static kvf_status check_fields(const kvf_manager_config *c, kvf_error *err) {
+    const struct {
+        const char *name;
+        uint32_t value, most;
+    } fields[] = {
+        {"n_layers", c->n_layers, 1024},     {"n_kv_heads", c->n_kv_heads, 1024},
+        {"n_blocks", c->n_blocks, 1u << 31}, {"n_score_pages", c->n_score_pages, 1u << 31},
+        {"max_seqs", c->max_seqs, 1u << 20}, {"max_slots", c->max_slots, 1u << 31},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        kvf_status s = check_range(fields[i].name, fields[i].value, fields[i].most, err);
+        if (s) return s;
+    }
+    if (c->heads_per_group > c->n_kv_heads || c->n_kv_heads % c->heads_per_group)
+        return kvf__fail(err, KVF_E_INVALID, "heads_per_group %u: must divide n_kv_heads %u", c->heads_per_group,
+                         c->n_kv_heads);
+    uint32_t bs = c->block_size;
+    if (bs < 8 || bs > 256 || (bs & (bs - 1)))
+        return kvf__fail(err, KVF_E_INVALID, "block_size %u: must be a power of two in [8, 256]", bs);
+    if (c->block_bytes > UINT64_MAX / c->n_blocks)
+        return kvf__fail(err, KVF_E_OVERFLOW, "block_bytes %llu times n_blocks %u: must be under 2^64 bytes",
+                         (unsigned long long)c->block_bytes, c->n_blocks);
+    return KVF_OK;
+}
+
+static kvf_status resolve(const kvf_manager_config *in, kvf_manager_config *c, kvf_error *err) {
+    kvf_status s = kvf__config_read(c, sizeof *c, in, "kvf_manager_config", err);
+    if (s) return s;
+    c->struct_size = sizeof *c;
+    kvf_manager_config d = kvf_manager_config_default();
+    if (!c->heads_per_group) c->heads_per_group = KVF__MAX(c->n_kv_heads, 1);
+    if (!c->block_size) c->block_size = d.block_size;
+    if (!c->n_score_pages) c->n_score_pages = c->n_blocks;
+    if (!c->max_seqs) c->max_seqs = d.max_seqs;
+    if (!c->max_slots) c->max_slots = d.max_slots;
+    s = check_fields(c, err);
+    if (s) return s;
+    kvf_allocator given = c->allocator;
+    return kvf__allocator_resolve(&given, &c->allocator, err);
+}
+
+/* ---- The slab -------------------------------------------------------------------------------- */
+
+/* Run twice: with base NULL for the size, then to carve. The manager itself lies first. */
+static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
+    const kvf_manager_config *c = &m->config;
+    m->n_groups = c->n_kv_heads / c->heads_per_group;
+    m->seq_tables = c->n_layers * m->n_groups;
+    m->row_capacity = kvf__blocks_for(m, c->max_slots);
+    uint64_t tables = (uint64_t)c->max_seqs * m->seq_tables; /* at most 2^40 */
+    if (tables >= UINT32_MAX)
+        return kvf__fail(err, KVF_E_OVERFLOW, "max_seqs %u, n_layers %u, %u groups: must make under 2^32 - 1 tables",
+                         c->max_seqs, c->n_layers, m->n_groups);
+    size_t n_tables = (size_t)tables, n_seq_layers = n_tables / m->n_groups, n_rows = 0;
+    if (!kvf__mul(n_tables, m->row_capacity, &n_rows)) slab->bad = true;
+    (void)kvf__slab_take(slab, 1, sizeof *m);
+    m->error = kvf__slab_take(slab, 1, sizeof *m->error);
+    kvf__pool_carve(&m->blocks, slab, c->n_blocks);
+    kvf__pool_carve(&m->pages, slab, c->n_score_pages);
+    m->seqs = kvf__slab_take(slab, c->max_seqs, sizeof *m->seqs);
+    m->free_seqs = kvf__slab_take(slab, c->max_seqs, sizeof *m->free_seqs);
+    m->tables = kvf__slab_take(slab, n_tables, sizeof *m->tables);
+    m->seq_layers = kvf__slab_take(slab, n_seq_layers, sizeof *m->seq_layers);
+    m->layers = kvf__slab_take(slab, c->n_layers, sizeof *m->layers);
+    m->rows = kvf__slab_take(slab, n_rows, sizeof *m->rows);
+    m->score_rows = kvf__slab_take(slab, n_rows, sizeof *m->score_rows);
+    m->entries = kvf__slab_take(slab, n_seq_layers, sizeof *m->entries);
+    m->dst_row = kvf__slab_take(slab, n_tables, sizeof *m->dst_row);
+    m->fresh = kvf__slab_take(slab, c->n_blocks, sizeof *m->fresh);
+    for (int i = 0; i < 2; i++) {
+        kvf__view_buffer *v = &m->views[i];
+        v->row_offset = kvf__slab_take(slab, n_tables, sizeof *v->row_offset);
+        v->n_slots = kvf__slab_take(slab, n_tables, sizeof *v->n_slots);
+        v->next_pos = kvf__slab_take(slab, c->max_seqs, sizeof *v->next_pos);
+        v->seq_index = kvf__slab_take(slab, c->max_seqs, sizeof *v->seq_index);
+    }
+    if (slab->bad)
+        return kvf__fail(err, KVF_E_OVERFLOW,
+                         "manager of %u blocks, %u sequences, %u layers, max_slots %u: its size wraps", c->n_blocks,
+                         c->max_seqs, c->n_layers, c->max_slots);
+    return KVF_OK;
+}
+
+kvf_status kvf_manager_bytes(const kvf_manager_config *config, size_t *bytes, kvf_error *err) {
+    if (!bytes) return kvf__fail(err, KVF_E_INVALID, "bytes: is NULL");
+    kvf_manager shape;
+    memset(&shape, 0, sizeof shape);
+    kvf_status s = resolve(config, &shape.config, err);
+    if (s) return s;
+    kvf__slab slab = {0};
+    s = lay_out(&shape, &slab, err);
+    if (s) return s;
+    *bytes = slab.used;
+    return KVF_OK;
+}
+
+static uint64_t hash_address(const void *p) {
+    uint64_t x = (uint64_t)(uintptr_t)p + 0x9e3779b97f4a7c15u; /* splitmix64 */
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static void start(kvf_manager *m) {
+    const kvf_manager_config *c = &m->config;
+    m->tag = hash_address(m);
+    kvf__pool_init(&m->blocks, (uint32_t)(m->tag >> 32));
+    kvf__pool_init(&m->pages, 0);
+    for (uint32_t i = 0; i < c->max_seqs; i++) {
+        m->free_seqs[i] = c->max_seqs - 1 - i;
+        m->seqs[i].generation = (uint32_t)(m->tag >> 36) | 1; /* 1..2^28 - 1 */
+    }
+    size_t row_bytes = (size_t)c->max_seqs * m->seq_tables * m->row_capacity * sizeof *m->rows;
+    memset(m->rows, 0xff, row_bytes); /* KVF_NO_BLOCK */
+    memset(m->score_rows, 0xff, row_bytes);
+}
+
+kvf_status kvf_manager_create(const kvf_manager_config *config, kvf_manager **out, kvf_error *err) {
+    if (!out) return kvf__fail(err, KVF_E_INVALID, "out: is NULL");
+    kvf_manager shape;
+    memset(&shape, 0, sizeof shape);
+    kvf_status s = resolve(config, &shape.config, err);
+    if (s) return s;
+    kvf__slab slab = {0};
+    s = lay_out(&shape, &slab, err);
+    if (s) return s;
+    shape.slab_bytes = slab.used;
+    kvf_manager *m = kvf__alloc(&shape.config.allocator, shape.slab_bytes);
+    if (!m)
+        return kvf__fail(err, KVF_E_NO_MEMORY, "manager: %zu bytes of metadata could not be allocated",
+                         shape.slab_bytes);
+    *m = shape;
+    slab = (kvf__slab){.base = (unsigned char *)m};
+    s = lay_out(m, &slab, err);
+    if (s) { /* the first pass has succeeded, so this one does */
+        kvf__free(&shape.config.allocator, m, shape.slab_bytes);
+        return s;
+    }
+    start(m);
+    *out = m;
+    return KVF_OK;
+}
+
+void kvf_manager_destroy(kvf_manager *manager) {
+    if (!manager) return;
+    kvf_allocator a = manager->config.allocator;
+    kvf__free(&a, manager, manager->slab_bytes);
+}
+
+const char *kvf_manager_error(const kvf_manager *manager) { return manager ? manager->error->text : ""; }
+
+const kvf_manager_config *kvf_manager_get_config(const kvf_manager *manager) {
+    return manager ? &manager->config : NULL;
+}
+
+/* ---- Blocks held outside a table --------------------------------------------------------------- */
+
+static kvf_block block_handle(const kvf_manager *m, uint32_t id) {
+    return (uint64_t)m->blocks.entries[id].generation << 32 | id;
+}
+
+uint32_t kvf_block_id(kvf_block block) { return (uint32_t)block; }
+
+kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out) {
+    if (!manager) return KVF_E_INVALID;
+    if (!out) return kvf__fail(manager->error, KVF_E_INVALID, "out: is NULL");
+    kvf__pool *p = &manager->blocks;
+    if (!kvf__pool_spare(p))
+        return kvf__fail(manager->error, KVF_E_NO_BLOCKS,
+                         "a block is missing: %u of %u are free and %u of these are promised", p->n_free, p->n,
+                         p->n_promised);
+    uint32_t id = kvf__pool_take(p, NULL, KVF_NO_BLOCK);
+    p->entries[id].holds = 1;
+    *out = block_handle(manager, id);
+    return KVF_OK;
+}
+
+kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
+    if (!manager) return KVF_E_INVALID;
+    if (!out) return kvf__fail(manager->error, KVF_E_INVALID, "out: is NULL");
+    kvf__pool *p = &manager->blocks;
+    if (id >= p->n) return kvf__fail(manager->error, KVF_E_STALE, "block %u: there are %u", id, p->n);
+    kvf__entry *e = &p->entries[id];
+    if (!kvf__pool_holders(p, id)) return kvf__fail(manager->error, KVF_E_STALE, "block %u: nobody holds it", id);
+    if (e->refs == UINT32_MAX) return kvf__fail(manager->error, KVF_E_LIMIT, "block %u: has %u holders", id, e->refs);
+    kvf__pool_share(p, id);
+    e->holds++;
+    if (e->owner != KVF_NO_BLOCK) manager->tables[e->owner].maybe_shared = true;
+    *out = block_handle(manager, id);
+    return KVF_OK;
+}
+
+kvf_status kvf_block_release(kvf_manager *manager, kvf_block block) {
+    if (!manager) return KVF_E_INVALID;
+    kvf__pool *p = &manager->blocks;
+    uint32_t id = kvf_block_id(block);
+    if (id >= p->n || !p->entries[id].holds || block_handle(manager, id) != block)
+        return kvf__fail(manager->error, KVF_E_STALE, "block handle %#llx: released before, or of another manager",
+                         (unsigned long long)block);
+    p->entries[id].holds--;
+    (void)kvf__pool_drop(p, id);
+    return KVF_OK;
+}
+
+/* ---- Occupancy ----------------------------------------------------------------------------------- */
+
+void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before, uint32_t n_blocks_before) {
+    const kvf__table *table = &m->tables[t];
+    kvf__seq_layer *sl = &m->seq_layers[t / m->n_groups];
+    kvf__layer *layer = &m->layers[t / m->n_groups % m->config.n_layers];
+    sl->n_blocks = sl->n_blocks - n_blocks_before + table->n_blocks;
+    sl->n_blocks_max = KVF__MAX(sl->n_blocks_max, sl->n_blocks);
+    layer->n_blocks = layer->n_blocks - n_blocks_before + table->n_blocks;
+    layer->n_blocks_max = KVF__MAX(layer->n_blocks_max, layer->n_blocks);
+    layer->slots_used = layer->slots_used - n_slots_before + table->n_slots;
+}
+
+static kvf_pool_occupancy pool_occupancy(const kvf__pool *p) {
+    return (kvf_pool_occupancy){p->n, p->n_free, p->n - p->n_free, p->n_promised, p->n_held_max, p->n_shared};
+}
+
+kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kvf_layer_occupancy *layers) {
+    if (!manager) return KVF_E_INVALID;
+    if (!out || out->struct_size < sizeof out->struct_size)
+        return kvf__fail(manager->error, KVF_E_INVALID,
+                         "out: must be given, its struct_size set to sizeof(kvf_occupancy)");
+    const kvf_manager_config *c = &manager->config;
+    kvf_occupancy o = {.struct_size = out->struct_size,
+                       .blocks = pool_occupancy(&manager->blocks),
+                       .score_pages = pool_occupancy(&manager->pages),
+                       .n_seqs = manager->n_seqs,
+                       .n_seqs_max = manager->n_seqs_max};
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        const kvf__layer *layer = &manager->layers[l];
+        uint64_t idle = (uint64_t)layer->n_blocks * c->block_size - layer->slots_used;
+        o.slots_used += layer->slots_used;
+        o.slots_idle += idle;
+        if (layers) layers[l] = (kvf_layer_occupancy){layer->n_blocks, layer->n_blocks_max, layer->slots_used, idle};
+    }
+    o.held_bytes = o.blocks.n_held * c->block_bytes;
+    o.held_bytes_max = o.blocks.n_held_max * c->block_bytes;
+    memcpy(out, &o, KVF__MIN(out->struct_size, sizeof o));
+    return KVF_OK;
+}
+
+kvf_status kvf_seq_occupancy(const kvf_manager *manager, kvf_seq seq, kvf_layer_occupancy *layers) {
+    uint32_t index = 0;
+    kvf_status s = kvf__seq_find(manager, seq, &index);
+    if (s) return s;
+    if (!layers) return kvf__fail(manager->error, KVF_E_INVALID, "layers: is NULL");
+    for (uint32_t l = 0; l < manager->config.n_layers; l++) {
+        uint32_t sl = index * manager->config.n_layers + l;
+        uint64_t used = 0;
+        for (uint32_t g = 0; g < manager->n_groups; g++) used += manager->tables[sl * manager->n_groups + g].n_slots;
+        const kvf__seq_layer *x = &manager->seq_layers[sl];
+        layers[l] = (kvf_layer_occupancy){x->n_blocks, x->n_blocks_max, used,
+                                          (uint64_t)x->n_blocks * manager->config.block_size - used};
+    }
+    return KVF_OK;
+}

@@ -1,0 +1,126 @@
+/* blockmgr/manager.h: the manager's own structs, each with its invariant. kvf_audit checks every one of them.
+ *
+ * Glossary, beyond kvfold/blockmgr.h and pool.h
+ *   table index  t = (seq index * n_layers + layer) * n_groups + group; a table's row is rows[t * row_capacity ..].
+ *   seq layer    the groups of one (sequence, layer): sl = t / n_groups.
+ *   fresh row    blocks taken by kvf_compact_begin for a table that may not be written in place.
+ *   private      a block whose only holder is the table at hand.
+ *
+ * The slab
+ *   kvf_manager | error | blocks: free_ids, entries | pages: free_ids, entries | seqs | free_seqs | tables | seq_layers
+ *   | layers | rows | score_rows | compaction: entries, dst_row, fresh
+ *   | views: row_offset, n_slots, next_pos, seq_index (twice)
+ *
+ * What a promise is worth (R: the table's reservation in blocks, p: its promise, "private": its private blocks)
+ *   - reserve sets p = max(0, R - private); a fork gives the child p = R, since it holds nothing privately.
+ *   - taking a block for the table lowers p first; a taking beyond p needs a spare block.
+ *   - rollback raises p again by the blocks given up, to at most R - private; so it undoes an append.
+ *   - commit sets p = max(0, R - blocks held), which are all private then. What p lacks comes first out of what this
+ *     table itself let fall free, then, table by table in the order of the batch, out of the spare blocks there are.
+ *   So p + private >= R holds from reserve, fork (child) or commit on, until one of its private blocks becomes shared
+ *   (by a fork of this sequence or a hold) or is given up while pinned. As long as it holds, a growth up to R blocks
+ *   never fails for want of blocks: it takes at most R - private, the copy of a shared last block included. Who forks
+ *   and wants the same for the parent reserves for it again. Score pages are always private; they have a promise too.
+ */
+#ifndef KVF_BLOCKMGR_MANAGER_H
+#define KVF_BLOCKMGR_MANAGER_H
+
+#include "base/base.h"
+#include "blockmgr/pool.h"
+#include "kvfold/blockmgr.h"
+
+/* Invariant: n_blocks = ceil(n_slots / block_size); n_pages <= n_blocks, 0 without scores; row entries beyond n_blocks
+ * (n_pages) are KVF_NO_BLOCK. maybe_shared = false: every block has this table as owner and one reference.
+ * n_fresh and fresh_promise are 0 outside a compaction; promise + fresh_promise <= reserve. */
+typedef struct kvf__table {
+    uint32_t n_slots, n_blocks, n_pages;
+    kvf__promise blocks, pages;
+    uint32_t n_fresh;       /* blocks of the fresh row; 0: in place */
+    uint32_t fresh_promise; /* how many of them the promise paid for, to be given back by a cancel */
+    bool maybe_shared;      /* a scan is needed to know; set by fork and hold, cleared by a scan that finds nothing */
+    bool compacting;
+} kvf__table;
+
+/* Invariant: a dead sequence has empty tables and no promise; its index is on free_seqs. */
+typedef struct kvf__seq {
+    uint32_t generation; /* 1..2^28 - 1, rises with each free */
+    uint32_t next_pos;
+    uint32_t n_compacting; /* items of the compaction under way */
+    bool alive, has_scores;
+    bool mark; /* within one call: seen already; false between calls */
+} kvf__seq;
+
+/* Invariant: n_blocks is the sum over the groups; n_blocks_max >= n_blocks. */
+typedef struct kvf__seq_layer {
+    uint32_t n_blocks, n_blocks_max;
+} kvf__seq_layer;
+
+/* Invariant: sums over all tables of the layer; n_blocks_max >= n_blocks. */
+typedef struct kvf__layer {
+    uint32_t n_blocks, n_blocks_max;
+    uint64_t slots_used;
+} kvf__layer;
+
+typedef struct kvf__compact_entry {
+    uint32_t table; /* the first of the (sequence, layer); its groups follow */
+    uint32_t n_keep;
+} kvf__compact_entry;
+
+typedef struct kvf__view_buffer {
+    uint64_t *row_offset;
+    uint32_t *n_slots, *next_pos, *seq_index;
+} kvf__view_buffer;
+
+struct kvf_manager {
+    kvf_manager_config config; /* resolved */
+    size_t slab_bytes;
+    kvf_error *error; /* behind a pointer: calls on a const manager note their failure too */
+    uint32_t n_groups;
+    uint32_t seq_tables;   /* tables of one sequence */
+    uint32_t row_capacity; /* blocks of a table of max_slots */
+    uint64_t tag;          /* hash of the manager's address: tells its handles from another's */
+    kvf__pool blocks, pages;
+    kvf__seq *seqs; /* [max_seqs] */
+    uint32_t *free_seqs;
+    uint32_t n_seqs, n_seqs_max; /* free_seqs holds max_seqs - n_seqs */
+    kvf__table *tables;          /* (seq, layer, group) */
+    kvf__seq_layer *seq_layers;  /* (seq, layer) */
+    kvf__layer *layers;          /* (layer) */
+    uint32_t *rows, *score_rows; /* (seq, layer, group, row_capacity) */
+    bool compacting;             /* between begin and commit or cancel */
+    uint32_t n_entries;
+    kvf__compact_entry *entries; /* [max_seqs * n_layers] */
+    const uint32_t **dst_row;    /* [max_seqs * n_layers * n_groups], in the order of the items */
+    uint32_t *fresh;             /* [n_blocks]: the fresh rows, one behind the other */
+    kvf__view_buffer views[2];
+};
+
+/* The index of a live sequence, or KVF_E_STALE. */
+kvf_status kvf__seq_find(const kvf_manager *m, kvf_seq seq, uint32_t *index);
+
+static inline uint32_t kvf__blocks_for(const kvf_manager *m, uint32_t n_slots) {
+    return kvf__ceil_div(n_slots, m->config.block_size);
+}
+static inline uint32_t *kvf__row(const kvf_manager *m, uint32_t t) { return m->rows + (size_t)t * m->row_capacity; }
+static inline uint32_t *kvf__score_row(const kvf_manager *m, uint32_t t) {
+    return m->score_rows + (size_t)t * m->row_capacity;
+}
+
+/* Carries a table's change, already made, into the figures of its layer and seq layer. */
+void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before, uint32_t n_blocks_before);
+
+/* How many blocks of a table are private. Clears maybe_shared when all are and none is pinned. */
+uint32_t kvf__table_private(kvf_manager *m, uint32_t t);
+
+/* Room in the caller's list; NULL is a list of no room. */
+static inline uint32_t kvf__copies_room(const kvf_copy_list *copies) {
+    return copies && copies->items && copies->capacity > copies->n ? copies->capacity - copies->n : 0;
+}
+/* Appends a copy and pins its ends; the caller has seen that there is room. */
+void kvf__copies_add(kvf_manager *m, kvf_copy_list *copies, kvf_copy_kind kind, uint32_t src, uint32_t dst,
+                     uint32_t n_slots);
+
+/* Cancels the compaction under way. */
+void kvf__compact_drop(kvf_manager *m);
+
+#endif

@@ -1,0 +1,647 @@
+/* The block manager against a naive model: random operations, everything compared and audited after each. */
+#include "test_blockmgr_model.h"
+
+/* What has been seen, so that the test cannot pass by doing nothing. */
+static struct {
+    uint64_t appends, cow, last_in_place, no_blocks, forks, fork_no_blocks, fresh, in_place, last_owner,
+        begin_no_blocks, cancels, free_cancels, rollbacks, reserves, reserve_no_blocks, scores, scores_no_blocks,
+        pinned_free, holds, stale, sure_growth;
+} seen;
+
+/* ---- Choosing ---------------------------------------------------------------------------------------------- */
+
+static int any_seq(world *w) {
+    int first = (int)rnd(w, SEQS);
+    for (int i = 0; i < SEQS; i++)
+        if (w->s[(first + i) % SEQS].alive) return (first + i) % SEQS;
+    return NONE;
+}
+static int dead_seq(const world *w) {
+    for (int i = 0; i < SEQS; i++)
+        if (!w->s[i].alive) return i;
+    return NONE;
+}
+
+/* ---- Append, rollback ------------------------------------------------------------------------------------------ */
+
+typedef struct wanted {
+    uint32_t blocks, pages; /* beyond the promises */
+    int sure;               /* all within reservations that are covered */
+    uint32_t per_table[SEQS][TABLES_MAX], cow[SEQS][TABLES_MAX];
+} wanted;
+
+static void want_append(world *w, refs r, const int *which, const kvf_append_item *items, uint32_t n, wanted *out) {
+    memset(out, 0, sizeof *out);
+    out->sure = 1;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < w->n_tables; k++) {
+            const seq *s = &w->s[which[i]];
+            const table *t = &s->t[k];
+            uint32_t after = ceil_bs(t->n_slots + items[i].n_tokens), blocks = after - t->n_blocks;
+            if (t->n_slots % BS && r.holders[t->row[t->n_blocks - 1]] > 1) {
+                out->cow[i][k] = 1;
+                blocks++;
+                r.holders[t->row[t->n_blocks - 1]]--;
+            }
+            uint32_t pages = s->has_scores ? after - t->n_pages : 0;
+            out->per_table[i][k] = blocks;
+            out->blocks += over(blocks, t->p);
+            out->pages += over(pages, t->page_p);
+            out->sure &= (t->sure && after <= t->r && pages <= t->page_p) || blocks + pages == 0;
+        }
+}
+
+static void appended(world *w, refs *r, refs *pr, seq *s, uint32_t k, uint32_t n_tokens, uint32_t blocks, int cow,
+                     int list, uint32_t *copy) {
+    table *t = &s->t[k];
+    const uint32_t *row;
+    uint32_t old = t->n_slots, after = ceil_bs(old + n_tokens), n_pages = s->has_scores ? after : t->n_pages;
+    STATUS(w, kvf_seq_table(w->m, s->handle, k / w->n_groups, k % w->n_groups, NULL, NULL, &row), KVF_OK);
+    if (cow) {
+        uint32_t src = t->row[t->n_blocks - 1], dst = row[t->n_blocks - 1];
+        take(w, r, w->n_blocks, dst);
+        r->holders[src]--;
+        expect_copy(w, list, (*copy)++, KVF_COPY_BLOCK, src, dst, old % BS);
+        t->row[t->n_blocks - 1] = dst;
+        seen.cow++;
+    }
+    for (; t->n_blocks < after; t->n_blocks++) take(w, r, w->n_blocks, t->row[t->n_blocks] = row[t->n_blocks]);
+    t->p -= least(t->p, blocks);
+    t->page_p -= least(t->page_p, n_pages - t->n_pages);
+    kvf_view v;
+    STATUS(w, kvf_view_fill(w->m, 0, &s->handle, 1, &v), KVF_OK);
+    for (; t->n_pages < n_pages; t->n_pages++)
+        take(w, pr, w->n_pages, t->score_row[t->n_pages] = v.score_rows[v.row_offset[k] + t->n_pages]);
+    t->n_slots += n_tokens;
+    for (uint32_t i = old; i < t->n_slots; i++) t->tags[i] = t->scores[i] = ++w->next_tag;
+}
+
+/* A sharer that was rolled back may write, as the last holder, into slots that a copy still has to read. */
+static int overtakes_a_copy(const world *w, const table *t, uint32_t from) {
+    for (uint32_t i = 0; from % BS && i < w->n_pend; i++)
+        if (!w->pend[i].carried_out && w->pend[i].c.kind == KVF_COPY_BLOCK && w->pend[i].c.src == t->row[from / BS] &&
+            w->pend[i].c.n_slots > from % BS)
+            return 1;
+    return 0;
+}
+
+/* Pages taken late (the cover was short) get scores for slots that are older than this append. */
+static void write_new(world *w, table *t, uint32_t from, uint32_t pages_from) {
+    for (uint32_t i = from; i < t->n_slots; i++) w->kv[t->row[i / BS]][i % BS] = t->tags[i];
+    for (uint32_t i = 0; i < t->n_slots; i++)
+        if (i / BS < t->n_pages && (i >= from || i / BS >= pages_from))
+            w->score[t->score_row[i / BS]][i % BS] = t->scores[i];
+}
+
+static void op_append(world *w) {
+    w->op = "append";
+    kvf_append_item items[SEQS];
+    int which[SEQS];
+    uint32_t n = 0, most = 1 + rnd(w, 3);
+    kvf_status want = KVF_OK;
+    for (int i = 0, first = (int)rnd(w, SEQS); i < SEQS && n < most; i++) {
+        int k = (first + i * 5) % SEQS;
+        if (!w->s[k].alive || (w->s[k].locked && rnd(w, 8))) continue;
+        which[n] = k;
+        items[n] = (kvf_append_item){w->s[k].handle, rnd(w, 3) ? 1 : 1 + rnd(w, 14)};
+        if (!want && w->s[k].locked) want = KVF_E_STATE;
+        for (uint32_t t = 0; !want && t < w->n_tables; t++)
+            if (w->s[k].t[t].n_slots + items[n].n_tokens > SLOTS) want = KVF_E_LIMIT;
+        n++;
+    }
+    refs r, pr;
+    count(w, &r, &pr);
+    wanted need;
+    want_append(w, r, which, items, n, &need);
+    uint32_t lack = over(need.blocks, r.n_free - r.n_promised),
+             lack_pages = over(need.pages, pr.n_free - pr.n_promised);
+    if (!want && (lack || lack_pages)) want = KVF_E_NO_BLOCKS;
+    int list = (int)rnd(w, 2);
+    uint32_t copy = w->lists[list].n, copies_from = copy, missing = 77;
+    STATUS(w, kvf_can_append(w->m, items, n, &missing), want);
+    if (!want || want == KVF_E_NO_BLOCKS)
+        CHECK(w, missing == (lack > lack_pages ? lack : lack_pages), "missing %u, not %u or %u\n", missing, lack,
+              lack_pages);
+    STATUS(w, kvf_append(w->m, items, n, &w->lists[list]), want);
+    if (want == KVF_E_NO_BLOCKS) {
+        CHECK(w, !need.sure, "a growth within its reservation failed\n");
+        seen.no_blocks++;
+    }
+    if (want) return;
+    seen.appends++;
+    seen.sure_growth += need.sure && need.blocks == 0 && n;
+    uint32_t from[SEQS][TABLES_MAX], pages_from[SEQS][TABLES_MAX];
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < w->n_tables; k++) {
+            table *t = &w->s[which[i]].t[k];
+            from[i][k] = t->n_slots;
+            pages_from[i][k] = t->n_pages;
+            if (t->n_slots % BS && !need.cow[i][k] && r.pins[t->row[t->n_blocks - 1]]) seen.last_in_place++;
+            appended(w, &r, &pr, &w->s[which[i]], k, items[i].n_tokens, need.per_table[i][k], (int)need.cow[i][k], list,
+                     &copy);
+        }
+    CHECK(w, copy == w->lists[list].n, "%u copies, not %u\n", w->lists[list].n, copy);
+    note_copies(w, list, copies_from);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < w->n_tables; k++)
+            if (overtakes_a_copy(w, &w->s[which[i]].t[k], from[i][k])) carry_out(w);
+    for (uint32_t i = 0; i < n; i++) {
+        w->s[which[i]].next_pos += items[i].n_tokens;
+        for (uint32_t k = 0; k < w->n_tables; k++) write_new(w, &w->s[which[i]].t[k], from[i][k], pages_from[i][k]);
+    }
+}
+
+static void op_rollback(world *w) {
+    w->op = "rollback";
+    int i = any_seq(w);
+    if (i == NONE) return;
+    seq *s = &w->s[i];
+    uint32_t shortest = SLOTS, n;
+    for (uint32_t k = 0; k < w->n_tables; k++) shortest = least(shortest, s->t[k].n_slots);
+    n = rnd(w, 3) ? least(shortest, rnd(w, 6)) : rnd(w, shortest + 2);
+    if (!s->locked && n <= shortest) carry_out(w);
+    STATUS(w, kvf_seq_rollback(w->m, s->handle, n), s->locked ? KVF_E_STATE : n > shortest ? KVF_E_INVALID : KVF_OK);
+    if (s->locked || n > shortest) return;
+    seen.rollbacks++;
+    s->next_pos -= n;
+    for (uint32_t k = 0; k < w->n_tables; k++) {
+        table *t = &s->t[k];
+        refs r, pr;
+        count(w, &r, &pr);
+        uint32_t blocks = t->n_blocks, pages = t->n_pages;
+        t->n_slots -= n;
+        t->n_blocks = ceil_bs(t->n_slots);
+        t->n_pages = least(t->n_pages, t->n_blocks);
+        for (uint32_t b = t->n_blocks; b < blocks; b++)
+            if (r.holders[t->row[b]] == 1 && r.pins[t->row[b]]) t->sure = 0;
+        count(w, &r, &pr);
+        uint32_t owed = least(over(t->r, private_blocks(t, &r)), t->p + blocks - t->n_blocks);
+        uint32_t owed_pages = least(over(t->page_r, t->n_pages), t->page_p + pages - t->n_pages);
+        t->p += least(over(owed, t->p), r.n_free - r.n_promised);
+        t->page_p += least(over(owed_pages, t->page_p), pr.n_free - pr.n_promised);
+    }
+}
+
+/* ---- Sequences ------------------------------------------------------------------------------------------------------ */
+
+static void op_create(world *w) {
+    w->op = "create";
+    int i = dead_seq(w);
+    kvf_seq handle = 0;
+    STATUS(w, kvf_seq_create(w->m, &handle), i == NONE ? KVF_E_LIMIT : KVF_OK);
+    if (i == NONE) return;
+    memset(&w->s[i], 0, sizeof w->s[i]);
+    w->s[i].alive = 1;
+    w->s[i].handle = handle;
+}
+
+static void op_fork(world *w) {
+    w->op = "fork";
+    int from = any_seq(w), to = dead_seq(w);
+    if (from == NONE) return;
+    seq *a = &w->s[from], *b;
+    refs r, pr;
+    count(w, &r, &pr);
+    uint32_t blocks = 0, pages = 0;
+    for (uint32_t k = 0; k < w->n_tables; k++) {
+        blocks += a->t[k].r;
+        pages += a->t[k].n_pages + over(a->t[k].page_r, a->t[k].n_pages);
+    }
+    int list = (int)rnd(w, 2);
+    uint32_t copy = w->lists[list].n, copies_from = copy;
+    int lack = blocks > r.n_free - r.n_promised || pages > pr.n_free - pr.n_promised;
+    kvf_status want = a->locked ? KVF_E_STATE : to == NONE ? KVF_E_LIMIT : lack ? KVF_E_NO_BLOCKS : KVF_OK;
+    kvf_seq handle = 0;
+    STATUS(w, kvf_seq_fork(w->m, a->handle, &w->lists[list], &handle), want);
+    seen.fork_no_blocks += want == KVF_E_NO_BLOCKS;
+    if (want) return;
+    seen.forks++;
+    b = &w->s[to];
+    *b = *a;
+    b->handle = handle;
+    kvf_view v;
+    STATUS(w, kvf_view_fill(w->m, 0, &handle, 1, &v), KVF_OK);
+    for (uint32_t k = 0; k < w->n_tables; k++) {
+        table *t = &b->t[k];
+        if (private_blocks(&a->t[k], &r)) a->t[k].sure = 0;
+        t->p = t->r;
+        t->page_p = over(t->page_r, t->n_pages);
+        t->sure = 1;
+        for (uint32_t i = 0; i < t->n_pages; i++) {
+            uint32_t src = t->score_row[i];
+            take(w, &pr, w->n_pages, t->score_row[i] = v.score_rows[v.row_offset[k] + i]);
+            expect_copy(w, list, copy++, KVF_COPY_SCORE_PAGE, src, t->score_row[i], least(BS, t->n_slots - i * BS));
+        }
+    }
+    CHECK(w, copy == w->lists[list].n, "%u copies, not %u\n", w->lists[list].n, copy);
+    note_copies(w, list, copies_from);
+}
+
+/* Cancels the compaction in the model. */
+static void dropped(world *w) {
+    for (int i = 0; i < SEQS; i++)
+        for (uint32_t k = 0; k < w->n_tables; k++) {
+            table *t = &w->s[i].t[k];
+            t->p += t->fresh_used;
+            t->n_fresh = t->fresh_used = 0;
+            w->s[i].locked = 0;
+        }
+    w->compacting = 0;
+}
+
+static void op_free(world *w) {
+    w->op = "free";
+    int i = any_seq(w);
+    if (i == NONE) return;
+    seen.free_cancels += w->s[i].locked != 0;
+    if (w->s[i].locked) dropped(w);
+    refs r, pr;
+    count(w, &r, &pr);
+    for (uint32_t k = 0; k < w->n_tables; k++)
+        for (uint32_t b = 0; b < w->s[i].t[k].n_blocks; b++)
+            seen.pinned_free += r.holders[w->s[i].t[k].row[b]] == 1 && r.pins[w->s[i].t[k].row[b]];
+    kvf_seq handle = w->s[i].handle;
+    STATUS(w, kvf_seq_free(w->m, handle), KVF_OK);
+    w->s[i].alive = 0;
+    STATUS(w, kvf_seq_free(w->m, handle), KVF_E_STALE);
+}
+
+/* ---- Reservations, scores ---------------------------------------------------------------------------------------------- */
+
+static void op_reserve(world *w) {
+    w->op = "reserve";
+    int i = any_seq(w);
+    if (i == NONE) return;
+    seq *s = &w->s[i];
+    refs r, pr;
+    count(w, &r, &pr);
+    uint32_t n_slots[TABLES_MAX], p[TABLES_MAX], used[TABLES_MAX], blocks = r.n_promised, pages = pr.n_promised;
+    int with_scores = (int)rnd(w, 2), drop = !rnd(w, 4);
+    for (uint32_t k = 0; k < w->n_tables; k++) {
+        table *t = &s->t[k];
+        n_slots[k] = drop ? 0 : rnd(w, rnd(w, 3) ? 20 : SLOTS + 1);
+        uint32_t reserve = ceil_bs(n_slots[k]), owed = over(reserve, private_blocks(t, &r));
+        used[k] = least(owed, t->n_fresh);
+        p[k] = owed - used[k];
+        blocks += p[k] - t->p;
+        pages += (with_scores ? over(reserve, t->n_pages) : 0) - t->page_p;
+    }
+    kvf_status want = blocks > r.n_free || pages > pr.n_free ? KVF_E_NO_BLOCKS : KVF_OK;
+    STATUS(w, kvf_seq_reserve(w->m, s->handle, n_slots, with_scores), want);
+    seen.reserve_no_blocks += want == KVF_E_NO_BLOCKS;
+    if (want) return;
+    seen.reserves++;
+    for (uint32_t k = 0; k < w->n_tables; k++) {
+        table *t = &s->t[k];
+        t->r = ceil_bs(n_slots[k]);
+        t->page_r = with_scores ? t->r : 0;
+        t->p = p[k];
+        t->fresh_used = used[k];
+        t->page_p = over(t->page_r, t->n_pages);
+        t->sure = 1;
+    }
+}
+
+static void op_scores(world *w) {
+    w->op = "take_scores";
+    int i = any_seq(w);
+    if (i == NONE) return;
+    seq *s = &w->s[i];
+    refs r, pr;
+    count(w, &r, &pr);
+    uint32_t n_slots[TABLES_MAX], pages = 0;
+    for (uint32_t k = 0; k < w->n_tables; k++) {
+        n_slots[k] = rnd(w, s->t[k].n_slots + 1);
+        pages += over(ceil_bs(n_slots[k]), s->t[k].page_p);
+    }
+    kvf_status want = s->has_scores ? KVF_E_STATE : pages > pr.n_free - pr.n_promised ? KVF_E_NO_BLOCKS : KVF_OK;
+    STATUS(w, kvf_seq_take_scores(w->m, s->handle, n_slots), want);
+    seen.scores_no_blocks += want == KVF_E_NO_BLOCKS;
+    if (want) return;
+    seen.scores++;
+    s->has_scores = 1;
+    kvf_view v;
+    STATUS(w, kvf_view_fill(w->m, 0, &s->handle, 1, &v), KVF_OK);
+    for (uint32_t k = 0; k < w->n_tables; k++) {
+        table *t = &s->t[k];
+        for (; t->n_pages < ceil_bs(n_slots[k]); t->n_pages++)
+            take(w, &pr, w->n_pages, t->score_row[t->n_pages] = v.score_rows[v.row_offset[k] + t->n_pages]);
+        t->page_p -= least(t->page_p, t->n_pages);
+        write_new(w, t, t->n_slots, 0);
+    }
+}
+
+/* A step adds to the scores, in place. */
+static void op_observe(world *w) {
+    w->op = "observe";
+    int i = any_seq(w);
+    if (i == NONE || !w->s[i].has_scores) return;
+    carry_out(w);
+    for (uint32_t k = 0; k < w->n_tables; k++) {
+        table *t = &w->s[i].t[k];
+        for (uint32_t s = 0; s < t->n_slots; s++) t->scores[s] = ++w->next_tag;
+        write_new(w, t, t->n_slots, 0);
+    }
+}
+
+/* ---- Compaction --------------------------------------------------------------------------------------------------------------- */
+
+static void choose_items(world *w) {
+    w->n_items = 0;
+    uint32_t density = 1 + rnd(w, 6), start = rnd(w, SEQS);
+    for (uint32_t j = 0; j < SEQS * LAYERS; j++) {
+        uint32_t i = (start + j / LAYERS) % SEQS, l = j % LAYERS;
+        uint32_t n = w->s[i].alive ? w->s[i].t[l * w->n_groups].n_slots : 0;
+        if (n < 2 || rnd(w, density)) continue;
+        w->ci_seq[w->n_items] = i;
+        w->ci[w->n_items++] = (kvf_compact_item){w->s[i].handle, l, 1 + rnd(w, n - 1)};
+    }
+}
+
+static void op_begin(world *w) {
+    w->op = "compact_begin";
+    kvf_compaction c;
+    if (w->compacting) {
+        STATUS(w, kvf_compact_begin(w->m, w->ci, w->n_items, &c), KVF_E_STATE);
+        return;
+    }
+    choose_items(w);
+    refs r, pr, left;
+    count(w, &r, &pr);
+    left = r; /* owners that go to fresh blocks count as gone */
+    uint32_t fresh[SEQS * LAYERS * GROUPS_MAX], wanted_blocks = 0;
+    for (uint32_t e = 0; e < w->n_items * w->n_groups; e++) {
+        const table *t =
+            &w->s[w->ci_seq[e / w->n_groups]].t[w->ci[e / w->n_groups].layer * w->n_groups + e % w->n_groups];
+        int shared = 0, was_shared = 0;
+        for (uint32_t b = 0; b < t->n_blocks; b++) {
+            shared |= left.holders[t->row[b]] + r.pins[t->row[b]] > 1;
+            was_shared |= r.holders[t->row[b]] > 1;
+        }
+        for (uint32_t b = 0; shared && b < t->n_blocks; b++) left.holders[t->row[b]]--;
+        fresh[e] = shared ? ceil_bs(w->ci[e / w->n_groups].n_keep) : 0;
+        wanted_blocks += over(fresh[e], t->p);
+        seen.last_owner += was_shared && !shared;
+    }
+    kvf_status want = wanted_blocks > r.n_free - r.n_promised ? KVF_E_NO_BLOCKS : KVF_OK;
+    STATUS(w, kvf_compact_begin(w->m, w->ci, w->n_items, &c), want);
+    seen.begin_no_blocks += want == KVF_E_NO_BLOCKS;
+    if (want) return;
+    w->compacting = 1;
+    for (uint32_t e = 0; e < w->n_items * w->n_groups; e++) {
+        seq *s = &w->s[w->ci_seq[e / w->n_groups]];
+        table *t = &s->t[w->ci[e / w->n_groups].layer * w->n_groups + e % w->n_groups];
+        s->locked = 1;
+        CHECK(w, (c.dst_row[e] != NULL) == (fresh[e] > 0), "table %u: fresh or not\n", e);
+        t->n_fresh = fresh[e];
+        t->fresh_used = least(t->p, fresh[e]);
+        t->p -= t->fresh_used;
+        for (uint32_t b = 0; b < fresh[e]; b++) take(w, &r, w->n_blocks, t->fresh[b] = c.dst_row[e][b]);
+        *(fresh[e] ? &seen.fresh : &seen.in_place) += 1;
+    }
+}
+
+/* A policy at work on one table: a random choice of slots in random order, through the simulated memory. */
+static void write_kept(world *w, seq *s, table *t, uint32_t n_keep) {
+    uint32_t kv[SLOTS], score[SLOTS], pick[SLOTS];
+    const uint32_t *dst = t->n_fresh ? t->fresh : t->row;
+    for (uint32_t i = 0; i < t->n_slots; i++) pick[i] = i;
+    for (uint32_t i = 0; i < n_keep; i++) {
+        uint32_t j = i + rnd(w, t->n_slots - i), swap = pick[i];
+        pick[i] = pick[j];
+        pick[j] = swap;
+        kv[i] = read_slot(w, KVF_COPY_BLOCK, t->row[pick[i] / BS], pick[i] % BS);
+        CHECK(w, kv[i] == t->tags[pick[i]], "slot %u was overwritten before it was read\n", pick[i]);
+        score[i] = ++w->next_tag;
+    }
+    for (uint32_t i = 0; i < n_keep; i++) {
+        w->kv[dst[i / BS]][i % BS] = t->tags[i] = kv[i];
+        if (s->has_scores && i / BS < t->n_pages) w->score[t->score_row[i / BS]][i % BS] = score[i];
+        t->scores[i] = score[i];
+    }
+}
+
+static void committed(world *w, table *t, uint32_t n_keep, int pass) {
+    refs r, pr;
+    count(w, &r, &pr);
+    uint32_t free_before = r.n_free, pages_before = pr.n_free;
+    if (pass == 0) {
+        uint32_t old = t->n_blocks, keep = t->n_fresh ? 0 : ceil_bs(n_keep);
+        for (uint32_t b = keep; b < old; b++)
+            if (r.holders[t->row[b]] == 1 && r.pins[t->row[b]]) t->sure = 0;
+        if (t->n_fresh) memcpy(t->row, t->fresh, sizeof t->row);
+        t->n_blocks = ceil_bs(n_keep);
+        t->n_fresh = t->fresh_used = 0;
+        t->n_slots = n_keep;
+        t->n_pages = least(t->n_pages, t->n_blocks);
+        count(w, &r, &pr);
+    }
+    uint32_t limit = pass == 0 ? r.n_free - free_before : r.n_free - r.n_promised;
+    uint32_t page_limit = pass == 0 ? pr.n_free - pages_before : pr.n_free - pr.n_promised;
+    uint32_t owed = over(t->r, t->n_blocks), owed_pages = over(t->page_r, t->n_pages);
+    t->p = least(owed, t->p);
+    t->page_p = least(owed_pages, t->page_p);
+    t->p += least(owed - t->p, limit);
+    t->page_p += least(owed_pages - t->page_p, page_limit);
+}
+
+static void op_commit(world *w) {
+    w->op = "compact_commit";
+    if (!w->compacting) {
+        STATUS(w, kvf_compact_commit(w->m), KVF_E_STATE);
+        return;
+    }
+    carry_out(w);
+    for (int in_place = 0; in_place < 2; in_place++) /* the documented order of writes */
+        for (uint32_t e = 0; e < w->n_items * w->n_groups; e++) {
+            seq *s = &w->s[w->ci_seq[e / w->n_groups]];
+            table *t = &s->t[w->ci[e / w->n_groups].layer * w->n_groups + e % w->n_groups];
+            if ((t->n_fresh == 0) == in_place) write_kept(w, s, t, w->ci[e / w->n_groups].n_keep);
+        }
+    STATUS(w, kvf_compact_commit(w->m), KVF_OK);
+    for (int pass = 0; pass < 2; pass++)
+        for (uint32_t e = 0; e < w->n_items * w->n_groups; e++)
+            committed(w,
+                      &w->s[w->ci_seq[e / w->n_groups]].t[w->ci[e / w->n_groups].layer * w->n_groups + e % w->n_groups],
+                      w->ci[e / w->n_groups].n_keep, pass);
+    dropped(w);
+}
+
+static void op_cancel(world *w) {
+    w->op = "compact_cancel";
+    STATUS(w, kvf_compact_cancel(w->m), w->compacting ? KVF_OK : KVF_E_STATE);
+    seen.cancels += w->compacting != 0;
+    if (w->compacting) dropped(w);
+}
+
+/* ---- Copies, holds ------------------------------------------------------------------------------------------------------------------ */
+
+static void op_done(world *w) {
+    w->op = "copies_done";
+    int list = (int)rnd(w, 2);
+    if (w->lists[list].n && !rnd(w, 4)) { /* one item is not pending: nothing is unpinned */
+        uint32_t i = rnd(w, w->lists[list].n);
+        kvf_copy right = w->items[list][i];
+        w->items[list][i].src = right.src ? right.src - 1 : right.src + 1;
+        STATUS(w, kvf_copies_done(w->m, &w->lists[list]), KVF_E_STALE);
+        w->items[list][i] = right;
+        seen.stale++;
+        return;
+    }
+    carry_out(w);
+    STATUS(w, kvf_copies_done(w->m, &w->lists[list]), KVF_OK);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < w->n_pend; i++)
+        if (w->pend[i].list != list) w->pend[n++] = w->pend[i];
+    w->n_pend = n;
+}
+
+/* A block whose table a compaction may be writing in place is not there to be held. */
+static int being_written(const world *w, uint32_t id) {
+    for (int i = 0; i < SEQS; i++)
+        for (uint32_t k = 0; w->s[i].alive && w->s[i].locked && k < w->n_tables; k++)
+            for (uint32_t b = 0; b < w->s[i].t[k].n_blocks + w->s[i].t[k].n_fresh; b++) {
+                const table *t = &w->s[i].t[k];
+                if ((b < t->n_blocks ? t->row[b] : t->fresh[b - t->n_blocks]) == id) return 1;
+            }
+    return 0;
+}
+
+static void op_hold(world *w) {
+    w->op = "hold";
+    hold *h = NULL;
+    for (int i = 0; i < HOLDS; i++)
+        if (!w->h[i].used) h = &w->h[i];
+    if (!h) return;
+    refs r, pr;
+    count(w, &r, &pr);
+    if (!rnd(w, 4)) {
+        kvf_status want = r.n_free > r.n_promised ? KVF_OK : KVF_E_NO_BLOCKS;
+        STATUS(w, kvf_block_take(w->m, &h->handle), want);
+        if (want) return;
+        h->id = kvf_block_id(h->handle);
+        take(w, &r, w->n_blocks, h->id);
+        for (uint32_t s = 0; s < BS; s++) w->kv[h->id][s] = ++w->next_tag;
+    } else {
+        uint32_t id = rnd(w, w->n_blocks + 1);
+        if (id < w->n_blocks && being_written(w, id)) return;
+        kvf_status want = id < w->n_blocks && r.holders[id] ? KVF_OK : KVF_E_STALE;
+        STATUS(w, kvf_block_hold(w->m, id, &h->handle), want);
+        if (want) return;
+        h->id = id;
+        for (int i = 0; i < SEQS; i++)
+            for (uint32_t k = 0; w->s[i].alive && k < w->n_tables; k++)
+                for (uint32_t b = 0; b < w->s[i].t[k].n_blocks; b++)
+                    if (w->s[i].t[k].row[b] == id && r.holders[id] == 1) w->s[i].t[k].sure = 0;
+    }
+    seen.holds++;
+    h->used = 1;
+    for (uint32_t s = 0; s < BS; s++) h->content[s] = read_slot(w, KVF_COPY_BLOCK, h->id, s);
+}
+
+static void op_release(world *w) {
+    w->op = "release";
+    hold *h = &w->h[rnd(w, HOLDS)];
+    int others = 0; /* equal handles of one block: any of them may be released */
+    for (int i = 0; i < HOLDS; i++) others += w->h[i].used && &w->h[i] != h && w->h[i].handle == h->handle;
+    if (!h->used && others) return;
+    STATUS(w, kvf_block_release(w->m, h->handle), h->used ? KVF_OK : KVF_E_STALE);
+    seen.stale += !h->used;
+    h->used = 0;
+}
+
+/* ---- The runs --------------------------------------------------------------------------------------------------------------------------- */
+
+static void one_step(world *w) {
+    static const struct {
+        void (*op)(world *);
+        uint32_t weight;
+    } ops[] = {{op_append, 36}, {op_create, 8},  {op_fork, 7},    {op_free, 7},    {op_reserve, 7},
+               {op_scores, 4},  {op_observe, 2}, {op_begin, 7},   {op_commit, 7},  {op_cancel, 1},
+               {op_done, 6},    {op_hold, 3},    {op_release, 4}, {op_rollback, 5}};
+    uint32_t total = 0, i = 0;
+    for (size_t k = 0; k < sizeof ops / sizeof ops[0]; k++) total += ops[k].weight;
+    for (uint32_t pick = rnd(w, total); pick >= ops[i].weight; i++) pick -= ops[i].weight;
+    if (w->lists[0].n > PENDING_MAX / 2 || w->lists[1].n > PENDING_MAX / 2)
+        op_done(w);
+    else
+        ops[i].op(w);
+    compare(w);
+}
+
+/* At the end everything is given back and the pools are full again. */
+static void wind_up(world *w) {
+    for (int i = 0; i < SEQS; i++) {
+        if (!w->s[i].alive) continue;
+        if (w->s[i].locked) dropped(w);
+        STATUS(w, kvf_seq_free(w->m, w->s[i].handle), KVF_OK);
+        w->s[i].alive = 0;
+    }
+    for (int i = 0; i < HOLDS; i++)
+        if (w->h[i].used) STATUS(w, kvf_block_release(w->m, w->h[i].handle), KVF_OK);
+    for (int i = 0; i < 2; i++) STATUS(w, kvf_copies_done(w->m, &w->lists[i]), KVF_OK);
+    kvf_occupancy o = {.struct_size = sizeof o};
+    STATUS(w, kvf_occupancy_read(w->m, &o, NULL), KVF_OK);
+    CHECK(w, o.blocks.n_free == w->n_blocks && o.score_pages.n_free == w->n_pages && !o.blocks.n_promised,
+          "something leaked\n");
+    kvf_error err = {""};
+    CHECK(w, kvf_audit(w->m, &err) == KVF_OK, "audit: %s\n", err.text);
+}
+
+static void run(uint64_t seed, uint32_t n_groups, uint32_t n_blocks, uint32_t n_pages, uint32_t n_steps) {
+    static world w;
+    memset(&w, 0, sizeof w);
+    w.seed = seed;
+    w.rng = seed * 0x9e3779b97f4a7c15u | 1;
+    w.n_groups = n_groups;
+    w.n_tables = LAYERS * n_groups;
+    w.n_blocks = n_blocks;
+    w.n_pages = n_pages;
+    kvf_manager_config c = kvf_manager_config_default();
+    c.n_layers = LAYERS;
+    c.n_kv_heads = n_groups;
+    c.heads_per_group = 1;
+    c.block_size = BS;
+    c.n_blocks = n_blocks;
+    c.n_score_pages = n_pages;
+    c.max_seqs = SEQS;
+    c.max_slots = SLOTS;
+    kvf_error err = {""};
+    cr_assert_eq(kvf_manager_create(&c, &w.m, &err), KVF_OK, "%s", err.text);
+    for (int i = 0; i < 2; i++) w.lists[i] = (kvf_copy_list){w.items[i], 0, PENDING_MAX};
+    for (uint32_t b = 0; b < n_blocks; b++)
+        for (uint32_t s = 0; s < BS; s++) w.kv[b][s] = POISON;
+    for (; w.step < n_steps; w.step++) one_step(&w);
+    w.op = "wind_up";
+    wind_up(&w);
+    kvf_manager_destroy(w.m);
+}
+
+/* KVF_TEST_SEED=n runs that seed alone. */
+static void run_seeds(uint64_t first, uint32_t n_seeds, uint32_t n_groups, uint32_t n_blocks, uint32_t n_pages,
+                      uint32_t n_steps) {
+    const char *only = getenv("KVF_TEST_SEED");
+    if (only) {
+        run(strtoull(only, NULL, 10), n_groups, n_blocks, n_pages, n_steps);
+        return;
+    }
+    for (uint32_t i = 0; i < n_seeds; i++) run(first + i, n_groups, n_blocks, n_pages, n_steps);
+    const uint64_t often[] = {seen.appends,        seen.cow,       seen.no_blocks, seen.forks,
+                              seen.fork_no_blocks, seen.fresh,     seen.in_place,  seen.cancels,
+                              seen.free_cancels,   seen.rollbacks, seen.reserves,  seen.reserve_no_blocks,
+                              seen.scores,         seen.holds,     seen.stale,     seen.sure_growth};
+    for (size_t i = 0; i < sizeof often / sizeof often[0]; i++)
+        cr_assert_gt(often[i], n_seeds * (uint64_t)n_steps / 1000, "the %zu-th kind of event was seen %llu times only",
+                     i, (unsigned long long)often[i]);
+    const uint64_t rare[] = {seen.last_in_place, seen.last_owner, seen.begin_no_blocks, seen.scores_no_blocks,
+                             seen.pinned_free};
+    for (size_t i = 0; i < sizeof rare / sizeof rare[0]; i++)
+        cr_assert_gt(rare[i], 30, "the %zu-th rare kind of event was seen %llu times only", i,
+                     (unsigned long long)rare[i]);
+}
+
+/* A million steps in all. */
+Test(blockmgr_random, one_group_small_pool) { run_seeds(1000, 40, 1, 40, 24, 10000); }
+Test(blockmgr_random, one_group_roomy_pool) { run_seeds(2000, 20, 1, 48, 48, 10000); }
+Test(blockmgr_random, two_groups) { run_seeds(3000, 15, 2, 48, 40, 10000); }
+Test(blockmgr_random, many_short_lives) { run_seeds(4000, 250, 1, 32, 20, 1000); }
