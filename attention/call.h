@@ -1,0 +1,77 @@
+/* attention/call.h: one checked call, as all paths of the attention see it. */
+#ifndef KVF_ATTENTION_CALL_H
+#define KVF_ATTENTION_CALL_H
+
+#include "base/base.h"
+#include "kvfold/attention.h"
+
+/* A call after its checks: the caller's structs as this version knows them, and what follows from them. */
+typedef struct kvf__call {
+    kvf_attention a; /* a.view, a.pages and a.mass point at the caller's; use the copies below */
+    kvf_view view;
+    kvf_pages pages;
+    kvf_mass mass; /* zeros when there is none */
+    uint32_t n_threads;
+    uint32_t n_kv_heads;  /* n_groups * heads_per_group */
+    uint32_t n_per_kv;    /* query heads of one KV head */
+    uint32_t max_slots;   /* longest table of the range */
+    uint32_t token_begin; /* query rows [token_begin, token_end) */
+    uint32_t token_end;
+    float scale;
+    uint64_t k_head_bytes; /* bytes of one head's slots in a block */
+} kvf__call;
+
+/* What a call is going to do: decides which fields are read. */
+typedef enum kvf__call_kind { KVF__APPEND, KVF__PREFILL, KVF__DECODE } kvf__call_kind;
+
+/* Checks everything a caller can get wrong and fills call. Nothing is written on failure. */
+kvf_status kvf__call_check(kvf__call *call, kvf_stream *stream, const kvf_attention *a, kvf__call_kind kind,
+                           kvf_error *err);
+
+/* The workspace: a scratch area for each thread, an index of work items, and a rest that each path divides itself. */
+typedef struct kvf__workspace {
+    float *scratch;        /* [n_threads][scratch_floats] */
+    size_t scratch_floats; /* a multiple of 16 */
+    uint64_t *index;       /* [max_seqs * n_kv_heads + 1] */
+    unsigned char *rest;
+    size_t rest_bytes;
+    size_t bytes; /* of all */
+} kvf__workspace;
+
+/* Query rows in prefill: of one work item, of one softmax, of one inner loop. */
+enum { KVF__ROWS = 192, KVF__SUB_ROWS = 24, KVF__MR = 6 };
+static inline size_t kvf__pad16(size_t n) { return (n + 15) / 16 * 16; }
+
+/* Lays a workspace out over base (NULL: sizes only). False when a size wraps. */
+bool kvf__workspace_layout(kvf__workspace *w, void *base, uint32_t n_threads, uint32_t head_dim, uint32_t n_q_heads,
+                           uint32_t n_kv_heads, uint32_t max_slots, uint32_t max_seqs, uint32_t max_tokens);
+
+/* Bytes that decode keeps for one tile of one sequence: per query head the probabilities and a partial result. */
+static inline size_t kvf__decode_tile_floats(uint32_t n_q_heads, uint32_t head_dim) {
+    return (size_t)n_q_heads * (KVF_TILE + kvf__pad16(head_dim) + 16);
+}
+
+static inline size_t kvf__table(const kvf__call *c, uint32_t seq, uint32_t group) {
+    return ((size_t)seq * c->view.n_layers + c->a.layer) * c->view.n_groups + group;
+}
+/* Index of (block, head in group, slot in block) in the slot metadata. */
+static inline size_t kvf__slot_index(const kvf_pages *p, uint32_t block, uint32_t head, uint32_t slot) {
+    return ((size_t)block * p->heads_per_group + head) * p->block_size + slot;
+}
+/* K and V rows of one head in one block, (slot, head_dim). */
+static inline const unsigned char *kvf__k_rows(const kvf__call *c, uint32_t block, uint32_t head) {
+    return (const unsigned char *)c->pages.k + c->pages.k_block_stride * block + c->k_head_bytes * head;
+}
+static inline const unsigned char *kvf__v_rows(const kvf__call *c, uint32_t block, uint32_t head) {
+    return (const unsigned char *)c->pages.v + c->pages.v_block_stride * block + c->k_head_bytes * head;
+}
+
+/* The paths. Arguments are checked and the workspace is large enough. */
+kvf_status kvf__ref_prefill(const kvf__call *c, const kvf__workspace *w, kvf_error *err);
+kvf_status kvf__ref_decode(const kvf__call *c, const kvf__workspace *w, kvf_error *err);
+kvf_status kvf__cpu_prefill(kvf_stream *stream, const kvf__call *c, const kvf__workspace *w, kvf_cpu_path path,
+                            kvf_error *err);
+kvf_status kvf__cpu_decode(kvf_stream *stream, const kvf__call *c, const kvf__workspace *w, kvf_cpu_path path,
+                           kvf_error *err);
+
+#endif

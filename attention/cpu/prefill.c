@@ -1,0 +1,265 @@
+/* Tiled prefill: blocks of query rows over tiles of 512 slots, then column sums.
+ *
+ * The g query heads of a KV head are stacked: row r of a block of tokens is token r / g, head r % g, so that a tile
+ * of K and V is packed once for all of them. A row's result depends on its query and its slots alone: neither how rows
+ * are grouped nor who computes them enters. */
+#include "attention/cpu/kernels.h"
+
+typedef struct kvf__prefill {
+    const kvf__call *c;
+    const kvf__kernels *k;
+    const kvf__workspace *w;
+    float *stats;          /* (token, query head, 2): base of the exponents, 1 / denominator */
+    uint32_t block_tokens; /* of one item of the first pass */
+    uint32_t col_width;    /* of one item of the second pass: a multiple of 16 that divides KVF_TILE */
+    uint32_t n_seqs, n_items;
+} kvf__prefill;
+
+/* One KV head of one sequence. */
+typedef struct kvf__chunk {
+    const uint32_t *row; /* block ids */
+    uint32_t seq, kv_head, head;
+    uint32_t n_slots, n_tokens, first_row; /* first_row: of q, for token 0 of the chunk */
+} kvf__chunk;
+
+/* A thread's scratch, for one block of rows. */
+typedef struct kvf__block {
+    float *k, *v; /* packed tile */
+    float *s;     /* (KVF__SUB_ROWS, KVF_TILE) */
+    float *part;  /* (KVF__SUB_ROWS, pad) */
+    float *o;     /* (rows, pad) */
+    kvf__state *state;
+    float *bias_room;
+    const float *bias;            /* of the tile, or NULL */
+    uint32_t token_begin, n_rows; /* in the chunk; rows of all heads */
+    size_t pad;
+} kvf__block;
+
+static kvf__chunk chunk_of(const kvf__call *c, uint32_t seq, uint32_t kv_head) {
+    uint32_t hpg = c->pages.heads_per_group;
+    size_t t = kvf__table(c, seq, kv_head / hpg);
+    kvf__chunk chunk = {c->view.rows + c->view.row_offset[t],
+                        seq,
+                        kv_head,
+                        kv_head % hpg,
+                        c->view.n_slots[t],
+                        c->a.q_begin[seq + 1] - c->a.q_begin[seq],
+                        c->a.q_begin[seq]};
+    return chunk;
+}
+
+/* Slots that a token of the chunk sees, and how many of them lie in [begin, begin + width). */
+static uint32_t seen(const kvf__chunk *ch, uint32_t token) { return ch->n_slots - ch->n_tokens + token + 1; }
+static uint32_t seen_in(const kvf__chunk *ch, uint32_t token, uint32_t begin, uint32_t width) {
+    uint32_t n = seen(ch, token);
+    return n <= begin ? 0 : KVF__MIN(n - begin, width);
+}
+
+static const float *query(const kvf__call *c, const kvf__chunk *ch, uint32_t token, uint32_t h) {
+    return c->a.q + (size_t)(ch->first_row + token) * c->a.q_stride +
+           (size_t)(ch->kv_head * c->n_per_kv + h) * c->pages.head_dim;
+}
+
+/* Query pointers of rows [r, r + 6); beyond the last row the last one again. */
+static void queries(const kvf__call *c, const kvf__chunk *ch, uint32_t token_begin, uint32_t r, uint32_t n_rows,
+                    const float *q[KVF__MR]) {
+    for (uint32_t i = 0; i < KVF__MR; i++) {
+        uint32_t at = KVF__MIN(r + i, n_rows - 1);
+        q[i] = query(c, ch, token_begin + at / c->n_per_kv, at % c->n_per_kv);
+    }
+}
+
+const float *kvf__gather_bias(const kvf__call *c, const uint32_t *row, uint32_t head, uint32_t begin, uint32_t n,
+                              float *to) {
+    if (!c->pages.bias) return NULL;
+    uint32_t bs = c->pages.block_size;
+    for (uint32_t j = 0; j < n; j += bs)
+        memcpy(to + j, c->pages.bias + kvf__slot_index(&c->pages, row[(begin + j) / bs], head, (begin + j) % bs),
+               KVF__MIN(bs, n - j) * sizeof *to);
+    memset(to + n, 0, (kvf__pad16(n) - n) * sizeof *to);
+    return to;
+}
+
+/* Packs K (and V unless v is NULL) of slots [begin, begin + n); begin is a multiple of 16. */
+static void pack(const kvf__prefill *p, const kvf__chunk *ch, uint32_t begin, uint32_t n, float *k, float *v) {
+    const kvf__call *c = p->c;
+    uint32_t bs = c->pages.block_size, d = c->pages.head_dim;
+    size_t row_bytes = d * kvf_dtype_bytes(c->pages.dtype);
+    for (uint32_t j = 0, rows; j < n; j += rows) {
+        uint32_t block = ch->row[(begin + j) / bs], slot = (begin + j) % bs;
+        rows = KVF__MIN(bs - slot, n - j);
+        kvf__rows r = {kvf__k_rows(c, block, ch->head) + slot * row_bytes, NULL, rows, d, c->pages.dtype};
+        p->k->pack_k(k, j, &r);
+        r.rows = kvf__v_rows(c, block, ch->head) + slot * row_bytes;
+        if (v) p->k->pack_v(v, j, &r);
+    }
+    for (uint32_t j = n; j < kvf__pad16(n); j++) /* columns that nobody reads, but that are multiplied */
+        for (uint32_t i = 0; i < d; i++) k[((size_t)(j / 16) * d + i) * 16 + j % 16] = 0;
+}
+
+/* Logits of rows [r, r + n) of a block over n_cols packed columns into s; rows are 6 at a time. */
+static void logits(const kvf__prefill *p, const kvf__chunk *ch, const kvf__block *b, uint32_t r, uint32_t n,
+                   uint32_t n_cols) {
+    const float *q[KVF__SUB_ROWS / KVF__MR][KVF__MR];
+    uint32_t n_blocks = kvf__ceil_div(n, KVF__MR), d = p->c->pages.head_dim;
+    for (uint32_t i = 0; i < n_blocks; i++) queries(p->c, ch, b->token_begin, r + i * KVF__MR, b->n_rows, q[i]);
+    for (uint32_t j = 0; j < n_cols; j += 16)
+        for (uint32_t i = 0; i < n_blocks; i++)
+            p->k->logits(b->s + (size_t)i * KVF__MR * KVF_TILE + j, q[i], b->k + (size_t)j * d, d);
+}
+
+/* Output part of 6 rows: the slots that all of them see in one go, the rest row by row, so that none meets a slot it
+ * must not see. */
+static void values(const kvf__prefill *p, const kvf__block *b, uint32_t first, const uint32_t *n_seen) {
+    uint32_t common = n_seen[first];
+    for (uint32_t i = 1; i < KVF__MR; i++) common = KVF__MIN(common, n_seen[first + i]);
+    const float *s = b->s + (size_t)first * KVF_TILE;
+    for (size_t col = 0; col < b->pad; col += 16) {
+        float *o = b->part + first * b->pad + col;
+        const float *panel = b->v + col * KVF_TILE;
+        p->k->values(o, b->pad, s, panel, common);
+        for (uint32_t i = 0; i < KVF__MR; i++)
+            if (n_seen[first + i] > common)
+                p->k->values_row(o + i * b->pad, s + (size_t)i * KVF_TILE + common, panel + (size_t)common * 16,
+                                 n_seen[first + i] - common);
+    }
+}
+
+/* Rows [r, r + n) over the packed tile at slot `begin`. */
+static void attend_rows(const kvf__prefill *p, const kvf__chunk *ch, const kvf__block *b, uint32_t r, uint32_t n,
+                        uint32_t begin) {
+    uint32_t n_seen[KVF__SUB_ROWS], g = p->c->n_per_kv;
+    for (uint32_t i = 0; i < KVF__SUB_ROWS; i++)
+        n_seen[i] = seen_in(ch, b->token_begin + KVF__MIN(r + i, r + n - 1) / g, begin, KVF_TILE);
+    if (n_seen[n - 1] == 0) return; /* later tokens see more */
+    logits(p, ch, b, r, n, n_seen[n - 1]);
+    kvf__state part[KVF__SUB_ROWS];
+    for (uint32_t i = 0; i < n; i++)
+        if (n_seen[i])
+            p->k->softmax(b->s + (size_t)i * KVF_TILE, n_seen[i], p->c->scale, b->bias, &part[i].m, &part[i].l);
+    for (uint32_t i = 0; i < n; i += KVF__MR) values(p, b, i, n_seen);
+    for (uint32_t i = 0; i < n; i++)
+        if (n_seen[i])
+            kvf__state_merge(p->k, &b->state[r + i], b->o + (r + i) * b->pad, part[i], b->part + i * b->pad,
+                             (uint32_t)b->pad);
+}
+
+static void finish_rows(const kvf__prefill *p, const kvf__chunk *ch, const kvf__block *b) {
+    const kvf__call *c = p->c;
+    for (uint32_t r = 0; r < b->n_rows; r++) {
+        uint32_t token = ch->first_row + b->token_begin + r / c->n_per_kv;
+        uint32_t h = ch->kv_head * c->n_per_kv + r % c->n_per_kv, d = c->pages.head_dim;
+        float inv = kvf__state_inverse(b->state[r]);
+        p->k->scale(c->a.out + (size_t)token * c->a.out_stride + (size_t)h * d, b->o + r * b->pad, d, inv);
+        if (c->mass.lse) c->mass.lse[(size_t)token * c->a.n_q_heads + h] = kvf__state_lse(b->state[r]);
+        float *stats = p->stats + ((size_t)(token - c->token_begin) * c->a.n_q_heads + h) * 2;
+        stats[0] = kvf__exp_base(b->state[r].m);
+        stats[1] = inv;
+    }
+}
+
+/* Divides a thread's scratch. */
+static kvf__block scratch(const kvf__prefill *p, uint32_t thread) {
+    kvf__block b = {0};
+    size_t d = p->c->pages.head_dim;
+    b.pad = kvf__pad16(d);
+    b.k = p->w->scratch + thread * p->w->scratch_floats;
+    b.v = b.k + KVF_TILE * d;
+    b.s = b.v + KVF_TILE * b.pad;
+    b.part = b.s + (size_t)KVF__SUB_ROWS * KVF_TILE;
+    b.o = b.part + KVF__SUB_ROWS * b.pad;
+    b.bias_room = b.o + KVF__ROWS * b.pad;
+    b.state = (kvf__state *)(void *)(b.bias_room + KVF_TILE);
+    return b;
+}
+
+static void attend_item(void *ctx, uint32_t item, uint32_t thread) {
+    const kvf__prefill *p = ctx;
+    const kvf__call *c = p->c;
+    item = p->n_items - 1 - item; /* the longest contexts first */
+    uint32_t s = kvf__find(p->w->index, p->n_seqs, item), rest = item - (uint32_t)p->w->index[s];
+    kvf__chunk ch = chunk_of(c, c->a.seq_begin + s, rest % c->n_kv_heads);
+    kvf__block b = scratch(p, thread);
+    b.token_begin = rest / c->n_kv_heads * p->block_tokens;
+    uint32_t token_end = KVF__MIN(ch.n_tokens - b.token_begin, p->block_tokens) + b.token_begin;
+    b.n_rows = (token_end - b.token_begin) * c->n_per_kv;
+    memset(b.o, 0, b.n_rows * b.pad * sizeof *b.o);
+    for (uint32_t r = 0; r < b.n_rows; r++) b.state[r] = (kvf__state){-INFINITY, 0};
+    for (uint32_t t = 0; t < kvf__ceil_div(seen(&ch, token_end - 1), KVF_TILE); t++) {
+        uint32_t begin = t * KVF_TILE, n = seen_in(&ch, token_end - 1, begin, KVF_TILE);
+        pack(p, &ch, begin, n, b.k, b.v);
+        b.bias = kvf__gather_bias(c, ch.row, ch.head, begin, n, b.bias_room);
+        for (uint32_t r = 0; r < b.n_rows; r += KVF__SUB_ROWS)
+            attend_rows(p, &ch, &b, r, KVF__MIN(KVF__SUB_ROWS, b.n_rows - r), begin);
+    }
+    finish_rows(p, &ch, &b);
+}
+
+/* Adds the probabilities of all queries of the chunk to a range of columns, query by query. */
+static void col_item(void *ctx, uint32_t item, uint32_t thread) {
+    const kvf__prefill *p = ctx;
+    const kvf__call *c = p->c;
+    uint32_t s = kvf__find(p->w->index, p->n_seqs, item), rest = item - (uint32_t)p->w->index[s];
+    kvf__chunk ch = chunk_of(c, c->a.seq_begin + s, rest % c->n_kv_heads);
+    uint32_t begin = rest / c->n_kv_heads * p->col_width, n = seen_in(&ch, ch.n_tokens - 1, begin, p->col_width);
+    if (n == 0) return; /* a table of another group is longer */
+    kvf__block b = scratch(p, thread);
+    pack(p, &ch, begin, n, b.k, NULL);
+    b.bias = kvf__gather_bias(c, ch.row, ch.head, begin, n, b.bias_room);
+    b.n_rows = ch.n_tokens * c->n_per_kv;
+    uint32_t before = seen(&ch, 0) <= begin ? begin - seen(&ch, 0) + 1 : 0; /* tokens that see none of it */
+    for (uint32_t r = before * c->n_per_kv; r < b.n_rows; r += KVF__SUB_ROWS) {
+        uint32_t rows = KVF__MIN(KVF__SUB_ROWS, b.n_rows - r);
+        logits(p, &ch, &b, r, rows, seen_in(&ch, (r + rows - 1) / c->n_per_kv, begin, n));
+        for (uint32_t i = 0; i < rows; i++) {
+            uint32_t token = (r + i) / c->n_per_kv, h = ch.kv_head * c->n_per_kv + (r + i) % c->n_per_kv;
+            const float *stats = p->stats + ((size_t)(ch.first_row + token - c->token_begin) * c->a.n_q_heads + h) * 2;
+            p->k->col_sums(c->mass.col_sums[ch.seq] + (size_t)h * c->mass.col_stride + begin,
+                           b.s + (size_t)i * KVF_TILE, seen_in(&ch, token, begin, n), c->scale, b.bias, stats[0],
+                           stats[1]);
+        }
+    }
+}
+
+/* Counts items per sequence into the index. False when they are more than a call can have. */
+static bool index_items(kvf__prefill *p, bool cols) {
+    const kvf__call *c = p->c;
+    uint64_t n = 0;
+    for (uint32_t i = c->a.seq_begin; i < c->a.seq_end; i++) {
+        uint32_t tokens = c->a.q_begin[i + 1] - c->a.q_begin[i], longest = 0;
+        p->w->index[i - c->a.seq_begin] = n;
+        for (uint32_t g = 0; g < c->view.n_groups && tokens; g++)
+            longest = KVF__MAX(longest, c->view.n_slots[kvf__table(c, i, g)]);
+        uint32_t shares = !cols                      ? kvf__ceil_div(tokens, p->block_tokens)
+                          : c->mass.col_sums[i] != 0 ? kvf__ceil_div(longest, p->col_width)
+                                                     : 0;
+        n += (uint64_t)shares * c->n_kv_heads;
+        if (n > UINT32_MAX) return false;
+    }
+    p->w->index[p->n_seqs] = n;
+    p->n_items = (uint32_t)n;
+    return true;
+}
+
+kvf_status kvf__cpu_prefill(kvf_stream *stream, const kvf__call *c, const kvf__workspace *w, kvf_cpu_path path,
+                            kvf_error *err) {
+    kvf__prefill p = {
+        c,        kvf__kernels_of(path),         w, (float *)(void *)w->rest, KVF__MAX(KVF__ROWS / c->n_per_kv, 1u),
+        KVF_TILE, c->a.seq_end - c->a.seq_begin, 0};
+    static const char *too_many = "prefill: more than 2^32 shares of work; split the batch";
+    uint32_t enough = c->n_threads > 1 ? 4 * c->n_threads : 1;
+    bool cols = c->mass.col_sums != NULL;
+    for (; cols; p.col_width /= 2) { /* the second pass is counted first, so that a failure changes nothing */
+        if (!index_items(&p, true)) return kvf__fail(err, KVF_E_OVERFLOW, "%s", too_many);
+        if (p.n_items >= enough || p.col_width == 64) break;
+    }
+    for (;; p.block_tokens = kvf__ceil_div(p.block_tokens, 2)) {
+        if (!index_items(&p, false)) return kvf__fail(err, KVF_E_OVERFLOW, "%s", too_many);
+        if (p.n_items >= enough || p.block_tokens * c->n_per_kv <= KVF__SUB_ROWS || p.block_tokens == 1) break;
+    }
+    kvf__stream_for(stream, p.n_items, attend_item, &p);
+    if (!cols) return KVF_OK;
+    if (!index_items(&p, true)) return kvf__fail(err, KVF_E_OVERFLOW, "%s", too_many);
+    kvf__stream_for(stream, p.n_items, col_item, &p);
+    return KVF_OK;
+}

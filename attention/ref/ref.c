@@ -1,0 +1,100 @@
+/* The reference: plain C in double precision, one thread, one query head at a time. */
+#include "attention/call.h"
+
+#include <math.h>
+
+/* Where the answer of one query head over the first n slots of one table comes from. */
+typedef struct kvf__ref_head {
+    const kvf__call *c;
+    const float *q;      /* (head_dim) */
+    const uint32_t *row; /* block ids */
+    uint32_t head;       /* in its group */
+    uint32_t n;          /* slots seen */
+} kvf__ref_head;
+
+static double element(const kvf__call *c, const unsigned char *rows, uint32_t slot, uint32_t i) {
+    size_t at = (size_t)(slot % c->pages.block_size) * c->pages.head_dim + i;
+    if (c->pages.dtype == KVF_F16) return (double)kvf__f32_from_f16(((const uint16_t *)(const void *)rows)[at]);
+    return (double)((const float *)(const void *)rows)[at];
+}
+
+/* Probabilities p[n]; returns the natural log of the denominator. */
+static double probabilities(const kvf__ref_head *r, double *p) {
+    const kvf__call *c = r->c;
+    const kvf_pages *pages = &c->pages;
+    double top = -INFINITY, sum = 0;
+    for (uint32_t j = 0; j < r->n; j++) {
+        uint32_t block = r->row[j / pages->block_size];
+        const unsigned char *k = kvf__k_rows(c, block, r->head);
+        double s = 0;
+        for (uint32_t i = 0; i < pages->head_dim; i++) s += (double)r->q[i] * element(c, k, j, i);
+        s *= (double)c->scale;
+        if (pages->bias) s += (double)pages->bias[kvf__slot_index(pages, block, r->head, j % pages->block_size)];
+        p[j] = s;
+        if (s > top) top = s;
+    }
+    for (uint32_t j = 0; j < r->n; j++) {
+        p[j] = top == -INFINITY ? 0 : exp(p[j] - top);
+        sum += p[j];
+    }
+    for (uint32_t j = 0; j < r->n; j++) p[j] = sum == 0 ? 0 : p[j] / sum;
+    return top + log(sum);
+}
+
+static void weighted_values(const kvf__ref_head *r, const double *p, float *out) {
+    const kvf__call *c = r->c;
+    double o[256] = {0};
+    for (uint32_t j = 0; j < r->n; j++) {
+        const unsigned char *v = kvf__v_rows(c, r->row[j / c->pages.block_size], r->head);
+        for (uint32_t i = 0; i < c->pages.head_dim; i++) o[i] += p[j] * element(c, v, j, i);
+    }
+    for (uint32_t i = 0; i < c->pages.head_dim; i++) out[i] = (float)o[i];
+}
+
+/* One query row of one head: output, lse, and its probabilities in p. */
+static kvf__ref_head attend(const kvf__call *c, uint32_t seq, uint32_t token, uint32_t h, double *p) {
+    uint32_t kv = h / c->n_per_kv, hpg = c->pages.heads_per_group;
+    size_t t = kvf__table(c, seq, kv / hpg), at = (size_t)h * c->pages.head_dim;
+    kvf__ref_head r = {c, c->a.q + (size_t)token * c->a.q_stride + at, c->view.rows + c->view.row_offset[t], kv % hpg,
+                       c->view.n_slots[t] - (c->a.q_begin[seq + 1] - token - 1)};
+    double lse = probabilities(&r, p);
+    weighted_values(&r, p, c->a.out + (size_t)token * c->a.out_stride + at);
+    if (c->mass.lse) c->mass.lse[(size_t)token * c->a.n_q_heads + h] = (float)lse;
+    return r;
+}
+
+kvf_status kvf__ref_prefill(const kvf__call *c, const kvf__workspace *w, kvf_error *err) {
+    (void)err;
+    double *p = (double *)(void *)w->rest;
+    for (uint32_t i = c->a.seq_begin; i < c->a.seq_end; i++)
+        for (uint32_t token = c->a.q_begin[i]; token < c->a.q_begin[i + 1]; token++)
+            for (uint32_t h = 0; h < c->a.n_q_heads; h++) {
+                kvf__ref_head r = attend(c, i, token, h, p);
+                if (!c->mass.col_sums || !c->mass.col_sums[i]) continue;
+                float *sums = c->mass.col_sums[i] + (size_t)h * c->mass.col_stride;
+                for (uint32_t j = 0; j < r.n; j++) sums[j] += (float)p[j];
+            }
+    return KVF_OK;
+}
+
+kvf_status kvf__ref_decode(const kvf__call *c, const kvf__workspace *w, kvf_error *err) {
+    (void)err;
+    double *p = (double *)(void *)w->rest, *reduced = p + c->max_slots;
+    for (uint32_t i = c->a.seq_begin; i < c->a.seq_end; i++)
+        for (uint32_t h = 0; h < c->a.n_q_heads; h++) {
+            kvf__ref_head r = attend(c, i, c->a.q_begin[i], h, p);
+            if (!c->mass.row || (c->mass.row_wanted && !c->mass.row_wanted[i])) continue;
+            uint32_t in_group = h % c->n_per_kv, gqa = c->mass.row_gqa ? c->mass.row_gqa[i] : KVF_GQA_SUM;
+            float *row = c->mass.row + ((size_t)i * c->n_kv_heads + h / c->n_per_kv) * c->mass.row_stride;
+            for (uint32_t j = 0; j < r.n; j++) {
+                if (in_group == 0)
+                    reduced[j] = p[j];
+                else if (gqa == KVF_GQA_SUM)
+                    reduced[j] += p[j];
+                else if (gqa == KVF_GQA_MAX && p[j] > reduced[j])
+                    reduced[j] = p[j];
+                row[j] = (float)reduced[j];
+            }
+        }
+    return KVF_OK;
+}
