@@ -1,0 +1,220 @@
+/* What a request may need, what it is promised, and how it comes and goes. */
+#include <stdio.h>
+
+#include "scheduler/sched.h"
+
+/* A policy that never evicts gives the same pages whether a token was prefilled or decoded; all others, and those
+ * whose column sums are the prompt's alone, must see the first run again. */
+static bool replays(const kvf__req *r) {
+    const kvf_policy_options *o = &r->options;
+    bool never_evicts = !r->bounded && (!o->ops->match || o->ops == kvf_policy_find("full") ||
+                                        (o->rho >= 1.0 && o->budget_tokens == 0));
+    return !never_evicts || r->needs_sums;
+}
+
+static uint64_t blocks_for(const kvf_sched *s, uint32_t slots) {
+    return (uint64_t)kvf__ceil_div(slots, s->block_size) * s->n_tables;
+}
+
+/* what: "blocks" or "score pages". by_budget: the budget asks for more than the prompt. */
+static kvf_status never_fits(kvf_sched *s, uint32_t n_prompt, const char *what, uint64_t need, uint32_t there_are,
+                             bool by_budget) {
+    char remedy[96];
+    if (by_budget)
+        snprintf(remedy, sizeof remedy, "lower the budget (rho, min_tokens, budget_tokens) or max_new");
+    else
+        snprintf(remedy, sizeof remedy, "shorten the prompt to at most %llu tokens",
+                 (unsigned long long)(there_are / s->n_tables) * s->block_size);
+    return kvf__fail(&s->error, KVF_E_NEVER_FITS,
+                     "n_prompt %u: needs %llu %s, the pool has %u: give it at least %llu, or %s", n_prompt,
+                     (unsigned long long)need, what, there_are, (unsigned long long)need, remedy);
+}
+
+/* Fills in what follows from n_prompt, max_new and options; refuses what could not even run alone. */
+kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
+    kvf_policy_need need = {0};
+    kvf_status status = kvf_policy_options_check(&r->options, s->n_layers, s->block_size, &s->error);
+    if (status == KVF_OK)
+        status = kvf_policy_project(&r->options, s->n_layers, s->n_groups, s->block_size, r->n_prompt, r->max_new,
+                                    &need, &s->error);
+    if (status != KVF_OK) return status;
+    r->bounded = need.bounded != 0;
+    r->needs_sums = (r->options.ops->needs & KVF_NEEDS_COL_SUMS) != 0;
+    r->needs_scores = kvf_policy_n_arrays(&r->options) > 0;
+    r->replays = replays(r);
+    /* The last token is sampled and never computed. */
+    uint64_t last = (uint64_t)r->n_prompt + KVF__MAX(r->max_new, 1) - 1;
+    r->max_table_slots = (uint32_t)KVF__MIN(last, s->config.max_context - 1);
+    if (r->needs_sums && r->n_prompt > s->config.max_prefill_tokens)
+        return kvf__fail(
+            &s->error, KVF_E_NEVER_FITS,
+            "n_prompt %u: policy %s sums the prompt's columns, for which there is room for max_prefill_tokens %u: "
+            "raise that, shorten the prompt, or use a policy that needs no column sums",
+            r->n_prompt, r->options.ops->name, s->config.max_prefill_tokens);
+    uint64_t blocks = need.prompt_blocks;
+    if (r->bounded) {
+        blocks = KVF__MAX(blocks, need.steady_blocks);
+        /* A prompt within the budget: until the overflow each table may hold the budget, whatever the sizes will be. */
+        if (need.budget_tokens >= r->n_prompt) blocks = KVF__MAX(blocks, blocks_for(s, need.budget_tokens));
+        blocks = KVF__MIN(blocks, blocks_for(s, r->max_table_slots));
+    }
+    bool by_budget = blocks > need.prompt_blocks;
+    if (blocks > s->n_blocks) return never_fits(s, r->n_prompt, "blocks", blocks, s->n_blocks, by_budget);
+    if (r->needs_scores && blocks > s->n_score_pages)
+        return never_fits(s, r->n_prompt, "score pages", blocks, s->n_score_pages, by_budget);
+    if (r->bounded) r->n_blocks = (uint32_t)blocks;
+    return KVF_OK;
+}
+
+/* ---- Reservations -------------------------------------------------------------------------------- */
+
+/* What admission counts, over all tables. Unbounded: what is prefilled and the next token, and not less than it needed
+ * when it was preempted: else it would come back into the room that it has just made. */
+static uint64_t admission_blocks(const kvf_sched *s, const kvf__req *r) {
+    if (r->bounded) return r->n_blocks;
+    uint64_t blocks = blocks_for(s, KVF__MAX(r->n_prefill, KVF__MIN(r->n_prefill + 1, r->max_table_slots)));
+    return KVF__MAX(blocks, r->n_blocks);
+}
+
+/* Blocks spread evenly, the rest over the first tables. Which table will need them is not known yet; what is promised
+ * counts in the pool as a whole. */
+static void want_blocks(kvf_sched *s, uint64_t n_blocks) {
+    uint64_t base = n_blocks / s->n_tables, extra = n_blocks % s->n_tables;
+    for (uint32_t t = 0; t < s->n_tables; t++) {
+        uint64_t slots = (base + (t < extra)) * s->block_size;
+        s->want[t] = (uint32_t)KVF__MIN(slots, s->max_slots);
+    }
+}
+
+/* By the sizes: S + k in each layer that evicts, nothing in one that never does. Returns false when a table still
+ * holds more (its first event is put off): then it is promised the token until that event, and is not yet sized. */
+static bool want_sized(kvf_sched *s, const kvf__req *r, const kvf_layer_size *sizes) {
+    bool sized = true;
+    for (uint32_t t = 0; t < s->n_tables; t++) {
+        uint32_t layer = t / s->n_groups, n_slots = 0, reserve = sizes[layer].reserve;
+        s->want[t] = 0;
+        if (reserve == UINT32_MAX) continue;
+        kvf_status status = kvf_seq_table(s->config.manager, r->seq, layer, t % s->n_groups, &n_slots, NULL, NULL);
+        if (status != KVF_OK) return false;
+        if (n_slots >= reserve) {
+            reserve = n_slots + 1;
+            sized = false;
+        }
+        s->want[t] = KVF__MAX(KVF__MIN(reserve, r->max_table_slots), n_slots);
+    }
+    return sized;
+}
+
+static kvf_status promise_want(kvf_sched *s, const kvf__req *r) {
+    return kvf_seq_reserve(s->config.manager, r->seq, s->want, r->needs_scores);
+}
+
+/* While the sizes are not known a bounded request keeps what admission promised, since that covers its budget; an
+ * unbounded one grows from the free pool. */
+kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
+    const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
+    if (r->unpromised || (!sizes && r->bounded)) return KVF_OK;
+    bool sized = false;
+    if (sizes)
+        sized = want_sized(s, r, sizes);
+    else
+        want_blocks(s, 0);
+    kvf_status status = promise_want(s, r);
+    if (status == KVF_OK) r->sized = sized;
+    return status;
+}
+
+/* Alone in the pool a promise keeps nobody else away: it only keeps one of its tables from what another needs now. */
+kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r) {
+    want_blocks(s, 0);
+    kvf_status status = promise_want(s, r);
+    if (status == KVF_OK) r->unpromised = true;
+    return status;
+}
+
+/* ---- Coming and going ---------------------------------------------------------------------------- */
+
+static void give_sequence(kvf_sched *s, kvf__req *r) {
+    kvf_policy_close(s->config.policies, r->seq_index);
+    kvf_status status = kvf_seq_free(s->config.manager, r->seq);
+    (void)status; /* stale only if the caller freed it, which leaves nothing to free */
+    r->seq = 0;
+}
+
+/* All or nothing: the request stays as it is unless everything was there. */
+kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
+    kvf_manager *manager = s->config.manager;
+    if (r->needs_sums && !kvf__sched_take_extent(s, r)) return KVF__ADMIT_LATER;
+    kvf__admission result = KVF__ADMIT_LATER;
+    if (kvf_seq_create(manager, &r->seq) != KVF_OK) goto no_sequence;
+    r->n_prefill = r->replays ? r->n_prompt : r->n_known;
+    result = KVF__ADMIT_NO_BLOCKS;
+    want_blocks(s, admission_blocks(s, r));
+    kvf_status status = promise_want(s, r);
+    if (status == KVF_E_NO_BLOCKS && !r->bounded && s->running.n == 0) { /* alone it needs no more than to begin */
+        want_blocks(s, blocks_for(s, r->n_prefill));
+        status = promise_want(s, r);
+    }
+    if (status != KVF_OK) goto no_room;
+    result = KVF__ADMIT_REFUSED;
+    if (kvf_seq_index(manager, r->seq, &r->seq_index) != KVF_OK ||
+        kvf_policy_open(s->config.policies, r->seq_index, &r->options, &s->error) != KVF_OK)
+        goto no_room;
+    kvf__sched_remove(s, &s->queue, r);
+    kvf__sched_insert(s, &s->running, r);
+    r->state = KVF__REQ_PREFILL;
+    r->n_computed = 0;
+    r->sized = r->unpromised = false;
+    return KVF__ADMITTED;
+no_room:
+    if (kvf_seq_free(manager, r->seq) != KVF_OK) result = KVF__ADMIT_REFUSED;
+    r->seq = 0;
+no_sequence:
+    kvf__sched_give_extent(s, r);
+    return result;
+}
+
+void kvf__sched_release(kvf_sched *s, kvf__req *r) {
+    kvf__sched_remove(s, &s->running, r);
+    kvf__sched_give_extent(s, r);
+    give_sequence(s, r);
+    r->n_computed = 0;
+}
+
+/* The blocks its tables need to go on where they are: by the sizes, else for one token more. */
+static uint32_t present_blocks(kvf_sched *s, const kvf__req *r) {
+    const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
+    uint32_t n = 0;
+    for (uint32_t t = 0; t < s->n_tables; t++) {
+        uint32_t layer = t / s->n_groups, n_slots = 0, reserve = sizes ? sizes[layer].reserve : UINT32_MAX;
+        kvf_status status = kvf_seq_table(s->config.manager, r->seq, layer, t % s->n_groups, &n_slots, NULL, NULL);
+        if (status != KVF_OK) return 0;
+        if (reserve == UINT32_MAX || reserve <= n_slots) reserve = n_slots + 1;
+        n += kvf__ceil_div(KVF__MIN(reserve, r->max_table_slots), s->block_size);
+    }
+    return n;
+}
+
+void kvf__sched_requeue(kvf_sched *s, kvf__req *r) {
+    if (!r->bounded) r->n_blocks = KVF__MAX(r->n_blocks, present_blocks(s, r));
+    kvf__sched_release(s, r);
+    r->state = KVF__REQ_WAITING;
+    kvf__sched_insert(s, &s->queue, r);
+}
+
+void kvf__sched_drop(kvf_sched *s, kvf__req *r) {
+    if (r->state == KVF__REQ_WAITING)
+        kvf__sched_remove(s, &s->queue, r);
+    else
+        kvf__sched_release(s, r);
+    kvf__sched_give_slot(s, r);
+}
+
+void kvf__sched_end(kvf_sched *s, kvf__req *r, kvf_end_reason reason) {
+    if (s->reported) {
+        s->reported = false;
+        s->n_ends = s->n_preempted = 0;
+    }
+    s->ends[s->n_ends++] = (kvf_step_end){r->name, r->user, (uint32_t)reason};
+    kvf__sched_drop(s, r);
+}

@@ -1,0 +1,127 @@
+/* The queue and the running list, request slots and names, extents of the accumulators. */
+#include <assert.h>
+
+#include "scheduler/sched.h"
+
+kvf__req *kvf__sched_at(kvf_sched *s, uint32_t slot) { return slot == KVF__SLOT_NONE ? NULL : &s->slots[slot]; }
+
+uint32_t kvf__sched_slot(const kvf_sched *s, const kvf__req *r) { return (uint32_t)(r - s->slots); }
+
+kvf__req *kvf__sched_find(kvf_sched *s, kvf_request name) {
+    uint64_t slot = name & ((UINT64_C(1) << s->slot_bits) - 1);
+    if (!name || slot >= s->n_slots_used || s->slots[slot].name != name) return NULL;
+    return &s->slots[slot];
+}
+
+kvf__req *kvf__sched_take_slot(kvf_sched *s, const kvf__req *request) {
+    uint32_t slot = s->free_slot;
+    if (slot != KVF__SLOT_NONE)
+        s->free_slot = s->slots[slot].next;
+    else
+        slot = s->n_slots_used++;
+    assert(slot < s->n_slots); /* fewer than max_waiting wait, and no more than max_running run */
+    kvf__req *r = &s->slots[slot];
+    *r = *request;
+    r->name = ++s->serial << s->slot_bits | slot;
+    r->prev = r->next = r->extent_begin = KVF__SLOT_NONE;
+    return r;
+}
+
+void kvf__sched_give_slot(kvf_sched *s, kvf__req *r) {
+    r->name = 0;
+    r->state = KVF__REQ_FREE;
+    r->next = s->free_slot;
+    s->free_slot = kvf__sched_slot(s, r);
+}
+
+/* From the tail: a new arrival belongs there, and the running list has few members. A preempted request belongs near
+ * the queue's front, which is searched from the head. */
+void kvf__sched_insert(kvf_sched *s, kvf__list *list, kvf__req *r) {
+    uint32_t after = list->tail;
+    if (list->n && s->slots[list->tail].name > r->name) {
+        uint32_t before = list->head;
+        while (s->slots[before].name < r->name) before = s->slots[before].next;
+        after = s->slots[before].prev;
+    }
+    uint32_t slot = kvf__sched_slot(s, r);
+    r->prev = after;
+    r->next = after == KVF__SLOT_NONE ? list->head : s->slots[after].next;
+    if (r->prev == KVF__SLOT_NONE)
+        list->head = slot;
+    else
+        s->slots[r->prev].next = slot;
+    if (r->next == KVF__SLOT_NONE)
+        list->tail = slot;
+    else
+        s->slots[r->next].prev = slot;
+    list->n++;
+}
+
+void kvf__sched_remove(kvf_sched *s, kvf__list *list, kvf__req *r) {
+    if (r->prev == KVF__SLOT_NONE)
+        list->head = r->next;
+    else
+        s->slots[r->prev].next = r->next;
+    if (r->next == KVF__SLOT_NONE)
+        list->tail = r->prev;
+    else
+        s->slots[r->next].prev = r->prev;
+    r->prev = r->next = KVF__SLOT_NONE;
+    list->n--;
+}
+
+/* First fit. The prompts' tokens are contiguous, so that a column sum is one row whatever else runs. */
+bool kvf__sched_take_extent(kvf_sched *s, kvf__req *r) {
+    uint32_t i = 0, begin = 0;
+    while (i < s->n_extents && s->extents[i].begin - begin < r->n_prompt) begin = s->extents[i++].end;
+    if (s->config.max_prefill_tokens - begin < r->n_prompt) return false;
+    memmove(s->extents + i + 1, s->extents + i, (s->n_extents - i) * sizeof *s->extents);
+    s->extents[i] = (kvf__extent){begin, begin + r->n_prompt};
+    s->n_extents++;
+    r->extent_begin = begin;
+    return true;
+}
+
+void kvf__sched_give_extent(kvf_sched *s, kvf__req *r) {
+    if (r->extent_begin == KVF__SLOT_NONE) return;
+    uint32_t i = 0;
+    while (s->extents[i].begin != r->extent_begin) i++;
+    s->n_extents--;
+    memmove(s->extents + i, s->extents + i + 1, (s->n_extents - i) * sizeof *s->extents);
+    r->extent_begin = KVF__SLOT_NONE;
+}
+
+static bool req_is_valid(const kvf__req *r, bool running) {
+    if (r->n_computed > r->n_known || r->n_known < r->n_prompt || r->n_known - r->n_prompt > r->max_new) return false;
+    switch (r->state) {
+    case KVF__REQ_WAITING: return !running && !r->seq && !r->n_computed && r->extent_begin == KVF__SLOT_NONE;
+    case KVF__REQ_PREFILL: return running && r->seq && r->n_computed < r->n_prefill && r->n_prefill <= r->n_known;
+    case KVF__REQ_PROMPT_END: return running && r->seq && r->n_computed == r->n_prefill;
+    case KVF__REQ_DECODE: return running && r->seq && r->extent_begin == KVF__SLOT_NONE;
+    case KVF__REQ_FREE: break;
+    }
+    return false;
+}
+
+static bool list_is_valid(const kvf_sched *s, const kvf__list *list, bool running) {
+    uint32_t n = 0, prev = KVF__SLOT_NONE;
+    for (uint32_t i = list->head; i != KVF__SLOT_NONE; prev = i, i = s->slots[i].next) {
+        const kvf__req *r = &s->slots[i];
+        if (++n > list->n || r->prev != prev || !req_is_valid(r, running)) return false;
+        if (prev != KVF__SLOT_NONE && s->slots[prev].name >= r->name) return false;
+    }
+    return n == list->n && list->tail == prev;
+}
+
+bool kvf__sched_is_valid(const kvf_sched *s) {
+    uint32_t n_free = 0, n_holders = 0, end = 0;
+    if (!list_is_valid(s, &s->queue, false) || !list_is_valid(s, &s->running, true)) return false;
+    for (uint32_t i = s->free_slot; i != KVF__SLOT_NONE; i = s->slots[i].next)
+        if (s->slots[i].state != KVF__REQ_FREE || ++n_free > s->n_slots_used) return false;
+    if (n_free + s->queue.n + s->running.n != s->n_slots_used) return false;
+    for (uint32_t i = s->running.head; i != KVF__SLOT_NONE; i = s->slots[i].next)
+        n_holders += s->slots[i].extent_begin != KVF__SLOT_NONE;
+    for (uint32_t i = 0; i < s->n_extents; end = s->extents[i++].end)
+        if (s->extents[i].begin < end || s->extents[i].end <= s->extents[i].begin) return false;
+    return n_holders == s->n_extents && end <= s->config.max_prefill_tokens && s->running.n <= s->config.max_running;
+}

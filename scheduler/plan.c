@@ -1,0 +1,171 @@
+/* The next step: growth first, then the chunks of running prompts, then admissions. */
+#include <assert.h>
+
+#include "scheduler/sched.h"
+
+/* Tokens up to the next multiple of chunk, or to the end of what is prefilled. */
+static uint32_t next_chunk(const kvf_sched *s, uint32_t begin, uint32_t end) {
+    return KVF__MIN(end - begin, s->config.chunk - begin % s->config.chunk);
+}
+
+static kvf_step_item make_item(const kvf__req *r, kvf_step_kind kind, uint32_t n_tokens) {
+    uint32_t end = r->n_computed + n_tokens;
+    return (kvf_step_item){
+        .request = r->name,
+        .seq = r->seq,
+        .user = r->user,
+        .kind = (uint32_t)kind,
+        .token_begin = r->n_computed,
+        .n_tokens = n_tokens,
+        .prompt_ends = kind == KVF_STEP_PREFILL && end == r->n_prefill,
+        .samples = end == r->n_known && r->max_new > 0,
+        .prefill_offset = kind == KVF_STEP_PREFILL ? r->extent_begin : KVF__SLOT_NONE,
+    };
+}
+
+static void push_item(kvf_sched *s, kvf_step_item item) {
+    uint32_t i = s->n_items++;
+    for (; i > s->n_decode && s->items[i - 1].request > item.request; i--) s->items[i] = s->items[i - 1];
+    s->items[i] = item;
+    s->n_tokens += item.n_tokens;
+}
+
+/* Every running request that decodes has one token, then the running prompts a chunk each while the tokens last. A
+ * prompt never passes an earlier one: the first that does not fit ends the list. */
+static void list_running(kvf_sched *s) {
+    s->n_items = s->n_decode = s->n_tokens = 0;
+    for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
+        if (r->state != KVF__REQ_DECODE || r->n_computed == r->n_known || r->ended) continue;
+        push_item(s, make_item(r, KVF_STEP_DECODE, 1));
+        s->n_decode = s->n_items;
+    }
+    for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
+        if (r->state != KVF__REQ_PREFILL) continue;
+        uint32_t n = next_chunk(s, r->n_computed, r->n_prefill);
+        if (n > s->config.max_batch_tokens - s->n_tokens) break;
+        push_item(s, make_item(r, KVF_STEP_PREFILL, n));
+    }
+}
+
+static kvf_status append_items(kvf_sched *s) {
+    if (!s->n_items) return KVF_OK;
+    for (uint32_t i = 0; i < s->n_items; i++) s->appends[i] = (kvf_append_item){s->items[i].seq, s->items[i].n_tokens};
+    return kvf_append(s->config.manager, s->appends, s->n_items, &s->copies);
+}
+
+/* Makes room for a growth that found no block. The latest arrival goes: whoever needs the block came no later. The
+ * running requests are never all put back: the last one ends instead, since it has the pool to itself. */
+static void shed_latest(kvf_sched *s) {
+    kvf__req *r = kvf__sched_at(s, s->running.tail);
+    if (s->running.n == 1) {
+        if (!r->bounded && !r->unpromised && kvf__sched_reserve_nothing(s, r) == KVF_OK) return;
+        kvf__sched_end(s, r, r->bounded ? KVF_END_NO_BLOCKS : KVF_END_LENGTH);
+        return;
+    }
+    s->preempted[s->n_preempted++] = (kvf_step_item){.request = r->name, .user = r->user};
+    kvf__sched_requeue(s, r);
+}
+
+/* Reservations that could not be exact at the prompt's end: the sizes came with the overflow, or the first event was
+ * put off. Where there is no room now the former promise stands, and growth is secured below. */
+static void settle_reservations(kvf_sched *s) {
+    for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
+        if (r->state != KVF__REQ_DECODE || r->sized || r->unpromised ||
+            !kvf_policy_sizes(s->config.policies, r->seq_index))
+            continue;
+        kvf_status status = kvf__sched_reserve_sized(s, r);
+        (void)status;
+    }
+}
+
+static kvf_status grow_running(kvf_sched *s) {
+    for (;;) {
+        list_running(s);
+        kvf_status status = append_items(s);
+        if (status == KVF_OK) return KVF_OK;
+        s->n_items = s->n_decode = s->n_tokens = 0;
+        if (status != KVF_E_NO_BLOCKS) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+        shed_latest(s);
+    }
+}
+
+/* Why the head of the queue could not come in, when nothing runs that could give a block back. */
+static void end_head(kvf_sched *s, kvf__req *r, kvf__admission admission) {
+    if (admission == KVF__ADMIT_REFUSED)
+        kvf__sched_end(s, r, KVF_END_REFUSED);
+    else
+        kvf__sched_end(s, r, r->bounded ? KVF_END_NO_BLOCKS : KVF_END_LENGTH);
+}
+
+/* Admits the head of the queue and gives it its first chunk. *more turns false when it has to wait, and with it all
+ * behind it. */
+static kvf_status admit_head(kvf_sched *s, bool *more) {
+    kvf__req *r = kvf__sched_at(s, s->queue.head);
+    *more = false;
+    if (!r || s->running.n == s->config.max_running) return KVF_OK;
+    uint32_t n = next_chunk(s, 0, r->replays ? r->n_prompt : r->n_known);
+    if (n > s->config.max_batch_tokens - s->n_tokens) return KVF_OK;
+    kvf__admission admission = kvf__sched_admit(s, r);
+    if (admission == KVF__ADMITTED) {
+        const kvf_append_item append = {r->seq, n};
+        kvf_status status = kvf_append(s->config.manager, &append, 1, &s->copies);
+        if (status != KVF_OK) {
+            kvf__sched_requeue(s, r);
+            return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+        }
+        push_item(s, make_item(r, KVF_STEP_PREFILL, n));
+        *more = true;
+    } else if (admission == KVF__ADMIT_REFUSED || (admission == KVF__ADMIT_NO_BLOCKS && s->running.n == 0)) {
+        end_head(s, r, admission);
+        *more = true;
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
+    if (!step) return kvf__fail(&sched->error, KVF_E_INVALID, "step: is NULL");
+    if (sched->planned && sched->n_items)
+        return kvf__fail(&sched->error, KVF_E_STATE,
+                         "a step of %u items is planned: run it and call kvf_sched_done first", sched->n_items);
+    if (sched->reported) sched->n_ends = sched->n_preempted = 0;
+    sched->reported = false;
+    sched->planned = false;
+    sched->copies.n = 0;
+    settle_reservations(sched);
+    kvf_status status = grow_running(sched);
+    if (status != KVF_OK) return status;
+    for (bool more = true; more && status == KVF_OK;) status = admit_head(sched, &more);
+    if (status != KVF_OK && !sched->n_items) return status; /* what has its slots runs in any case */
+    assert(kvf__sched_is_valid(sched));
+    sched->planned = true;
+    sched->reported = true;
+    *step = (kvf_step){
+        .items = sched->items,
+        .n_items = sched->n_items,
+        .n_decode = sched->n_decode,
+        .ends = sched->ends,
+        .n_ends = sched->n_ends,
+        .preempted = sched->preempted,
+        .n_preempted = sched->n_preempted,
+        .copies = sched->copies,
+        .n_tokens = sched->n_tokens,
+        .n_running = sched->running.n,
+        .n_waiting = sched->queue.n,
+    };
+    return KVF_OK;
+}
+
+kvf_status kvf_sched_done(kvf_sched *sched) {
+    if (!sched->planned) return kvf__fail(&sched->error, KVF_E_STATE, "no step is planned: kvf_sched_plan comes first");
+    for (uint32_t i = 0; i < sched->n_items; i++) {
+        const kvf_step_item *item = &sched->items[i];
+        kvf__req *r = kvf__sched_find(sched, item->request);
+        if (!r) continue; /* finished while the step ran */
+        r->n_computed += item->n_tokens;
+        if (item->prompt_ends) r->state = KVF__REQ_PROMPT_END;
+    }
+    sched->planned = false;
+    sched->n_items = 0;
+    assert(kvf__sched_is_valid(sched));
+    return KVF_OK;
+}

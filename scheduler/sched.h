@@ -1,0 +1,110 @@
+/* scheduler/sched.h: the scheduler's own structs and the calls its files share.
+ *
+ * Glossary
+ *   slot      a place for one live request in the slab; its number is the low bits of the request's name
+ *   arrival   the request's name itself: names rise with each submission
+ *   known     the prompt and all that was generated
+ *   computed  known tokens whose K and V are in the pages
+ *   prefill   the known tokens computed in chunks: the prompt, or all that is known where a policy never evicts
+ *   replays   after a preemption the generated tokens are computed again one a step
+ *   extent    [begin, end) of the accumulators, in tokens, held by a prompt that needs column sums
+ *   want      scratch: the slots asked for per table
+ */
+#ifndef KVF_SCHEDULER_SCHED_H
+#define KVF_SCHEDULER_SCHED_H
+
+#include "base/base.h"
+#include "kvfold/scheduler.h"
+
+#define KVF__SLOT_NONE UINT32_MAX
+
+typedef enum kvf__req_state {
+    KVF__REQ_FREE = 0,
+    KVF__REQ_WAITING,    /* in the queue: holds no sequence, no block, no extent */
+    KVF__REQ_PREFILL,    /* n_computed < n_prefill */
+    KVF__REQ_PROMPT_END, /* n_computed = n_prefill, the caller's prompt events are not done */
+    KVF__REQ_DECODE      /* n_computed <= n_known, at most one token a step */
+} kvf__req_state;
+
+/* A live request is in exactly one list: the queue when it waits, else the running list. Both ascend by arrival.
+ * n_computed <= n_known <= n_prompt + max_new. A waiting one has n_computed = 0 and seq = 0. */
+typedef struct kvf__req {
+    kvf_request name; /* 0: the slot is free */
+    uint32_t prev, next;
+    kvf__req_state state;
+    uint32_t n_prompt, max_new;
+    uint32_t n_known, n_computed, n_prefill;
+    uint32_t max_table_slots; /* no table of it ever holds more */
+    uint32_t n_blocks;        /* bounded: what admission counts; else the most it needed when preempted */
+    uint32_t extent_begin;    /* KVF__SLOT_NONE: holds none */
+    bool bounded, replays, needs_sums, needs_scores;
+    bool unpromised; /* unbounded, alone and short of blocks: it lives from the free pool */
+    bool sized;      /* its reservation is the one its sizes ask for */
+    bool ended;      /* its last token is known: the caller finishes it */
+    uint32_t seq_index;
+    kvf_seq seq;
+    void *user;
+    kvf_policy_options options;
+} kvf__req;
+
+typedef struct kvf__list {
+    uint32_t head, tail, n;
+} kvf__list;
+
+typedef struct kvf__extent {
+    uint32_t begin, end;
+} kvf__extent;
+
+struct kvf_sched {
+    kvf_sched_config config; /* resolved */
+    size_t bytes;
+    uint32_t n_layers, n_groups, n_tables, block_size, n_blocks, n_score_pages, max_slots;
+    kvf__req *slots;                           /* [n_slots]; those from n_slots_used on have never been touched */
+    uint32_t n_slots, n_slots_used, free_slot; /* free ones are linked by next */
+    uint32_t slot_bits;
+    uint64_t serial;
+    kvf__list queue, running;
+    kvf__extent *extents; /* [max_running], ascending and disjoint */
+    uint32_t n_extents;
+    uint32_t *want; /* [n_layers][n_groups] */
+    /* the step */
+    kvf_step_item *items;     /* [max_running], decode items first, each kind by arrival */
+    kvf_append_item *appends; /* [max_running] */
+    kvf_step_item *preempted; /* [max_running] */
+    kvf_step_end *ends;       /* [n_slots + max_running] */
+    kvf_copy_list copies;
+    uint32_t n_items, n_decode, n_tokens, n_preempted, n_ends;
+    bool reported; /* ends and preempted have been handed to the caller */
+    bool planned;
+    kvf_error error;
+};
+
+/* lists.c: the queue, the running list, the slots, the extents */
+kvf__req *kvf__sched_find(kvf_sched *s, kvf_request name); /* NULL: not live */
+kvf__req *kvf__sched_at(kvf_sched *s, uint32_t slot);      /* NULL for KVF__SLOT_NONE */
+uint32_t kvf__sched_slot(const kvf_sched *s, const kvf__req *r);
+kvf__req *kvf__sched_take_slot(kvf_sched *s, const kvf__req *request); /* a copy with a name, in no list */
+void kvf__sched_give_slot(kvf_sched *s, kvf__req *r);
+void kvf__sched_insert(kvf_sched *s, kvf__list *list, kvf__req *r); /* by arrival */
+void kvf__sched_remove(kvf_sched *s, kvf__list *list, kvf__req *r);
+bool kvf__sched_take_extent(kvf_sched *s, kvf__req *r);
+void kvf__sched_give_extent(kvf_sched *s, kvf__req *r);
+bool kvf__sched_is_valid(const kvf_sched *s); /* O(requests); asserted in debug builds */
+
+/* admit.c: what a request may need, its reservations, coming and going */
+kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r);
+typedef enum kvf__admission {
+    KVF__ADMITTED,
+    KVF__ADMIT_LATER,
+    KVF__ADMIT_NO_BLOCKS,
+    KVF__ADMIT_REFUSED
+} kvf__admission;
+kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r); /* the queue's head becomes running */
+kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r);
+kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r);
+void kvf__sched_release(kvf_sched *s, kvf__req *r); /* running: gives up all it holds, leaves the list */
+void kvf__sched_requeue(kvf_sched *s, kvf__req *r); /* running: preempted, not reported */
+void kvf__sched_end(kvf_sched *s, kvf__req *r, kvf_end_reason reason); /* in any state; reported in the next step */
+void kvf__sched_drop(kvf_sched *s, kvf__req *r);                       /* in any state; not reported */
+
+#endif

@@ -1,0 +1,228 @@
+/* Creating a scheduler, and the calls about one request. */
+#include "scheduler/sched.h"
+
+/* ---- Create -------------------------------------------------------------------------------------- */
+
+#define MAX_WAITING_LIMIT (UINT32_C(1) << 24) /* leaves a name at least 39 bits of serial number */
+
+kvf_sched_config kvf_sched_config_default(void) {
+    kvf_sched_config config = {.struct_size = sizeof config};
+    return config;
+}
+
+static kvf_status config_defaults(kvf_sched_config *c, const kvf_manager_config *m, kvf_error *err) {
+    if (c->max_running == 0) c->max_running = m->max_seqs;
+    if (c->max_waiting == 0) c->max_waiting = 65536;
+    if (c->chunk == 0) c->chunk = 512;
+    if (c->max_prefill_tokens == 0) c->max_prefill_tokens = m->max_slots;
+    if (c->max_context == 0) c->max_context = m->max_slots;
+    if (c->max_running > m->max_seqs)
+        return kvf__fail(err, KVF_E_INVALID, "max_running %u: must be at most the manager's max_seqs %u",
+                         c->max_running, m->max_seqs);
+    if (c->max_waiting > MAX_WAITING_LIMIT)
+        return kvf__fail(err, KVF_E_INVALID, "max_waiting %u: must be at most %u", c->max_waiting, MAX_WAITING_LIMIT);
+    if (c->chunk % m->block_size)
+        return kvf__fail(err, KVF_E_INVALID, "chunk %u: must be a multiple of the block size %u", c->chunk,
+                         m->block_size);
+    if (c->max_context < 2 || c->max_context > m->max_slots)
+        return kvf__fail(err, KVF_E_INVALID, "max_context %u: must be in [2, %u], the manager's max_slots",
+                         c->max_context, m->max_slots);
+    uint64_t least = (uint64_t)c->chunk + c->max_running;
+    if (least > UINT32_MAX)
+        return kvf__fail(err, KVF_E_OVERFLOW, "chunk %u with max_running %u: their sum must be below 2^32", c->chunk,
+                         c->max_running);
+    if (c->max_batch_tokens == 0) c->max_batch_tokens = (uint32_t)least;
+    if (c->max_batch_tokens < least)
+        return kvf__fail(
+            err, KVF_E_INVALID,
+            "max_batch_tokens %u: must be at least %llu, chunk %u and one token for each of max_running %u",
+            c->max_batch_tokens, (unsigned long long)least, c->chunk, c->max_running);
+    return KVF_OK;
+}
+
+static void lay_out(kvf_sched *s, kvf__slab *slab) {
+    size_t n_copies = 0;
+    if (!kvf__mul(s->config.max_running, s->n_tables, &n_copies) || n_copies > UINT32_MAX) slab->bad = true;
+    kvf__slab_take(slab, 1, sizeof *s);
+    s->want = kvf__slab_take(slab, s->n_tables, sizeof *s->want);
+    s->extents = kvf__slab_take(slab, (size_t)s->config.max_running + 1, sizeof *s->extents);
+    s->items = kvf__slab_take(slab, (size_t)s->config.max_running + 1, sizeof *s->items);
+    s->appends = kvf__slab_take(slab, s->config.max_running, sizeof *s->appends);
+    s->preempted = kvf__slab_take(slab, s->config.max_running, sizeof *s->preempted);
+    s->ends = kvf__slab_take(slab, (size_t)s->n_slots + s->config.max_running, sizeof *s->ends);
+    s->copies.items = kvf__slab_take(slab, n_copies, sizeof *s->copies.items);
+    s->copies.capacity = (uint32_t)n_copies;
+    s->slots = kvf__slab_take(slab, s->n_slots, sizeof *s->slots);
+}
+
+kvf_status kvf_sched_create(const kvf_sched_config *config, kvf_sched **out, kvf_error *err) {
+    kvf_sched s = {0};
+    if (!out) return kvf__fail(err, KVF_E_INVALID, "out: is NULL");
+    kvf_status status = kvf__config_read(&s.config, sizeof s.config, config, "kvf_sched_config", err);
+    if (status != KVF_OK) return status;
+    if (!s.config.manager || !s.config.policies)
+        return kvf__fail(err, KVF_E_INVALID, "%s: is NULL: a scheduler works on a manager and a policy state",
+                         s.config.manager ? "policies" : "manager");
+    const kvf_manager_config *m = kvf_manager_get_config(s.config.manager);
+    status = config_defaults(&s.config, m, err);
+    if (status == KVF_OK) status = kvf__allocator_resolve(&s.config.allocator, &s.config.allocator, err);
+    if (status != KVF_OK) return status;
+    s.n_layers = m->n_layers;
+    s.n_groups = m->n_kv_heads / m->heads_per_group;
+    s.n_tables = s.n_layers * s.n_groups;
+    s.block_size = m->block_size;
+    s.n_blocks = m->n_blocks;
+    s.n_score_pages = m->n_score_pages;
+    s.max_slots = m->max_slots;
+    s.n_slots = s.config.max_waiting + s.config.max_running;
+    while (UINT64_C(1) << s.slot_bits < s.n_slots) s.slot_bits++;
+    s.free_slot = KVF__SLOT_NONE;
+    s.queue = s.running = (kvf__list){KVF__SLOT_NONE, KVF__SLOT_NONE, 0};
+
+    kvf__slab slab = {0};
+    lay_out(&s, &slab);
+    if (slab.bad)
+        return kvf__fail(err, KVF_E_OVERFLOW,
+                         "max_running %u, max_waiting %u, %u tables: the scheduler's size is out of range",
+                         s.config.max_running, s.config.max_waiting, s.n_tables);
+    s.bytes = slab.used;
+    /* Not cleared: most of it is room for waiting requests, which costs no memory before it is used. */
+    unsigned char *base = s.config.allocator.alloc(s.config.allocator.ctx, s.bytes, KVF__CACHE_LINE);
+    if (!base)
+        return kvf__fail(err, KVF_E_NO_MEMORY, "scheduler: no memory for %zu bytes: lower max_waiting %u", s.bytes,
+                         s.config.max_waiting);
+    slab = (kvf__slab){.base = base};
+    lay_out(&s, &slab);
+    memcpy(base, &s, sizeof s);
+    *out = (kvf_sched *)(void *)base;
+    return KVF_OK;
+}
+
+void kvf_sched_destroy(kvf_sched *sched) {
+    if (!sched) return;
+    while (sched->running.n) kvf__sched_drop(sched, kvf__sched_at(sched, sched->running.head));
+    kvf_allocator allocator = sched->config.allocator;
+    kvf__free(&allocator, sched, sched->bytes);
+}
+
+const char *kvf_sched_error(const kvf_sched *sched) { return sched->error.text; }
+
+/* ---- Requests ------------------------------------------------------------------------------------ */
+
+static kvf_status find(kvf_sched *s, kvf_request name, kvf__req **out) {
+    *out = kvf__sched_find(s, name);
+    if (*out) return KVF_OK;
+    return kvf__fail(&s->error, KVF_E_NOT_FOUND, "request %llu: is not live: it was never given out, or has ended",
+                     (unsigned long long)name);
+}
+
+static kvf_status check_lengths(kvf_sched *s, const kvf_sched_request *given) {
+    if (!given->options)
+        return kvf__fail(&s->error, KVF_E_INVALID, "options: is NULL: fill them with kvf_policy_options_init");
+    if (given->n_prompt == 0) return kvf__fail(&s->error, KVF_E_INVALID, "n_prompt 0: a prompt has at least 1 token");
+    if (given->n_prompt >= s->config.max_context)
+        return kvf__fail(&s->error, KVF_E_NEVER_FITS,
+                         "n_prompt %u: the context has %u positions, one of them for an answer: at most %u",
+                         given->n_prompt, s->config.max_context, s->config.max_context - 1);
+    if (s->queue.n >= s->config.max_waiting)
+        return kvf__fail(&s->error, KVF_E_LIMIT,
+                         "max_waiting %u: so many requests wait: run steps before more is submitted",
+                         s->config.max_waiting);
+    return KVF_OK;
+}
+
+kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, kvf_request *out) {
+    kvf_sched_request given;
+    if (!out) return kvf__fail(&sched->error, KVF_E_INVALID, "out: is NULL");
+    kvf_status status = kvf__config_read(&given, sizeof given, request, "kvf_sched_request", &sched->error);
+    if (status == KVF_OK) status = check_lengths(sched, &given);
+    if (status != KVF_OK) return status;
+    kvf__req candidate = {.n_prompt = given.n_prompt,
+                          .max_new = given.max_new,
+                          .n_known = given.n_prompt,
+                          .user = given.user,
+                          .state = KVF__REQ_WAITING};
+    status = kvf__config_read(&candidate.options, sizeof candidate.options, given.options, "kvf_policy_options",
+                              &sched->error);
+    candidate.options.struct_size = sizeof candidate.options;
+    if (status == KVF_OK) status = kvf__sched_size_request(sched, &candidate);
+    if (status != KVF_OK) return status;
+    kvf__req *r = kvf__sched_take_slot(sched, &candidate);
+    kvf__sched_insert(sched, &sched->queue, r);
+    *out = r->name;
+    return KVF_OK;
+}
+
+kvf_status kvf_sched_token(kvf_sched *sched, kvf_request request, int *ended) {
+    kvf__req *r;
+    kvf_status status = find(sched, request, &r);
+    if (status != KVF_OK) return status;
+    bool complete = (r->state == KVF__REQ_PROMPT_END || r->state == KVF__REQ_DECODE) && r->n_computed == r->n_known;
+    if (!complete || r->ended || r->n_known - r->n_prompt >= r->max_new)
+        return kvf__fail(&sched->error, KVF_E_STATE,
+                         "request %llu: %s: a token follows an item with samples set, after kvf_sched_done",
+                         (unsigned long long)request,
+                         complete ? "has its last token" : "has known tokens that are not computed");
+    r->n_known++;
+    r->ended = r->n_known - r->n_prompt == r->max_new || r->n_known == sched->config.max_context;
+    if (ended) *ended = r->ended;
+    return KVF_OK;
+}
+
+/* The exact sizes are at most what admission counted, so that running out here means that somebody else than the
+ * scheduler took blocks, or a policy that grows past its projection. */
+static kvf_status prompt_without_room(kvf_sched *s, kvf__req *r) {
+    bool alone = s->running.n == 1;
+    if (alone && !r->bounded) {
+        kvf_status status = kvf__sched_reserve_nothing(s, r);
+        if (status != KVF_OK) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+        kvf__sched_give_extent(s, r);
+        r->state = KVF__REQ_DECODE;
+        return KVF_OK;
+    }
+    kvf_status status =
+        kvf__fail(&s->error, KVF_E_NO_BLOCKS, "request %llu: its sizes need more blocks than are free: %s",
+                  (unsigned long long)r->name, alone ? "ended, being alone in the pool" : "put back in the queue");
+    if (alone)
+        kvf__sched_end(s, r, KVF_END_NO_BLOCKS);
+    else
+        kvf__sched_requeue(s, r);
+    return status;
+}
+
+kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
+    kvf__req *r;
+    kvf_status status = find(sched, request, &r);
+    if (status != KVF_OK) return status;
+    if (r->state != KVF__REQ_PROMPT_END)
+        return kvf__fail(&sched->error, KVF_E_STATE,
+                         "request %llu: its prompt has not just ended: call this once after an item with prompt_ends",
+                         (unsigned long long)request);
+    status = kvf__sched_reserve_sized(sched, r);
+    if (status == KVF_E_NO_BLOCKS) return prompt_without_room(sched, r);
+    if (status != KVF_OK) return kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
+    kvf__sched_give_extent(sched, r);
+    r->state = KVF__REQ_DECODE;
+    return KVF_OK;
+}
+
+kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
+    kvf__req *r;
+    kvf_status status = find(sched, request, &r);
+    if (status != KVF_OK) return status;
+    if (r->state != KVF__REQ_PROMPT_END && r->state != KVF__REQ_DECODE)
+        return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: its prompt is not computed: its sizes come later",
+                         (unsigned long long)request);
+    status = kvf__sched_reserve_sized(sched, r);
+    if (status == KVF_E_NO_BLOCKS && !r->bounded) return KVF_OK; /* it grows from the free pool; each plan asks again */
+    if (status != KVF_OK) kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
+    return status;
+}
+
+kvf_status kvf_sched_finish(kvf_sched *sched, kvf_request request) {
+    kvf__req *r;
+    kvf_status status = find(sched, request, &r);
+    if (status != KVF_OK) return status;
+    kvf__sched_drop(sched, r);
+    return KVF_OK;
+}
