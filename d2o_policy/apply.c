@@ -1,0 +1,336 @@
+/* apply: merges, moves the kept slots to their places, and carries the scores along.
+ *
+ * Slot order is canonical: a prompt event leaves ascending positions, a decode event moves the survivors of slots
+ * >= n_keep into the victims' slots below, both ascending. order[i] is the old slot of new slot i.
+ *
+ * Fresh blocks: every kept slot is written there and the old blocks are only read. In place: receivers are folded where
+ * they are (sources are evicted slots, so nothing that is read has been written), then slots move along the chains of
+ * order. Both round once, from the same numbers, and so give the same bits.
+ */
+#include <math.h>
+
+#include "d2o_policy/pages.h"
+
+typedef struct apply_job {
+    kvf__call call;
+    const kvf_plan *plan;
+    bool fresh; /* this pass: tables with fresh blocks; an in-place table may hold blocks they still read */
+} apply_job;
+
+double kvf__merge_weights(kvf_merge merge, const float *u, const float *mass, uint32_t n, double *we) {
+    double sum = 0.0;
+    switch (merge) {
+    case KVF_MERGE_PAPER:
+        sum = exp(1.0);
+        for (uint32_t i = 0; i < n; i++) sum += we[i] = exp((double)u[i]);
+        for (uint32_t i = 0; i < n; i++) we[i] /= sum;
+        return exp(1.0) / sum;
+    case KVF_MERGE_AUTHORS: /* shrinks, and takes the sign of u: the weights do not add up to 1 */
+        for (uint32_t i = 0; i < n; i++) we[i] = (double)u[i] / (1.0 + n);
+        return 1.0 / (1.0 + n);
+    case KVF_MERGE_MASS:
+        sum = (double)mass[n];
+        for (uint32_t i = 0; i < n; i++) sum += (double)mass[i];
+        for (uint32_t i = 0; i < n; i++) we[i] = (double)mass[i] / sum;
+        return (double)mass[n] / sum;
+    case KVF_MERGE_AVERAGE:
+    case KVF_MERGE_NONE: break;
+    }
+    for (uint32_t i = 0; i < n; i++) we[i] = 1.0 / (1.0 + n);
+    return 1.0 / (1.0 + n);
+}
+
+/* One head of one event under way. */
+typedef struct work {
+    const kvf__kernels *kernels;
+    const kvf_policy_options *options;
+    const kvf_plan_entry *entries;
+    uint32_t n_evict, n_keep;
+    kvf__head old, new; /* equal when in place */
+    bool fresh;
+    kvf__scratch x;
+} work;
+
+/* Where the merged row of a receiver is written: its old slot, or its place in the fresh blocks. */
+static uint32_t target_slot(const work *w, uint32_t slot) { return w->fresh ? w->x.slots[slot] : slot; }
+
+/* acc = the receiver and its sources under the weights. Weights that add up to 1 go by differences, so that equal
+ * values stay exactly what they are. */
+static void fold_row(const work *w, kvf__head old, bool keys, uint32_t target, uint32_t entry, double wc) {
+    const kvf_pages *p = old.pages;
+    uint32_t d = p->head_dim, i = 0;
+    float *base = w->x.rows, *acc = base + d, *row = acc + d;
+    bool convex = w->options->merge != KVF_MERGE_AUTHORS;
+    w->kernels->load(p->dtype, keys ? kvf__k_row(&old, target) : kvf__v_row(&old, target), d, base);
+    memset(acc, 0, d * sizeof *acc);
+    w->kernels->blend(acc, NULL, base, convex ? 1.0f : (float)wc, d);
+    for (uint32_t e = entry; e != KVF__NONE; e = w->x.next[e], i++) {
+        uint32_t slot = w->entries[e].slot;
+        w->kernels->load(p->dtype, keys ? kvf__k_row(&old, slot) : kvf__v_row(&old, slot), d, row);
+        w->kernels->blend(acc, convex ? base : NULL, row, (float)w->x.weights[i], d);
+    }
+    uint32_t slot = target_slot(w, target);
+    void *out = keys ? kvf__k_row(&w->new, slot) : kvf__v_row(&w->new, slot);
+    w->kernels->store(p->dtype, acc, d, out);
+    if (keys && p->key_norm) {
+        w->kernels->load(p->dtype, out, d, row); /* the norm of what is stored */
+        p->key_norm[kvf__slot_index(&w->new, slot)] = w->kernels->norm(row, d);
+    }
+}
+
+/* Merges the chain of entries that starts at entry into its target. */
+static void fold(const work *w, uint32_t entry) {
+    const kvf_pages *p = w->old.pages;
+    uint32_t target = w->entries[entry].target, n = 0;
+    double mass = 0.0;
+    for (uint32_t e = entry; e != KVF__NONE; e = w->x.next[e]) {
+        w->x.u[n] = w->entries[e].u;
+        w->x.mass[n] = p->weight ? p->weight[kvf__slot_index(&w->old, w->entries[e].slot)] : 1.0f;
+        mass += (double)w->x.mass[n++];
+    }
+    w->x.mass[n] = p->weight ? p->weight[kvf__slot_index(&w->old, target)] : 1.0f;
+    mass += (double)w->x.mass[n];
+    double wc = kvf__merge_weights(w->options->merge, w->x.u, w->x.mass, n, w->x.weights);
+    if (w->options->merge_keys) fold_row(w, w->old, true, target, entry, wc);
+    fold_row(w, w->old, false, target, entry, wc);
+    if (w->options->merge == KVF_MERGE_MASS) {
+        size_t i = kvf__slot_index(&w->new, target_slot(w, target));
+        p->weight[i] = (float)mass;
+        p->bias[i] = logf((float)mass);
+    }
+}
+
+/* Chains the merging entries of each target, ascending by position, and folds each chain once. */
+static void fold_all(const work *w) {
+    for (uint32_t i = 0; i < w->old.n_slots; i++) w->x.first[i] = KVF__NONE;
+    for (uint32_t e = w->n_evict; e-- > 0;) {
+        if (!w->entries[e].merge) continue;
+        w->x.next[e] = w->x.first[w->entries[e].target];
+        w->x.first[w->entries[e].target] = e;
+    }
+    for (uint32_t e = 0; e < w->n_evict; e++)
+        if (w->entries[e].merge && w->x.first[w->entries[e].target] == e) fold(w, e);
+}
+
+static void order_by_position(const work *w) {
+    uint32_t n = 0;
+    bool ascending = true;
+    for (uint32_t slot = 0; slot < w->old.n_slots; slot++) {
+        if (w->x.evicted[slot]) continue;
+        w->x.sorted[n] = (uint64_t)w->old.pages->pos[kvf__slot_index(&w->old, slot)] << 32 | slot;
+        ascending = ascending && (n == 0 || w->x.sorted[n - 1] < w->x.sorted[n]);
+        n++;
+    }
+    if (!ascending) kvf__sort_u64(w->x.sorted, n);
+    for (uint32_t i = 0; i < n; i++) w->x.order[i] = (uint32_t)w->x.sorted[i];
+}
+
+static void order_by_holes(const work *w) {
+    uint32_t survivor = w->n_keep;
+    for (uint32_t slot = 0; slot < w->n_keep; slot++) {
+        w->x.order[slot] = slot;
+        if (!w->x.evicted[slot]) continue;
+        while (w->x.evicted[survivor]) survivor++;
+        w->x.order[slot] = survivor++;
+    }
+}
+
+/* The moves that bring order about in place: pairs of source and target, KVF__NONE the temporary row. A target that
+ * holds an evicted slot starts a chain; what is then left are cycles. */
+static uint32_t plan_moves(const work *w) {
+    uint32_t n = 0, *m = w->x.moves;
+    const uint32_t *order = w->x.order;
+    for (uint32_t i = 0; i < w->n_keep; i++) w->x.done[i] = order[i] == i;
+    for (uint32_t i = 0; i < w->n_keep; i++) {
+        if (!w->x.evicted[i]) continue;
+        for (uint32_t to = i; to < w->n_keep; to = order[to], n++) {
+            m[2 * n] = order[to];
+            m[2 * n + 1] = to;
+            w->x.done[to] = 1;
+        }
+    }
+    for (uint32_t i = 0; i < w->n_keep; i++) {
+        if (w->x.done[i]) continue;
+        m[2 * n] = i;
+        m[2 * n++ + 1] = KVF__NONE;
+        for (uint32_t to = i; !w->x.done[to]; to = order[to], n++) {
+            m[2 * n] = order[to] == i ? KVF__NONE : order[to];
+            m[2 * n + 1] = to;
+            w->x.done[to] = 1;
+        }
+    }
+    return n;
+}
+
+/* The per-slot arrays beside K and V; those that are not kept are NULL. */
+static uint32_t metadata(const kvf_pages *p, uint32_t *arrays[4]) {
+    uint32_t n = 0;
+    arrays[n++] = p->pos;
+    if (p->key_norm) arrays[n++] = (uint32_t *)(void *)p->key_norm;
+    if (p->weight) arrays[n++] = (uint32_t *)(void *)p->weight;
+    if (p->bias) arrays[n++] = (uint32_t *)(void *)p->bias;
+    return n;
+}
+
+static void move_in_place(const work *w) {
+    const kvf_pages *p = w->old.pages;
+    size_t row_bytes = p->head_dim * kvf_dtype_bytes(p->dtype);
+    uint32_t *arrays[4], n_arrays = metadata(p, arrays), n = plan_moves(w);
+    for (int keys = 0; keys < 2; keys++)
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t src = w->x.moves[2 * i], dst = w->x.moves[2 * i + 1];
+            void *from = src == KVF__NONE ? w->x.temp_row : keys ? kvf__k_row(&w->old, src) : kvf__v_row(&w->old, src);
+            void *to = dst == KVF__NONE ? w->x.temp_row : keys ? kvf__k_row(&w->old, dst) : kvf__v_row(&w->old, dst);
+            memcpy(to, from, row_bytes);
+        }
+    for (uint32_t a = 0; a < n_arrays; a++) {
+        unsigned char temp[4], *base = (unsigned char *)arrays[a];
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t src = w->x.moves[2 * i], dst = w->x.moves[2 * i + 1];
+            const unsigned char *from = src == KVF__NONE ? temp : base + 4 * kvf__slot_index(&w->old, src);
+            memcpy(dst == KVF__NONE ? temp : base + 4 * kvf__slot_index(&w->old, dst), from, 4);
+        }
+    }
+}
+
+static void copy_to_fresh(const work *w) {
+    const kvf_pages *p = w->old.pages;
+    size_t row_bytes = p->head_dim * kvf_dtype_bytes(p->dtype);
+    uint32_t *arrays[4], n_arrays = metadata(p, arrays);
+    for (uint32_t i = 0; i < w->n_keep; i++) {
+        uint32_t src = w->x.order[i];
+        w->x.slots[src] = i;
+        memcpy(kvf__k_row(&w->new, i), kvf__k_row(&w->old, src), row_bytes);
+        memcpy(kvf__v_row(&w->new, i), kvf__v_row(&w->old, src), row_bytes);
+        for (uint32_t a = 0; a < n_arrays; a++)
+            memcpy((unsigned char *)arrays[a] + 4 * kvf__slot_index(&w->new, i),
+                   (unsigned char *)arrays[a] + 4 * kvf__slot_index(&w->old, src), 4);
+    }
+}
+
+/* The fresh blocks of an event's table, NULL when it is written in place. */
+static const uint32_t *fresh_row(const kvf_policy_batch *b, uint32_t event, uint32_t kv_head) {
+    uint32_t item = b->compaction_item ? b->compaction_item[event] : event;
+    if (!b->compaction || item == UINT32_MAX) return NULL;
+    return b->compaction->dst_row[(size_t)item * b->compaction->n_groups + kv_head / b->view->heads_per_group];
+}
+
+static void write_scores(const kvf_policy_batch *b, const work *w, uint32_t n_arrays) {
+    for (uint32_t a = 0; a < n_arrays; a++)
+        for (uint32_t i = 0; i < w->n_keep; i++)
+            *kvf__score_at(&w->old, b->scores, a, i) = w->x.score[a][w->x.order[i]];
+}
+
+static void apply_head(void *ctx, uint32_t item, uint32_t thread) {
+    const apply_job *job = ctx;
+    const kvf__call *c = &job->call;
+    const kvf_policy_batch *b = c->batch;
+    uint32_t n_heads = c->state->config.n_kv_heads, kv_head = item % n_heads, event = item / n_heads;
+    const kvf_plan_event *pe = &job->plan->events[event];
+    const kvf_event *e = &pe->event;
+    const uint32_t *dst = pe->n_evict ? fresh_row(b, event, kv_head) : NULL;
+    const kvf_policy_options *o = &kvf__event_seq(c, e)->options;
+    uint32_t n_arrays = kvf_policy_n_arrays(o);
+    bool sums = kvf__prompt_sums(b, e) != NULL;
+    if ((dst != NULL) != job->fresh || (pe->n_evict == 0 && !sums)) return;
+    kvf__head h = kvf__head_of(b->view, b->pages, e->row, e->layer, kv_head);
+    work w = {.kernels = c->kernels,
+              .options = o,
+              .n_evict = pe->n_evict,
+              .n_keep = e->n_keep,
+              .old = h,
+              .new = h,
+              .fresh = dst != NULL,
+              .x = kvf__call_scratch(c, thread),
+              .entries = job->plan->entries + pe->entry_begin + (uint64_t)kv_head * pe->n_evict};
+    if (dst) w.new.rows = dst;
+    if (n_arrays) kvf__event_scores(c, e, kv_head, w.x.score);
+    memset(w.x.evicted, 0, h.n_slots);
+    for (uint32_t i = 0; i < pe->n_evict; i++) w.x.evicted[w.entries[i].slot] = 1;
+    if (pe->n_evict && e->kind == KVF_EVENT_PROMPT)
+        order_by_position(&w);
+    else
+        order_by_holes(&w);
+    if (pe->n_evict && dst) {
+        copy_to_fresh(&w);
+        fold_all(&w);
+    } else if (pe->n_evict) {
+        fold_all(&w);
+        move_in_place(&w);
+    }
+    write_scores(b, &w, n_arrays);
+}
+
+static kvf_status check_compaction(const kvf_policy_batch *b, uint32_t i, kvf_error *err) {
+    const kvf_event *e = &b->events[i];
+    uint32_t item = b->compaction_item ? b->compaction_item[i] : i;
+    if (!b->compaction || item == UINT32_MAX) return KVF_OK;
+    const kvf_compaction *c = b->compaction;
+    if (item >= c->n_items || c->n_groups != b->view->n_groups ||
+        (c->items && (c->items[item].layer != e->layer || c->items[item].n_keep != e->n_keep)))
+        return kvf__fail(err, KVF_E_INVALID, "apply: event %u: item %u of the compaction is not this event's", i, item);
+    for (uint32_t g = 0; g < c->n_groups; g++) {
+        const uint32_t *row = c->dst_row[(size_t)item * c->n_groups + g];
+        for (uint32_t k = 0; row && k < kvf__ceil_div(e->n_keep, b->view->block_size); k++)
+            if (row[k] >= b->pages->n_blocks)
+                return kvf__fail(err, KVF_E_INVALID, "apply: event %u: block %u: the pages have %u", i, row[k],
+                                 b->pages->n_blocks);
+    }
+    return KVF_OK;
+}
+
+static kvf_status check_apply(const kvf__call *c, const kvf_plan *plan, kvf_error *err) {
+    const kvf_policy_batch *b = c->batch;
+    for (uint32_t i = 0; i < plan->n_events; i++) {
+        const kvf_plan_event *pe = &plan->events[i];
+        const kvf_event *e = &pe->event;
+        const kvf_policy_options *o = &kvf__event_seq(c, e)->options;
+        bool sums = kvf__prompt_sums(b, e) != NULL;
+        kvf_status st = KVF_OK;
+        if (pe->n_evict && kvf__policy_has_tau(o) && isnan(plan->tau[(size_t)i * plan->n_kv_heads]))
+            return kvf__fail(err, KVF_E_STATE, "apply: event %u has no threshold: gate the plan first", i);
+        if (o->merge == KVF_MERGE_MASS && pe->n_evict && (!b->pages->weight || !b->pages->bias))
+            return kvf__fail(err, KVF_E_INVALID,
+                             "merge mass: pages.weight and pages.bias must be set, or use another merge");
+        if (pe->n_evict) st = check_compaction(b, i, err);
+        uint32_t n_arrays = kvf_policy_n_arrays(o);
+        if (!st && n_arrays && (pe->n_evict || sums))
+            st = kvf__score_pages_check(b, n_arrays, e->row, e->layer, e->n_keep, err);
+        if (st) return st;
+    }
+    return KVF_OK;
+}
+
+/* What the event leaves in the state: tau, the counters, how many slots have scores. */
+static void commit(const kvf__call *c, const kvf_plan *plan, uint32_t i) {
+    const kvf_plan_event *pe = &plan->events[i];
+    const kvf_event *e = &pe->event;
+    kvf__policy_seq *s = kvf__event_seq(c, e);
+    uint32_t n_heads = plan->n_kv_heads;
+    if (kvf_policy_n_arrays(&s->options) && (pe->n_evict || kvf__prompt_sums(c->batch, e)))
+        s->scored[e->layer] = e->n_keep;
+    if (pe->n_evict == 0) return;
+    if (kvf__policy_has_tau(&s->options))
+        memcpy(s->tau + (size_t)e->layer * n_heads, plan->tau + (size_t)i * n_heads, n_heads * sizeof *s->tau);
+    uint64_t merged = 0, all = (uint64_t)pe->n_evict * n_heads;
+    for (uint64_t k = 0; k < all; k++) merged += plan->entries[pe->entry_begin + k].merge;
+    s->counts.merged += merged;
+    s->counts.dropped += all - merged;
+    s->counts.n_events++;
+}
+
+kvf_status kvf__policy_apply(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
+                             const kvf_plan *plan, kvf_error *err) {
+    apply_job job = {.plan = plan};
+    kvf_status st = kvf__batch_check(state, stream, batch, "apply", &job.call, err);
+    if (!st) st = kvf__plan_check(batch, plan, "apply", err);
+    if (!st) st = check_apply(&job.call, plan, err);
+    if (st) return st;
+    uint32_t n_items = plan->n_events * plan->n_kv_heads;
+    job.fresh = true;
+    if (batch->compaction) kvf__stream_for(stream, n_items, apply_head, &job);
+    job.fresh = false;
+    kvf__stream_for(stream, n_items, apply_head, &job);
+    for (uint32_t i = 0; i < plan->n_events; i++) commit(&job.call, plan, i);
+    return KVF_OK;
+}

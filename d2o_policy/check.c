@@ -1,0 +1,207 @@
+/* What every call of the vtable checks first, so that the loops behind it cannot fail; and how scores are read. */
+#include "d2o_policy/pages.h"
+
+kvf_status kvf__view_check(const kvf_policy_state *state, const kvf_policy_batch *batch, const char *what,
+                           kvf_error *err) {
+    if (!state || !batch || !batch->view)
+        return kvf__fail(err, KVF_E_INVALID, "%s: state, batch and view must be set", what);
+    const kvf_policy_state_config *c = &state->config;
+    const kvf_view *v = batch->view;
+    if (v->n_layers != c->n_layers || v->block_size != c->block_size || v->heads_per_group == 0 ||
+        (uint64_t)v->n_groups * v->heads_per_group != c->n_kv_heads)
+        return kvf__fail(
+            err, KVF_E_INVALID,
+            "%s: view of %u layers, %u groups of %u heads, block_size %u: the state has %u layers, %u heads, %u", what,
+            v->n_layers, v->n_groups, v->heads_per_group, v->block_size, c->n_layers, c->n_kv_heads, c->block_size);
+    return KVF_OK;
+}
+
+static kvf_status check_pages(const kvf_policy_state *state, const kvf_policy_batch *batch, const char *what,
+                              kvf_error *err) {
+    const kvf_pages *p = batch->pages;
+    if (!p || !p->k || !p->v || !p->pos)
+        return kvf__fail(err, KVF_E_INVALID, "%s: pages with k, v and pos must be set", what);
+    if ((p->dtype != KVF_F32 && p->dtype != KVF_F16) || p->head_dim != state->config.head_dim ||
+        p->block_size != batch->view->block_size || p->heads_per_group != batch->view->heads_per_group)
+        return kvf__fail(
+            err, KVF_E_INVALID,
+            "%s: pages of type %d, head_dim %u, block_size %u, heads_per_group %u: must be %u, %u, %u and a "
+            "known type",
+            what, (int)p->dtype, p->head_dim, p->block_size, p->heads_per_group, state->config.head_dim,
+            batch->view->block_size, batch->view->heads_per_group);
+    return KVF_OK;
+}
+
+kvf_status kvf__score_pages_check(const kvf_policy_batch *batch, uint32_t n_arrays, uint32_t row, uint32_t layer,
+                                  uint32_t n_slots, kvf_error *err) {
+    const kvf_score_pages *s = batch->scores;
+    const kvf_view *v = batch->view;
+    if (!s || !s->base || !v->score_rows || s->n_arrays < n_arrays || s->block_size != v->block_size ||
+        s->heads_per_group != v->heads_per_group)
+        return kvf__fail(err, KVF_E_INVALID,
+                         "score pages: must be set, with at least %u arrays, %u heads of a group and %u slots a page",
+                         n_arrays, v->heads_per_group, v->block_size);
+    for (uint32_t g = 0; g < v->n_groups; g++) {
+        uint64_t t = kvf__table_index(v, row, layer, g * v->heads_per_group);
+        for (uint32_t b = 0; b < kvf__ceil_div(n_slots, v->block_size); b++)
+            if (v->score_rows[v->row_offset[t] + b] >= s->n_pages)
+                return kvf__fail(err, KVF_E_STATE,
+                                 "score pages: row %u, layer %u has none for slot %u: take them first", row, layer,
+                                 b * v->block_size);
+    }
+    return KVF_OK;
+}
+
+/* Slots, blocks and options of one event. */
+static kvf_status check_event(const kvf_policy_state *state, const kvf_policy_batch *batch, uint32_t i,
+                              kvf_error *err) {
+    const kvf_event *e = &batch->events[i];
+    const kvf_view *v = batch->view;
+    if (e->row >= v->n_seqs || e->layer >= v->n_layers || e->kind > KVF_EVENT_DECODE)
+        return kvf__fail(err, KVF_E_INVALID,
+                         "event %u: row %u, layer %u, kind %u: the view has %u rows, %u layers, and 2 kinds", i, e->row,
+                         e->layer, e->kind, v->n_seqs, v->n_layers);
+    const kvf__policy_seq *s = kvf__policy_seq_get(state, v->seq_index[e->row]);
+    if (!s) return kvf__fail(err, KVF_E_STALE, "event %u: seq %u is not open", i, v->seq_index[e->row]);
+    if (v->next_pos[e->row] > KVF__MAX_POSITION)
+        return kvf__fail(err, KVF_E_INVALID, "event %u: next_pos %u: must be at most %u", i, v->next_pos[e->row],
+                         KVF__MAX_POSITION);
+    uint32_t n = v->n_slots[kvf__table_index(v, e->row, e->layer, 0)];
+    if (e->n_keep == 0 || e->n_keep > n)
+        return kvf__fail(err, KVF_E_INVALID, "event %u: n_keep %u: must be in [1, %u], the slots there are", i,
+                         e->n_keep, n);
+    if (e->n_keep < n && !s->sized)
+        return kvf__fail(err, KVF_E_STATE, "event %u: the sizes of seq %u are not known yet", i, v->seq_index[e->row]);
+    for (uint32_t g = 0; g < v->n_groups; g++) {
+        uint64_t t = kvf__table_index(v, e->row, e->layer, g * v->heads_per_group);
+        if (v->n_slots[t] != n)
+            return kvf__fail(err, KVF_E_INVALID, "event %u: group %u has %u slots, group 0 %u: must be equal", i, g,
+                             v->n_slots[t], n);
+        for (uint32_t b = 0; b < kvf__ceil_div(n, v->block_size); b++)
+            if (v->rows[v->row_offset[t] + b] >= batch->pages->n_blocks)
+                return kvf__fail(err, KVF_E_INVALID, "event %u: block %u: the pages have %u", i,
+                                 v->rows[v->row_offset[t] + b], batch->pages->n_blocks);
+    }
+    uint32_t n_arrays = kvf_policy_n_arrays(&s->options);
+    if (n_arrays == 0) return KVF_OK;
+    bool sums = kvf__prompt_sums(batch, e) != NULL;
+    if (sums && batch->prompt_stride < n)
+        return kvf__fail(err, KVF_E_INVALID, "event %u: prompt_stride %zu: must be at least the table's %u slots", i,
+                         batch->prompt_stride, n);
+    return kvf__score_pages_check(batch, n_arrays, e->row, e->layer, sums ? KVF__MIN(s->scored[e->layer], n) : n, err);
+}
+
+static kvf_status choose_kernels(kvf_cpu_path path, const kvf__kernels **out, kvf_error *err) {
+    *out = &kvf__policy_kernels_scalar;
+    if (path == KVF_CPU_REF || path == KVF_CPU_SCALAR) return KVF_OK;
+#if defined(__x86_64__)
+    if ((path == KVF_CPU_AUTO || path == KVF_CPU_AVX2) && kvf__cpu_detect().avx2_fma_f16c) {
+        *out = &kvf__policy_kernels_avx2;
+        return KVF_OK;
+    }
+#endif
+    if (path == KVF_CPU_AUTO) return KVF_OK;
+    return kvf__fail(err, KVF_E_UNSUPPORTED, "path %d: this CPU does not have it; use KVF_CPU_AUTO", (int)path);
+}
+
+kvf_status kvf__batch_check(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
+                            const char *what, kvf__call *call, kvf_error *err) {
+    kvf_status st = kvf__view_check(state, batch, what, err);
+    if (!st) st = check_pages(state, batch, what, err);
+    if (st) return st;
+    if (batch->n_events && !batch->events) return kvf__fail(err, KVF_E_INVALID, "%s: events is NULL", what);
+    *call = (kvf__call){.state = state, .batch = batch};
+    st = choose_kernels(batch->path, &call->kernels, err);
+    for (uint32_t i = 0; i < batch->n_events && !st; i++) {
+        st = check_event(state, batch, i, err);
+        if (st) break;
+        const kvf_event *e = &batch->events[i];
+        uint32_t n = batch->view->n_slots[kvf__table_index(batch->view, e->row, e->layer, 0)];
+        call->max_slots = KVF__MAX(call->max_slots, n);
+    }
+    if (st || batch->n_events == 0) return st;
+    uint32_t n_threads = kvf_stream_n_threads(stream);
+    size_t bytes = 0;
+    st = kvf_policy_workspace_bytes(n_threads, state->config.head_dim, state->config.n_kv_heads, call->max_slots,
+                                    &bytes);
+    if (st || !batch->workspace || batch->workspace_bytes < bytes || (uintptr_t)batch->workspace % KVF__CACHE_LINE)
+        return kvf__fail(err, KVF_E_INVALID, "%s: workspace_bytes %zu: must be at least %zu, 64-byte aligned", what,
+                         batch->workspace ? batch->workspace_bytes : 0, bytes);
+    call->thread_bytes = bytes / n_threads;
+    return KVF_OK;
+}
+
+kvf__scratch kvf__call_scratch(const kvf__call *call, uint32_t thread) {
+    kvf__scratch s;
+    kvf__slab slab = {(unsigned char *)call->batch->workspace + thread * call->thread_bytes, 0, false};
+    kvf__scratch_carve(&slab, call->state->config.head_dim, call->max_slots, &s);
+    return s;
+}
+
+kvf_status kvf__plan_check(const kvf_policy_batch *batch, const kvf_plan *plan, const char *what, kvf_error *err) {
+    if (!plan || plan->n_events != batch->n_events)
+        return kvf__fail(err, KVF_E_STATE, "%s: the plan has %u events, the batch %u: match this batch first", what,
+                         plan ? plan->n_events : 0, batch->n_events);
+    for (uint32_t i = 0; i < plan->n_events; i++) {
+        const kvf_event *a = &plan->events[i].event, *b = &batch->events[i];
+        uint32_t n = batch->view->n_slots[kvf__table_index(batch->view, b->row, b->layer, 0)];
+        if (a->row != b->row || a->layer != b->layer || a->n_keep != b->n_keep || a->kind != b->kind ||
+            plan->events[i].n_before != n)
+            return kvf__fail(err, KVF_E_STATE,
+                             "%s: event %u is not the one the plan was made for: match this batch first", what, i);
+    }
+    return KVF_OK;
+}
+
+float kvf__gqa_reduce(kvf_gqa gqa, const float *x, uint32_t g, size_t stride) {
+    float r = x[0];
+    for (uint32_t i = 1; i < g && gqa != KVF_GQA_FIRST; i++) {
+        float y = x[i * stride];
+        r = gqa == KVF_GQA_SUM ? r + y : y > r ? y : r;
+    }
+    return r;
+}
+
+void kvf__event_scores(const kvf__call *c, const kvf_event *e, uint32_t kv_head, float *const out[2]) {
+    const kvf_policy_batch *b = c->batch;
+    const kvf__policy_seq *s = kvf__event_seq(c, e);
+    const kvf_policy_state_config *config = &c->state->config;
+    kvf__head h = kvf__head_of(b->view, b->pages, e->row, e->layer, kv_head);
+    uint32_t n_arrays = kvf_policy_n_arrays(&s->options), g = config->n_q_heads / config->n_kv_heads;
+    memset(out[0], 0, h.n_slots * sizeof(float));
+    memset(out[1], 0, h.n_slots * sizeof(float));
+    if (n_arrays == 0) return;
+    const float *sums = kvf__prompt_sums(b, e);
+    uint32_t from_pages = h.n_slots;
+    if (sums) {
+        sums += ((size_t)e->layer * config->n_q_heads + (size_t)kv_head * g) * b->prompt_stride;
+        for (uint32_t slot = 0; slot < h.n_slots; slot++)
+            out[0][slot] = kvf__gqa_reduce(s->options.gqa, sums + slot, g, b->prompt_stride);
+        from_pages = KVF__MIN(s->scored[e->layer], h.n_slots); /* what was scored before this segment */
+    }
+    for (uint32_t slot = 0; slot < from_pages; slot++) {
+        out[0][slot] += *kvf__score_at(&h, b->scores, 0, slot);
+        /* A decode row before this segment is no longer the current one. */
+        if (n_arrays == 2 && !sums) out[1][slot] = *kvf__score_at(&h, b->scores, 1, slot);
+    }
+}
+
+/* Heap sort: in place, no allocation, the same order everywhere. */
+void kvf__sort_u64(uint64_t *a, uint32_t n) {
+    for (uint32_t i = n / 2, end = n; end > 1;) {
+        uint64_t x;
+        if (i > 0) {
+            x = a[--i];
+        } else {
+            x = a[--end];
+            a[end] = a[0];
+        }
+        uint32_t hole = i;
+        for (uint32_t child; (child = 2 * hole + 1) < end; hole = child) {
+            if (child + 1 < end && a[child + 1] > a[child]) child++;
+            if (a[child] <= x) break;
+            a[hole] = a[child];
+        }
+        a[hole] = x;
+    }
+}

@@ -1,0 +1,142 @@
+/* The inner loops of matching and merging with AVX2, FMA and F16C. Called only where the CPU has them. */
+#include "d2o_policy/cpu/kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+static inline __m256 load8(kvf_dtype dtype, const void *row, uint32_t i) {
+    if (dtype == KVF_F32) return _mm256_loadu_ps((const float *)row + i);
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)row + i)));
+}
+
+static void load(kvf_dtype dtype, const void *row, uint32_t d, float *out) {
+    for (uint32_t i = 0; i < d; i += 8) _mm256_storeu_ps(out + i, load8(dtype, row, i));
+}
+
+static void store(kvf_dtype dtype, const float *in, uint32_t d, void *row) {
+    for (uint32_t i = 0; i < d; i += 8) {
+        __m256 x = _mm256_loadu_ps(in + i);
+        if (dtype == KVF_F32)
+            _mm256_storeu_ps((float *)row + i, x);
+        else
+            _mm_storeu_si128((__m128i *)(void *)((uint16_t *)row + i), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    }
+}
+
+static inline void transpose8(__m256 r[8]) {
+    __m256 a[8], b[8];
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+        b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+        b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+        b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+        r[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+    }
+}
+
+static void pack(kvf_dtype dtype, const void *const rows[8], uint32_t d, float *panel, float rnorm[8]) {
+    __m256 sum = _mm256_setzero_ps();
+    for (uint32_t i = 0; i < d; i += 8) {
+        __m256 r[8];
+        for (int c = 0; c < 8; c++) r[c] = load8(dtype, rows[c], i);
+        transpose8(r);
+        for (uint32_t c = 0; c < 8; c++) {
+            sum = _mm256_fmadd_ps(r[c], r[c], sum);
+            _mm256_storeu_ps(panel + (size_t)(i + c) * KVF__PANEL, r[c]);
+        }
+    }
+    float s[8];
+    _mm256_storeu_ps(s, sum);
+    for (int c = 0; c < 8; c++) rnorm[c] = kvf__rnorm(s[c]);
+}
+
+static inline __m256 cosine8(__m256 dot, __m256 ri, __m256 rj) {
+    __m256 u = _mm256_mul_ps(_mm256_mul_ps(dot, ri), rj);
+    u = _mm256_and_ps(u, _mm256_cmp_ps(u, u, _CMP_ORD_Q));
+    return _mm256_max_ps(_mm256_min_ps(u, _mm256_set1_ps(1.0f)), _mm256_set1_ps(-1.0f));
+}
+
+static inline float max8(__m256 x) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
+}
+
+/* The sums come by value: an address of theirs would keep them in memory. Most tiles raise nothing, which one comparison
+ * tells. */
+static void raise(const kvf__tile *tile, __m256 dot0, __m256 dot1, __m256 dot2, float rnorm, kvf__best *best) {
+    __m256 ri = _mm256_set1_ps(rnorm);
+    __m256 u0 = cosine8(dot0, ri, _mm256_loadu_ps(tile->rnorm));
+    __m256 u1 = cosine8(dot1, ri, _mm256_loadu_ps(tile->rnorm + 8));
+    __m256 u2 = cosine8(dot2, ri, _mm256_loadu_ps(tile->rnorm + 16));
+    if (max8(_mm256_max_ps(_mm256_max_ps(u0, u1), u2)) < best->u) return;
+    float u[KVF__TILE_COLUMNS];
+    _mm256_storeu_ps(u, u0);
+    _mm256_storeu_ps(u + 8, u1);
+    _mm256_storeu_ps(u + 16, u2);
+    for (uint32_t c = 0; c < tile->n; c++) kvf__raise(best, u[c], tile->pos[c], tile->slot[c]);
+}
+
+/* The twelve sums of 4 rows by 24 columns stay in registers: every index is a constant once n is. */
+static inline __attribute__((always_inline)) void nearest_n(const kvf__tile *tile, const float *panel, uint32_t r,
+                                                            const uint32_t n, const float *rnorm, uint32_t d,
+                                                            kvf__best *best) {
+    __m256 acc[KVF__ROWS][KVF__TILE_PANELS], zero = _mm256_setzero_ps();
+    const float *p0 = tile->panels, *p1 = p0 + (size_t)d * KVF__PANEL, *p2 = p1 + (size_t)d * KVF__PANEL;
+    const float *x = panel + r;
+#define FOR_ROWS(STEP) STEP(0) STEP(1) STEP(2) STEP(3)
+#define CLEAR(e) acc[e][0] = acc[e][1] = acc[e][2] = zero;
+#define ADD(e)                                         \
+    if (e < n) {                                       \
+        __m256 b = _mm256_broadcast_ss(x + e);         \
+        acc[e][0] = _mm256_fmadd_ps(b, c0, acc[e][0]); \
+        acc[e][1] = _mm256_fmadd_ps(b, c1, acc[e][1]); \
+        acc[e][2] = _mm256_fmadd_ps(b, c2, acc[e][2]); \
+    }
+    FOR_ROWS(CLEAR)
+    for (uint32_t i = 0; i < d; i++, x += 8, p0 += 8, p1 += 8, p2 += 8) {
+        __m256 c0 = _mm256_loadu_ps(p0), c1 = _mm256_loadu_ps(p1), c2 = _mm256_loadu_ps(p2);
+        FOR_ROWS(ADD)
+    }
+#define RAISE(e) \
+    if (e < n) raise(tile, acc[e][0], acc[e][1], acc[e][2], rnorm[e], &best[e]);
+    FOR_ROWS(RAISE)
+}
+
+static void nearest(const kvf__tile *tile, const float *panel, uint32_t r, uint32_t n, const float *rnorm, uint32_t d,
+                    kvf__best *best) {
+    switch (n) {
+    case 1: nearest_n(tile, panel, r, 1, rnorm, d, best); break;
+    case 2: nearest_n(tile, panel, r, 2, rnorm, d, best); break;
+    case 3: nearest_n(tile, panel, r, 3, rnorm, d, best); break;
+    default: nearest_n(tile, panel, r, 4, rnorm, d, best); break;
+    }
+}
+
+static void blend(float *acc, const float *base, const float *row, float w, uint32_t d) {
+    __m256 weight = _mm256_set1_ps(w);
+    for (uint32_t i = 0; i < d; i += 8) {
+        __m256 x = _mm256_loadu_ps(row + i);
+        if (base) x = _mm256_sub_ps(x, _mm256_loadu_ps(base + i));
+        _mm256_storeu_ps(acc + i, _mm256_fmadd_ps(weight, x, _mm256_loadu_ps(acc + i)));
+    }
+}
+
+/* A fold over one row has nothing to run side by side; here fmaf is one instruction. */
+static float norm(const float *row, uint32_t d) {
+    float sum = 0.0f;
+    for (uint32_t i = 0; i < d; i++) sum = fmaf(row[i], row[i], sum);
+    return sqrtf(sum);
+}
+
+const kvf__kernels kvf__policy_kernels_avx2 = {load, store, pack, nearest, blend, norm};
+#else
+typedef int kvf__policy_no_avx2; /* a translation unit is never empty */
+#endif

@@ -1,0 +1,70 @@
+/* d2o_policy/cpu/kernels.h: the inner loops of matching and merging, in plain C and for AVX2, bit-equal.
+ *
+ * Every sum is a fold over the head dimension, ascending, by fmaf; SIMD runs over kept columns (matching) or over
+ * elements (merging), so that the paths round alike.
+ *
+ * A panel is 8 rows side by side, transposed: [head_dim][8] float.
+ */
+#ifndef KVF_D2O_POLICY_CPU_KERNELS_H
+#define KVF_D2O_POLICY_CPU_KERNELS_H
+
+#include <math.h>
+
+#include "base/base.h"
+#include "kvfold/attention.h"
+
+#define KVF__PANEL 8u
+#define KVF__TILE_PANELS 3u
+#define KVF__TILE_COLUMNS (KVF__PANEL * KVF__TILE_PANELS)
+#define KVF__ROWS 4u    /* evicted rows of one kernel call; divides KVF__PANEL */
+#define KVF__CHUNK 256u /* evicted rows held in float at once: 128 KiB at head_dim 128 */
+
+/* Nearest kept key so far. Starts as {-2, UINT32_MAX, UINT32_MAX}. */
+typedef struct kvf__best {
+    float u;
+    uint32_t pos, slot;
+} kvf__best;
+
+/* A tile of kept columns: panels of them, their inverse norms, positions and slots. */
+typedef struct kvf__tile {
+    const float *panels; /* [KVF__TILE_PANELS][head_dim][8] */
+    float rnorm[KVF__TILE_COLUMNS];
+    uint32_t pos[KVF__TILE_COLUMNS], slot[KVF__TILE_COLUMNS];
+    uint32_t n;
+} kvf__tile;
+
+typedef struct kvf__kernels {
+    void (*load)(kvf_dtype dtype, const void *row, uint32_t d, float *out);
+    void (*store)(kvf_dtype dtype, const float *in, uint32_t d, void *row);
+    /* Eight rows into a panel, and 1 / norm of each: 0 for a norm that is zero or out of range. */
+    void (*pack)(kvf_dtype dtype, const void *const rows[8], uint32_t d, float *panel, float rnorm[8]);
+    /* Rows [r, r + n) of an evicted panel (n <= KVF__ROWS) against a tile: raises best[0..n). */
+    void (*nearest)(const kvf__tile *tile, const float *panel, uint32_t r, uint32_t n, const float *rnorm, uint32_t d,
+                    kvf__best *best);
+    /* acc[i] = fmaf(w, row[i] - base[i], acc[i]), base NULL: zeros. */
+    void (*blend)(float *acc, const float *base, const float *row, float w, uint32_t d);
+    float (*norm)(const float *row, uint32_t d);
+} kvf__kernels;
+
+extern const kvf__kernels kvf__policy_kernels_scalar;
+#if defined(__x86_64__)
+extern const kvf__kernels kvf__policy_kernels_avx2;
+#endif
+
+/* 1 / norm from a sum of squares; 0 when the sum is zero, infinite or NaN in fp32, so that norms below about 1e-23 or
+ * above 1e19 count as none: such keys have cosine 0 with every other. */
+static inline float kvf__rnorm(float sum) { return sum > 0.0f && sum <= 3.402823466e38f ? 1.0f / sqrtf(sum) : 0.0f; }
+
+/* A cosine from a dot product: never NaN, within [-1, 1]. */
+static inline float kvf__cosine(float dot, float ri, float rj) {
+    float u = dot * ri * rj;
+    if (!(u == u)) return 0.0f;
+    return u > 1.0f ? 1.0f : u < -1.0f ? -1.0f : u;
+}
+
+/* Larger cosine, then lower position: the result does not depend on the order of columns. */
+static inline void kvf__raise(kvf__best *b, float u, uint32_t pos, uint32_t slot) {
+    if (u > b->u || (u == b->u && pos < b->pos)) *b = (kvf__best){u, pos, slot};
+}
+
+#endif

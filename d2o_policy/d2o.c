@@ -1,0 +1,19 @@
+/* d2o: sizes per layer from the density of its attention; evicted tokens merge into the nearest kept key.
+ *
+ * Source: D2O, arXiv 2406.13035 (ICLR 2025). Its layer-level dynamic allocation is metric and budget; its token level is
+ * observe and match (eviction), gate (the moving threshold of its compensation mechanism) and apply (the merge). README.md
+ * says where its authors' code differs, docs/options.md which of the two is whose default. */
+#include "d2o_policy/policy.h"
+
+const kvf_policy_ops kvf__policy_d2o = {
+    .struct_size = sizeof(kvf_policy_ops),
+    .name = "d2o",
+    .summary = "sizes layers by their attention and merges evicted tokens into similar ones",
+    .needs = KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW,
+    .observe = kvf__policy_observe,
+    .metric = kvf__policy_metric,
+    .budget = kvf__policy_budget,
+    .match = kvf__policy_match,
+    .gate = kvf__policy_gate,
+    .apply = kvf__policy_apply,
+};

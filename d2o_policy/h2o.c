@@ -1,0 +1,17 @@
+/* h2o: heavy hitters by accumulated attention and a recent window, half each, equally many in every layer; the others
+ * are dropped.
+ *
+ * Source: H2O, arXiv 2306.14048, its eviction policy. There is no metric, so that all layers get the same size. */
+#include "d2o_policy/policy.h"
+
+const kvf_policy_ops kvf__policy_h2o = {
+    .struct_size = sizeof(kvf_policy_ops),
+    .name = "h2o",
+    .summary = "keeps the tokens with the most attention and the newest, equally many in every layer",
+    .needs = KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW,
+    .observe = kvf__policy_observe,
+    .budget = kvf__policy_budget,
+    .match = kvf__policy_match,
+    .gate = kvf__policy_gate,
+    .apply = kvf__policy_apply,
+};

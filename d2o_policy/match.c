@@ -1,0 +1,180 @@
+/* match: which slots an event evicts, and the nearest kept key of each (README.md, token level and merging). */
+#include <math.h>
+
+#include "d2o_policy/pages.h"
+
+uint64_t kvf__select_key(float score, uint32_t pos, uint32_t window_begin, uint32_t sinks) {
+    /* bit 63: neither in the window nor a sink; bits 62-31: score, falling; bits 30-0: position. */
+    if (pos >= window_begin) return KVF__MAX_POSITION - pos;
+    if (pos < sinks) return (1ull << 31) | pos;
+    uint32_t bits, rank = 0; /* rank rises with the score; NaN stays at 0, below minus infinity */
+    if (!isnan(score)) {
+        score += 0.0f; /* -0 and 0 are a tie */
+        memcpy(&bits, &score, sizeof bits);
+        rank = bits >> 31 ? ~bits : bits | 0x80000000u;
+    }
+    return (1ull << 63) | ((uint64_t)~rank << 31) | pos;
+}
+
+/* A heap of the n_evict highest keys so far, the lowest of them on top. */
+static void sift_down(const uint64_t *keys, uint32_t *heap, uint32_t n, uint32_t hole, uint32_t slot) {
+    for (uint32_t child; (child = 2 * hole + 1) < n; hole = child) {
+        if (child + 1 < n && keys[heap[child + 1]] < keys[heap[child]]) child++;
+        if (keys[heap[child]] >= keys[slot]) break;
+        heap[hole] = heap[child];
+    }
+    heap[hole] = slot;
+}
+
+void kvf__select_evicted(const uint64_t *keys, uint32_t n, uint32_t n_evict, uint32_t *heap) {
+    if (n_evict == 0) return;
+    for (uint32_t slot = 0; slot < n_evict; slot++) heap[slot] = slot;
+    for (uint32_t i = n_evict / 2; i > 0; i--) sift_down(keys, heap, n_evict, i - 1, heap[i - 1]);
+    for (uint32_t slot = n_evict; slot < n; slot++)
+        if (keys[slot] > keys[heap[0]]) sift_down(keys, heap, n_evict, 0, slot);
+}
+
+/* Chooses the evicted slots of one head: entries in ascending position, evicted[slot] set. */
+static void choose(const kvf__call *c, const kvf_plan_event *pe, uint32_t kv_head, const kvf__head *h,
+                   const kvf__scratch *x, kvf_plan_entry *entries) {
+    const kvf_event *e = &pe->event;
+    const kvf__policy_seq *s = kvf__event_seq(c, e);
+    uint32_t next_pos = c->batch->view->next_pos[e->row], n = h->n_slots;
+    uint32_t window = KVF__MIN(s->sizes[e->layer].window, e->n_keep);
+    uint32_t window_begin = next_pos - KVF__MIN(window, next_pos);
+    kvf__event_scores(c, e, kv_head, x->score);
+    for (uint32_t slot = 0; slot < n; slot++) {
+        uint32_t pos = h->pages->pos[kvf__slot_index(h, slot)] & KVF__MAX_POSITION;
+        x->keys[slot] = kvf__select_key(x->score[0][slot] + x->score[1][slot], pos, window_begin, s->options.sinks);
+    }
+    kvf__select_evicted(x->keys, n, pe->n_evict, x->slots);
+    memset(x->evicted, 0, n);
+    for (uint32_t i = 0; i < pe->n_evict; i++) {
+        uint32_t slot = x->slots[i];
+        x->evicted[slot] = 1;
+        x->sorted[i] = (uint64_t)h->pages->pos[kvf__slot_index(h, slot)] << 32 | slot;
+    }
+    kvf__sort_u64(x->sorted, pe->n_evict);
+    for (uint32_t i = 0; i < pe->n_evict; i++)
+        entries[i] = (kvf_plan_entry){.slot = (uint32_t)x->sorted[i], .target = KVF__NONE, .u = 0.0f, .merge = 0};
+}
+
+/* Packs up to three panels of kept rows, starting at slot; returns where the next tile starts. */
+static uint32_t pack_tile(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, uint32_t slot,
+                          kvf__tile *tile) {
+    const void *rows[KVF__TILE_COLUMNS];
+    uint32_t d = h->pages->head_dim;
+    tile->n = 0;
+    for (; slot < h->n_slots && tile->n < KVF__TILE_COLUMNS; slot++) {
+        if (x->evicted[slot]) continue;
+        tile->pos[tile->n] = h->pages->pos[kvf__slot_index(h, slot)];
+        tile->slot[tile->n] = slot;
+        rows[tile->n++] = kvf__k_row(h, slot);
+    }
+    if (tile->n == 0) return slot;
+    for (uint32_t i = tile->n; i < KVF__TILE_COLUMNS; i++)
+        rows[i] = rows[0]; /* defined numbers in columns nobody reads */
+    for (uint32_t p = 0; p < KVF__TILE_PANELS; p++)
+        c->kernels->pack(h->pages->dtype, rows + p * KVF__PANEL, d, x->tile + (size_t)p * d * KVF__PANEL,
+                         tile->rnorm + p * KVF__PANEL);
+    tile->panels = x->tile;
+    return slot;
+}
+
+/* The nearest kept key of n <= KVF__CHUNK evicted ones: they are made float once, the kept ones once a chunk. */
+static void match_chunk(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, kvf_plan_entry *entries,
+                        uint32_t n) {
+    uint32_t d = h->pages->head_dim;
+    for (uint32_t r = 0; r < n; r += KVF__PANEL) {
+        const void *rows[KVF__PANEL];
+        for (uint32_t i = 0; i < KVF__PANEL; i++) rows[i] = kvf__k_row(h, entries[KVF__MIN(r + i, n - 1)].slot);
+        c->kernels->pack(h->pages->dtype, rows, d, x->panels + (size_t)r * d, x->chunk_norm + r);
+    }
+    for (uint32_t r = 0; r < n; r++) x->best[r] = (kvf__best){-2.0f, UINT32_MAX, KVF__NONE};
+    kvf__tile tile;
+    for (uint32_t slot = pack_tile(c, h, x, 0, &tile); tile.n; slot = pack_tile(c, h, x, slot, &tile))
+        for (uint32_t r = 0; r < n; r += KVF__ROWS) {
+            uint32_t panel = r / KVF__PANEL * KVF__PANEL;
+            c->kernels->nearest(&tile, x->panels + (size_t)panel * d, r - panel, KVF__MIN(KVF__ROWS, n - r),
+                                x->chunk_norm + r, d, x->best + r);
+        }
+    for (uint32_t r = 0; r < n; r++) {
+        entries[r].u = x->best[r].u;
+        entries[r].target = x->best[r].slot;
+    }
+}
+
+typedef struct match_job {
+    kvf__call call;
+    kvf_plan *plan;
+} match_job;
+
+static void match_head(void *ctx, uint32_t item, uint32_t thread) {
+    const match_job *job = ctx;
+    const kvf__call *c = &job->call;
+    uint32_t n_heads = c->state->config.n_kv_heads, kv_head = item % n_heads;
+    const kvf_plan_event *pe = &job->plan->events[item / n_heads];
+    if (pe->n_evict == 0) return;
+    kvf__scratch x = kvf__call_scratch(c, thread);
+    kvf__head h = kvf__head_of(c->batch->view, c->batch->pages, pe->event.row, pe->event.layer, kv_head);
+    kvf_plan_entry *entries = job->plan->entries + pe->entry_begin + (uint64_t)kv_head * pe->n_evict;
+    choose(c, pe, kv_head, &h, &x, entries);
+    if (kvf__event_seq(c, &pe->event)->options.merge == KVF_MERGE_NONE) return;
+    for (uint32_t i = 0; i < pe->n_evict; i += KVF__CHUNK)
+        match_chunk(c, &h, &x, entries + i, KVF__MIN(KVF__CHUNK, pe->n_evict - i));
+}
+
+static bool reduces(const kvf__policy_seq *s) {
+    return s->options.scope == KVF_SCOPE_LAYER && s->options.merge != KVF_MERGE_NONE;
+}
+
+/* Lays the plan out; changes nothing when it does not fit. */
+static kvf_status lay_out(const kvf__call *c, kvf_plan *plan, kvf_error *err) {
+    const kvf_policy_batch *b = c->batch;
+    uint32_t n_heads = c->state->config.n_kv_heads;
+    if (!plan || plan->n_kv_heads != n_heads)
+        return kvf__fail(err, KVF_E_INVALID, "match: plan for %u KV heads: the state has %u",
+                         plan ? plan->n_kv_heads : 0, n_heads);
+    uint64_t entries = 0, reduce = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        entries = reduce = 0;
+        for (uint32_t i = 0; i < b->n_events; i++) {
+            const kvf_event *e = &b->events[i];
+            uint32_t n = b->view->n_slots[kvf__table_index(b->view, e->row, e->layer, 0)];
+            if (pass) plan->events[i] = (kvf_plan_event){*e, n, n - e->n_keep, entries, reduce};
+            entries += (uint64_t)(n - e->n_keep) * n_heads;
+            if (n > e->n_keep && reduces(kvf__event_seq(c, e))) reduce += n - e->n_keep + 1;
+        }
+        if (b->n_events > plan->event_capacity || entries > plan->entry_capacity || reduce > plan->reduce_capacity)
+            return kvf__fail(err, KVF_E_LIMIT, "match: %u events with %llu entries: the plan holds %u and %llu",
+                             b->n_events, (unsigned long long)entries, plan->event_capacity,
+                             (unsigned long long)plan->entry_capacity);
+    }
+    plan->n_events = b->n_events;
+    plan->n_entries = entries;
+    plan->n_reduce = reduce;
+    for (uint64_t i = 0; i < (uint64_t)b->n_events * n_heads; i++) plan->tau[i] = NAN;
+    return KVF_OK;
+}
+
+kvf_status kvf__policy_match(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_plan *plan,
+                             kvf_error *err) {
+    match_job job = {.plan = plan};
+    kvf_status st = kvf__batch_check(state, stream, batch, "match", &job.call, err);
+    if (!st) st = lay_out(&job.call, plan, err);
+    if (st) return st;
+    uint32_t n_heads = state->config.n_kv_heads;
+    kvf__stream_for(stream, batch->n_events * n_heads, match_head, &job);
+    for (uint32_t i = 0; i < batch->n_events; i++) {
+        const kvf_plan_event *pe = &plan->events[i];
+        if (pe->n_evict == 0 || !reduces(kvf__event_seq(&job.call, &pe->event))) continue;
+        double *sums = plan->reduce + pe->reduce_begin;
+        for (uint32_t k = 0; k < pe->n_evict; k++) {
+            sums[k] = 0.0;
+            for (uint32_t h = 0; h < n_heads; h++)
+                sums[k] += (double)plan->entries[pe->entry_begin + (uint64_t)h * pe->n_evict + k].u;
+        }
+        sums[pe->n_evict] = n_heads;
+    }
+    return KVF_OK;
+}

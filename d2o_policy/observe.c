@@ -1,0 +1,113 @@
+/* observe and metric: the attention mass becomes scores, and the variance of a prompt's column sums. */
+#include "d2o_policy/pages.h"
+
+enum { SERIAL_WORK = 1 << 16 }; /* floats below which waking the threads costs more than the loop */
+
+typedef struct observe_job {
+    const kvf_policy_batch *batch;
+    kvf_policy_state *state;
+} observe_job;
+
+static bool wanted(const kvf_policy_batch *b, uint32_t row) { return !b->mass->row_wanted || b->mass->row_wanted[row]; }
+
+/* Adds one decode row of one KV head. The newest slot starts with its own entry: its page holds nothing yet. */
+static void observe_head(void *ctx, uint32_t item, uint32_t thread) {
+    (void)thread;
+    const observe_job *job = ctx;
+    const kvf_policy_batch *b = job->batch;
+    uint32_t n_heads = job->state->config.n_kv_heads, row = b->row_begin + item / n_heads, kv_head = item % n_heads;
+    const kvf_view *v = b->view;
+    kvf__head h = kvf__head_of(v, b->pages, row, b->layer, kv_head);
+    if (!wanted(b, row) || h.n_slots == 0) return;
+    const kvf__policy_seq *s = kvf__policy_seq_get(job->state, v->seq_index[row]);
+    bool two = s->options.score == KVF_SCORE_PROMPT_PLUS_CURRENT;
+    const float *x = b->mass->row + ((size_t)row * n_heads + kv_head) * b->mass->row_stride;
+    uint32_t bs = v->block_size, newest = h.n_slots - 1;
+    for (uint32_t begin = 0; begin < h.n_slots; begin += bs) {
+        float *page = kvf__score_at(&h, b->scores, 0, begin);
+        uint32_t n = KVF__MIN(bs, h.n_slots - begin);
+        if (two) {
+            memcpy(kvf__score_at(&h, b->scores, 1, begin), x + begin, n * sizeof *x);
+        } else {
+            for (uint32_t i = 0; i < n; i++) page[i] += x[begin + i];
+        }
+        if (begin + n > newest) page[n - 1] = two ? 0.0f : x[newest];
+    }
+}
+
+static kvf_status check_observe(const kvf_policy_state *state, const kvf_policy_batch *b, uint64_t *work,
+                                kvf_error *err) {
+    kvf_status st = kvf__view_check(state, b, "observe", err);
+    if (st) return st;
+    const kvf_view *v = b->view;
+    if (b->layer >= v->n_layers || b->row_begin > b->row_end || b->row_end > v->n_seqs)
+        return kvf__fail(err, KVF_E_INVALID, "observe: layer %u, rows [%u, %u): the view has %u layers and %u rows",
+                         b->layer, b->row_begin, b->row_end, v->n_layers, v->n_seqs);
+    if (b->row_begin == b->row_end) return KVF_OK;
+    if (!b->mass || !b->mass->row) return kvf__fail(err, KVF_E_INVALID, "observe: mass with row must be set");
+    for (uint32_t row = b->row_begin; row < b->row_end; row++) {
+        const kvf__policy_seq *s = kvf__policy_seq_get(state, v->seq_index[row]);
+        if (!wanted(b, row)) continue;
+        if (!s) return kvf__fail(err, KVF_E_STALE, "observe: seq %u is not open", v->seq_index[row]);
+        uint32_t n_slots = 0;
+        for (uint32_t g = 0; g < v->n_groups; g++)
+            n_slots = KVF__MAX(n_slots, v->n_slots[kvf__table_index(v, row, b->layer, g * v->heads_per_group)]);
+        if (b->mass->row_stride < n_slots)
+            return kvf__fail(err, KVF_E_INVALID, "observe: row_stride %zu: must be at least the table's %u slots",
+                             b->mass->row_stride, n_slots);
+        uint32_t n_arrays = s->options.score == KVF_SCORE_PROMPT_PLUS_CURRENT ? 2 : 1;
+        st = kvf__score_pages_check(b, n_arrays, row, b->layer, n_slots, err);
+        if (st) return st;
+        *work += (uint64_t)n_slots * state->config.n_kv_heads;
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf__policy_observe(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
+                               kvf_error *err) {
+    uint64_t work = 0;
+    kvf_status st = check_observe(state, batch, &work, err);
+    if (st) return st;
+    observe_job job = {batch, state};
+    kvf__stream_for(work < SERIAL_WORK ? NULL : stream, (batch->row_end - batch->row_begin) * state->config.n_kv_heads,
+                    observe_head, &job);
+    for (uint32_t row = batch->row_begin; row < batch->row_end; row++) {
+        kvf__policy_seq *s = kvf__policy_seq_get(state, batch->view->seq_index[row]);
+        if (wanted(batch, row))
+            s->scored[batch->layer] = batch->view->n_slots[kvf__table_index(batch->view, row, batch->layer, 0)];
+    }
+    return KVF_OK;
+}
+
+typedef struct metric_job {
+    const float *sums;
+    size_t stride;
+    const kvf_policy_state_config *config;
+    uint32_t n_tokens;
+    double *variance;
+} metric_job;
+
+static void metric_head(void *ctx, uint32_t item, uint32_t thread) {
+    (void)thread;
+    const metric_job *job = ctx;
+    const kvf_policy_state_config *c = job->config;
+    uint32_t layer = item / c->n_q_heads, h = item % c->n_q_heads;
+    job->variance[(size_t)layer * c->n_q_heads_total + c->q_head_begin + h] =
+        kvf__variance(job->sums + (size_t)item * job->stride, job->n_tokens);
+}
+
+kvf_status kvf__policy_metric(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
+                              uint32_t n_tokens, double *variance, kvf_error *err) {
+    if (!state || !batch || !batch->view || !variance || n_tokens == 0)
+        return kvf__fail(err, KVF_E_INVALID, "metric: state, batch, view and variance must be set, n_tokens positive");
+    if (row >= batch->view->n_seqs || !batch->prompt_sums || !batch->prompt_sums[row] ||
+        batch->prompt_stride < n_tokens)
+        return kvf__fail(err, KVF_E_INVALID,
+                         "metric: row %u of %u: prompt_sums must be set, prompt_stride %zu at least %u", row,
+                         batch->view->n_seqs, batch->prompt_stride, n_tokens);
+    const kvf_policy_state_config *c = &state->config;
+    memset(variance, 0, (size_t)c->n_layers * c->n_q_heads_total * sizeof *variance);
+    metric_job job = {batch->prompt_sums[row], batch->prompt_stride, c, n_tokens, variance};
+    kvf__stream_for(stream, c->n_layers * c->n_q_heads, metric_head, &job);
+    return KVF_OK;
+}

@@ -1,0 +1,489 @@
+/* The option table: names, ranges, presets; reading and writing options as text. */
+#include <locale.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "d2o_policy/policy.h"
+
+typedef enum kind { REAL, COUNT, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE } kind;
+
+/* X(name, field, kind, least, most, values, summary), in the order of the docs. The words of a CHOICE are its enum in
+ * order. A test keeps docs/options.md equal. */
+#define OPTIONS(X)                                                                                                   \
+    X(rho, rho, REAL, 0, 1, "(0, 1]", "Share of the prompt's tokens that a layer keeps on average; 1 never evicts.") \
+    X(budget_tokens, budget_tokens, COUNT, 0, KVF__MAX_TOKENS, "0 or [16, 1073741824]",                              \
+      "Tokens that a layer keeps on average, in place of rho; 0 means rho.")                                         \
+    X(min_tokens, min_tokens, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]",                                          \
+      "Least budget per layer; without effect where redistribute is 0.")                                             \
+    X(metric, metric, CHOICE, 0, 0, "head_minmax|raw|layer_minmax",                                                  \
+      "Density of a layer from its column sums; raw is one-hot on long prompts.")                                    \
+    X(layer_sign, layer_sign, SIGN, 0, 0, "1|-1", "1 gives less to layers of high density, as published; -1 more.")  \
+    X(layer_strength, layer_strength, REAL, 0, 1e6, "[0, 1000000]", "Factor of the density; 0 makes layers equal.")  \
+    X(redistribute, redistribute, FLAG, 0, 0, "0|1",                                                                 \
+      "1: sizes add up to the budget exactly; 0: the authors' clamped ratios.")                                      \
+    X(budget_unit, budget_unit, CHOICE, 0, 0, "token|block", "What sizes are dealt out in; block fills blocks.")     \
+    X(full_layers, full_layers, LAYERS, 0, 0, "none or a list as 0,1,last",                                          \
+      "Layers that are never compressed; the others pay for them, nobody where redistribute is 0.")                  \
+    X(nm, n_parts, PARTS, 0, 1000000, "N:M, N in [0, 1000000], M in [1, 1000000]",                                   \
+      "Heavy hitters, sinks included, to recent window; streaming ignores it.")                                      \
+    X(sinks, sinks, COUNT, 0, 1u << 20, "[0, 1048576]", "First tokens, which are always kept.")                      \
+    X(sinks_extra, sinks_extra, FLAG, 0, 0, "0|1", "1: N:M divides what is left beside the sinks.")                  \
+    X(score, score, CHOICE, 0, 0, "accumulate|prompt_plus_current",                                                  \
+      "Decode rows that count beside the prompt: all, or the newest, which takes two score arrays.")                 \
+    X(gqa, gqa, CHOICE, 0, 0, "sum|max|first", "How the query heads of a KV head become one score.")                 \
+    X(merge, merge, CHOICE, 0, 0, "paper|authors|average|mass|none",                                                 \
+      "Weights of a merge; mass takes pages with weight and bias.")                                                  \
+    X(merge_keys, merge_keys, FLAG, 0, 0, "0|1", "0: only values are merged.")                                       \
+    X(scope, scope, CHOICE, 0, 0, "head|layer", "Who shares the threshold and the decision.")                        \
+    X(beta_new, beta_new, REAL, 0, 1, "[0, 1]", "Weight of an event's mean cosine in tau.")                          \
+    X(beta_old, beta_old, REAL, 0, 1, "[0, 1]", "Weight of the former tau.")                                         \
+    X(gate, gate, GATE, -1, 1, "tau or [-1, 1]", "Least cosine that merges: tau, which moves, or a number.")         \
+    X(evict_every, evict_every, COUNT, 0, 1u << 20, "[0, 1048576]",                                                  \
+      "k: a decode event evicts k tokens at once; 0 means half a block.")                                            \
+    X(defer_first_decode, defer_first_decode, FLAG, 0, 0, "0|1",                                                     \
+      "1: the prompt is compressed after the first decode step, as the authors do.")
+
+static const kvf_policy_option_info infos[] = {
+#define INFO(name, field, kind, least, most, values, summary) {#name, values, summary, 1},
+    OPTIONS(INFO)
+#undef INFO
+};
+
+static const struct detail {
+    kind kind;
+    size_t offset;
+    double least, most;
+} details[] = {
+#define DETAIL(name, field, kind, least, most, values, summary) \
+    {kind, offsetof(kvf_policy_options, field), least, most},
+    OPTIONS(DETAIL)
+#undef DETAIL
+};
+enum { N_OPTIONS = sizeof infos / sizeof *infos, TEXT_MAX = 640 };
+
+const kvf_policy_option_info *kvf_policy_option_list(uint32_t *n) {
+    if (n) *n = N_OPTIONS;
+    return infos;
+}
+
+/* ---- What options mean together ---------------------------------------------------------------- */
+
+uint32_t kvf__policy_k(const kvf_policy_options *o, uint32_t block_size) {
+    return o->evict_every ? o->evict_every : KVF__MAX(block_size / 2, 1u);
+}
+
+bool kvf__policy_never_evicts(const kvf_policy_options *o) {
+    return o->ops == &kvf__policy_full || (o->budget_tokens == 0 && o->rho >= 1.0);
+}
+
+static int64_t resolve_layer(int32_t layer, uint32_t n_layers) {
+    return layer >= 0 ? layer : (int64_t)n_layers + layer;
+}
+
+bool kvf__policy_is_full_layer(const kvf_policy_options *o, uint32_t layer, uint32_t n_layers) {
+    for (uint32_t i = 0; i < o->n_full_layers; i++)
+        if (resolve_layer(o->full_layers[i], n_layers) == layer) return true;
+    return false;
+}
+
+uint32_t kvf__policy_n_full(const kvf_policy_options *o, uint32_t n_layers) {
+    uint32_t n = 0;
+    for (uint32_t l = 0; l < n_layers && o->n_full_layers; l++) n += kvf__policy_is_full_layer(o, l, n_layers);
+    return n;
+}
+
+bool kvf__policy_has_tau(const kvf_policy_options *o) { return o->merge != KVF_MERGE_NONE && isnan(o->gate); }
+
+uint32_t kvf_policy_n_arrays(const kvf_policy_options *o) {
+    if (!o || !o->ops || !o->ops->needs) return 0;
+    return o->score == KVF_SCORE_PROMPT_PLUS_CURRENT ? 2 : 1;
+}
+
+/* ---- Presets -------------------------------------------------------------------------------------- */
+
+static kvf_policy_options paper(void) {
+    return (kvf_policy_options){
+        .struct_size = sizeof(kvf_policy_options),
+        .ops = &kvf__policy_d2o,
+        .rho = 0.2,
+        .min_tokens = 64,
+        .metric = KVF_METRIC_HEAD_MINMAX,
+        .layer_sign = 1,
+        .layer_strength = 1.0,
+        .redistribute = 1,
+        .budget_unit = KVF_BUDGET_TOKEN,
+        .n_parts = 3,
+        .m_parts = 1,
+        .sinks = 4,
+        .score = KVF_SCORE_ACCUMULATE,
+        .gqa = KVF_GQA_SUM,
+        .merge = KVF_MERGE_PAPER,
+        .merge_keys = 1,
+        .scope = KVF_SCOPE_HEAD,
+        .beta_new = 0.7,
+        .beta_old = 0.3,
+        .gate = NAN,
+        .evict_every = 1,
+    };
+}
+
+static void preset_default(kvf_policy_options *o) { (void)o; }
+
+static void preset_full(kvf_policy_options *o) {
+    o->rho = 1.0;
+    o->merge = KVF_MERGE_NONE;
+}
+
+static void preset_streaming(kvf_policy_options *o) { o->merge = KVF_MERGE_NONE; }
+
+static void preset_h2o(kvf_policy_options *o) {
+    o->merge = KVF_MERGE_NONE;
+    o->n_parts = 1;
+    o->sinks = 0;
+}
+
+static void preset_serving(kvf_policy_options *o) {
+    o->budget_unit = KVF_BUDGET_BLOCK;
+    o->evict_every = 0;
+}
+
+static void preset_authors(kvf_policy_options *o) {
+    o->min_tokens = 0;
+    o->redistribute = 0;
+    o->full_layers[1] = 1;
+    o->full_layers[2] = -1;
+    o->n_full_layers = 3;
+    o->n_parts = 1;
+    o->merge = KVF_MERGE_AUTHORS;
+    o->scope = KVF_SCOPE_LAYER;
+    o->beta_new = o->beta_old = 0.5;
+    o->defer_first_decode = 1;
+}
+
+static const struct {
+    const kvf_policy_ops *ops;
+    const char *preset;
+    void (*fill)(kvf_policy_options *o); /* what differs from d2o's paper preset */
+} presets[] = {
+    {&kvf__policy_full, "default", preset_full},   {&kvf__policy_streaming, "default", preset_streaming},
+    {&kvf__policy_h2o, "default", preset_h2o},     {&kvf__policy_d2o, "default", preset_default},
+    {&kvf__policy_d2o, "paper", preset_default},   {&kvf__policy_d2o, "serving", preset_serving},
+    {&kvf__policy_d2o, "authors", preset_authors},
+};
+enum { N_PRESETS = sizeof presets / sizeof *presets };
+
+static const kvf_policy_ops *const policies[] = {&kvf__policy_full, &kvf__policy_d2o, &kvf__policy_h2o,
+                                                 &kvf__policy_streaming};
+
+const char *kvf_policy_name(uint32_t i) { return i < sizeof policies / sizeof *policies ? policies[i]->name : NULL; }
+
+const kvf_policy_ops *kvf_policy_find(const char *name) {
+    for (size_t i = 0; name && i < sizeof policies / sizeof *policies; i++)
+        if (strcmp(policies[i]->name, name) == 0) return policies[i];
+    return NULL;
+}
+
+kvf_status kvf_policy_options_init(kvf_policy_options *options, const char *policy, const char *preset,
+                                   kvf_error *err) {
+    const kvf_policy_ops *ops = kvf_policy_find(policy);
+    if (!options || !ops)
+        return kvf__fail(err, KVF_E_NOT_FOUND, "policy %.64s: there is full, d2o, h2o and streaming",
+                         policy ? policy : "NULL");
+    char known[128] = "";
+    for (size_t i = 0; i < N_PRESETS; i++) {
+        if (presets[i].ops != ops) continue;
+        if (strcmp(presets[i].preset, preset ? preset : "default") == 0) {
+            *options = paper();
+            options->ops = ops;
+            presets[i].fill(options);
+            return KVF_OK;
+        }
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", presets[i].preset);
+    }
+    return kvf__fail(err, KVF_E_NOT_FOUND, "preset %.64s: policy %s has %s", preset ? preset : "default", ops->name,
+                     known);
+}
+
+/* ---- Text to values ----------------------------------------------------------------------------------- */
+
+static const char *skip_digits(const char *p) {
+    while (*p >= '0' && *p <= '9') p++;
+    return p;
+}
+
+/* A decimal number and nothing else: no blanks, hexadecimals, infinities; '.' whatever the locale says. */
+static bool parse_real(const char *text, double *out) {
+    const char *p = text + (*text == '-' || *text == '+'), *digits = p;
+    p = skip_digits(p);
+    bool any = p > digits;
+    const char *dot = *p == '.' ? p : NULL;
+    if (dot) {
+        p = skip_digits(dot + 1);
+        any = any || p > dot + 1;
+    }
+    if (any && (*p == 'e' || *p == 'E')) {
+        const char *e = p + 1 + (p[1] == '-' || p[1] == '+');
+        p = skip_digits(e);
+        any = p > e;
+    }
+    char copy[64], *end;
+    size_t n = strlen(text);
+    if (!any || *p || n >= sizeof copy) return false;
+    memcpy(copy, text, n + 1);
+    if (dot) copy[dot - text] = localeconv()->decimal_point[0];
+    double x = strtod(copy, &end);
+    if (*end || !isfinite(x)) return false;
+    *out = x;
+    return true;
+}
+
+static bool parse_count(const char *text, size_t n, int64_t *out) {
+    int64_t x = 0;
+    if (n == 0 || n > 10) return false;
+    for (size_t i = 0; i < n; i++) {
+        if (text[i] < '0' || text[i] > '9') return false;
+        x = x * 10 + (text[i] - '0');
+    }
+    *out = x;
+    return true;
+}
+
+/* The number of a word in "a|b|c", -1 when it is none of them. */
+static int find_word(const char *words, const char *text) {
+    size_t n = strlen(text);
+    for (int i = 0;; i++) {
+        const char *end = strchr(words, '|');
+        size_t len = end ? (size_t)(end - words) : strlen(words);
+        if (len == n && memcmp(words, text, n) == 0) return i;
+        if (!end) return -1;
+        words = end + 1;
+    }
+}
+
+static bool parse_parts(const char *text, kvf_policy_options *o) {
+    const char *colon = strchr(text, ':');
+    int64_t n, m;
+    if (!colon || !parse_count(text, (size_t)(colon - text), &n) || !parse_count(colon + 1, strlen(colon + 1), &m))
+        return false;
+    if (n > UINT32_MAX || m > UINT32_MAX) return false;
+    o->n_parts = (uint32_t)n;
+    o->m_parts = (uint32_t)m;
+    return true;
+}
+
+static bool parse_layers(const char *text, kvf_policy_options *o) {
+    memset(o->full_layers, 0, sizeof o->full_layers);
+    o->n_full_layers = 0;
+    if (strcmp(text, "none") == 0) return true;
+    for (;;) {
+        const char *end = strchr(text, ',');
+        size_t n = end ? (size_t)(end - text) : strlen(text), minus = *text == '-';
+        int64_t layer = 1;
+        if (n == 4 && memcmp(text, "last", 4) == 0)
+            minus = 1;
+        else if (!parse_count(text + minus, n - minus, &layer) || layer >= KVF__MAX_LAYERS || (minus && layer == 0))
+            return false;
+        if (o->n_full_layers == KVF_MAX_FULL_LAYERS) return false;
+        o->full_layers[o->n_full_layers++] = (int32_t)(minus ? -layer : layer);
+        if (!end) return true;
+        text = end + 1;
+    }
+}
+
+static bool parse_into(kvf_policy_options *o, uint32_t i, const char *text) {
+    void *field = (unsigned char *)o + details[i].offset;
+    double real = NAN;
+    int64_t count = 0;
+    int word = -1;
+    switch (details[i].kind) {
+    case PARTS: return parse_parts(text, o);
+    case LAYERS: return parse_layers(text, o);
+    case REAL:
+        if (!parse_real(text, &real)) return false;
+        memcpy(field, &real, sizeof real);
+        return true;
+    case GATE:
+        if (strcmp(text, "tau") && !parse_real(text, &real)) return false;
+        memcpy(field, &real, sizeof real);
+        return true;
+    case COUNT:
+        if (!parse_count(text, strlen(text), &count) || count > UINT32_MAX) return false;
+        break;
+    case SIGN:
+        if (strcmp(text, "1") && strcmp(text, "+1") && strcmp(text, "-1")) return false;
+        count = *text == '-' ? -1 : 1;
+        break;
+    case FLAG:
+        word = find_word("0|1|false|true", text);
+        if (word < 0) return false;
+        count = word % 2;
+        break;
+    case CHOICE:
+        word = find_word(infos[i].values, text);
+        if (word < 0) return false;
+        count = word;
+        break;
+    }
+    uint32_t bits = (uint32_t)(int32_t)count;
+    if (details[i].kind == COUNT) bits = (uint32_t)count;
+    memcpy(field, &bits, sizeof bits);
+    return true;
+}
+
+/* ---- Checks ---------------------------------------------------------------------------------------------- */
+
+static uint32_t count_words(const char *words) {
+    uint32_t n = 1;
+    for (; *words; words++) n += *words == '|';
+    return n;
+}
+
+static bool in_range(const kvf_policy_options *o, uint32_t i) {
+    const struct detail *d = &details[i];
+    const void *field = (const unsigned char *)o + d->offset;
+    double real;
+    uint32_t count;
+    memcpy(&count, field, sizeof count);
+    switch (d->kind) {
+    case PARTS: return o->n_parts <= d->most && o->m_parts >= 1 && o->m_parts <= d->most;
+    case LAYERS: return o->n_full_layers <= KVF_MAX_FULL_LAYERS;
+    case COUNT: return count <= d->most;
+    case CHOICE: return count < count_words(infos[i].values);
+    case FLAG: return count <= 1;
+    case SIGN: return count == 1 || count == UINT32_MAX;
+    case REAL:
+    case GATE: break;
+    }
+    memcpy(&real, field, sizeof real);
+    if (d->kind == GATE && isnan(real)) return true;
+    return real >= d->least && real <= d->most; /* false for NaN */
+}
+
+static kvf_status bad_value(uint32_t i, const char *value, kvf_error *err) {
+    const char *values = infos[i].values;
+    bool range = *values == '(' || *values == '[';
+    return kvf__fail(err, KVF_E_INVALID, "%s %.128s: must be %s%s", infos[i].name, value, range ? "in " : "", values);
+}
+
+static kvf_status check_one(const kvf_policy_options *o, uint32_t i, const char *value, kvf_error *err) {
+    char text[TEXT_MAX] = "?";
+    bool ok = in_range(o, i);
+    if (ok && details[i].offset == offsetof(kvf_policy_options, rho)) ok = o->rho > 0.0;
+    if (ok && details[i].offset == offsetof(kvf_policy_options, budget_tokens))
+        ok = o->budget_tokens == 0 || o->budget_tokens >= KVF_MIN_BUDGET_TOKENS;
+    if (ok) return KVF_OK;
+    if (!value && kvf_policy_option_get(o, infos[i].name, text, sizeof text) == KVF_OK) value = text;
+    return bad_value(i, value ? value : text, err);
+}
+
+static int find_option(const char *name) {
+    for (int i = 0; name && i < N_OPTIONS; i++) {
+        const char *a = infos[i].name, *b = name;
+        while (*a && (*a == *b || (*a == '_' && *b == '-'))) {
+            a++;
+            b++;
+        }
+        if (!*a && !*b) return i;
+    }
+    return -1;
+}
+
+kvf_status kvf_policy_option_set(kvf_policy_options *options, const char *name, const char *value, kvf_error *err) {
+    int i = find_option(name);
+    if (i < 0)
+        return kvf__fail(err, KVF_E_NOT_FOUND, "option %.64s: there is none of that name; see docs/options.md",
+                         name ? name : "NULL");
+    if (!options || !value) return kvf__fail(err, KVF_E_INVALID, "%s: options and value must be set", infos[i].name);
+    kvf_policy_options o = *options;
+    if (!parse_into(&o, (uint32_t)i, value)) return bad_value((uint32_t)i, value, err);
+    kvf_status st = check_one(&o, (uint32_t)i, value, err);
+    if (!st) *options = o;
+    return st;
+}
+
+kvf_status kvf_policy_options_check(const kvf_policy_options *o, uint32_t n_layers, uint32_t block_size,
+                                    kvf_error *err) {
+    if (!o || !o->ops) return kvf__fail(err, KVF_E_INVALID, "policy options: start from kvf_policy_options_init");
+    if (n_layers == 0 || n_layers > KVF__MAX_LAYERS || block_size == 0)
+        return kvf__fail(err, KVF_E_INVALID, "n_layers %u, block_size %u: must be positive, and at most %u layers",
+                         n_layers, block_size, KVF__MAX_LAYERS);
+    for (uint32_t i = 0; i < N_OPTIONS; i++) {
+        kvf_status st = check_one(o, i, NULL, err);
+        if (st) return st;
+    }
+    for (uint32_t i = 0; i < o->n_full_layers; i++) {
+        int64_t layer = resolve_layer(o->full_layers[i], n_layers);
+        if (layer < 0 || layer >= n_layers)
+            return kvf__fail(err, KVF_E_INVALID,
+                             "full_layers %d: the model has %u layers: must be in [0, %u], last, or in [-%u, -1]",
+                             o->full_layers[i], n_layers, n_layers - 1, n_layers);
+    }
+    if (o->budget_unit == KVF_BUDGET_BLOCK && !o->redistribute)
+        return kvf__fail(err, KVF_E_INVALID, "budget_unit block: needs redistribute 1, or use budget_unit token");
+    return KVF_OK;
+}
+
+/* ---- Values to text ------------------------------------------------------------------------------------------ */
+
+/* The shortest decimal that reads back as x. */
+static void print_real(double x, char text[40]) {
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, 40, "%.*g", digits, x);
+        double back;
+        char *comma = strchr(text, localeconv()->decimal_point[0]);
+        if (comma) *comma = '.';
+        if (parse_real(text, &back) && memcmp(&back, &x, sizeof x) == 0) return;
+    }
+}
+
+static void print_word(const char *words, uint32_t i, char *text, size_t capacity) {
+    while (i > 0 && (words = strchr(words, '|'))) {
+        words++;
+        i--;
+    }
+    snprintf(text, capacity, "%.*s", words ? (int)strcspn(words, "|") : 1, words ? words : "?");
+}
+
+static void print_layers(const kvf_policy_options *o, char text[TEXT_MAX]) {
+    snprintf(text, TEXT_MAX, "none");
+    size_t used = 0;
+    for (uint32_t i = 0; i < KVF__MIN(o->n_full_layers, KVF_MAX_FULL_LAYERS); i++) {
+        const char *comma = i ? "," : "";
+        int n = o->full_layers[i] == -1 ? snprintf(text + used, TEXT_MAX - used, "%slast", comma)
+                                        : snprintf(text + used, TEXT_MAX - used, "%s%d", comma, o->full_layers[i]);
+        if (n < 0 || (size_t)n >= TEXT_MAX - used) return;
+        used += (size_t)n;
+    }
+}
+
+kvf_status kvf_policy_option_get(const kvf_policy_options *options, const char *name, char *text, size_t capacity) {
+    int i = find_option(name);
+    if (!options || !text || i < 0) return KVF_E_NOT_FOUND;
+    char out[TEXT_MAX];
+    const void *field = (const unsigned char *)options + details[i].offset;
+    double real = 0.0;
+    uint32_t count;
+    memcpy(&count, field, sizeof count);
+    if (details[i].kind == REAL || details[i].kind == GATE) memcpy(&real, field, sizeof real);
+    switch (details[i].kind) {
+    case REAL: print_real(real, out); break;
+    case GATE:
+        if (isnan(real))
+            snprintf(out, sizeof out, "tau");
+        else
+            print_real(real, out);
+        break;
+    case COUNT: snprintf(out, sizeof out, "%u", count); break;
+    case FLAG:
+    case SIGN: snprintf(out, sizeof out, "%d", (int)(int32_t)count); break;
+    case CHOICE: print_word(infos[i].values, count, out, sizeof out); break;
+    case PARTS: snprintf(out, sizeof out, "%u:%u", options->n_parts, options->m_parts); break;
+    case LAYERS: print_layers(options, out); break;
+    }
+    size_t n = strlen(out) + 1;
+    if (n > capacity) return KVF_E_LIMIT;
+    memcpy(text, out, n);
+    return KVF_OK;
+}

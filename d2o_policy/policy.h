@@ -1,0 +1,117 @@
+/* d2o_policy/policy.h: what the files of this folder share: a sequence's state, the sizes, the call's geometry.
+ *
+ * Words: L prompt tokens, B budget per layer in tokens, S slots a layer keeps (hh + M), M recent window, T sinks,
+ * k = evict_every. u is a cosine, tau the threshold it is compared with.
+ */
+#ifndef KVF_D2O_POLICY_POLICY_H
+#define KVF_D2O_POLICY_POLICY_H
+
+#include "base/base.h"
+#include "kvfold/policy.h"
+
+#define KVF__MAX_TOKENS (1u << 30)    /* budgets and prompts: sums over 1,024 layers stay exact in a double */
+#define KVF__MAX_POSITION 0x7fffffffu /* a selection key has 31 bits for it */
+#define KVF__NO_UPPER 0x3fffffffu     /* "no upper clamp" of a layer's size */
+#define KVF__MAX_LAYERS 1024u
+#define KVF__NONE UINT32_MAX
+
+/* One sequence. Invariants: sized implies budgeted; deferred implies budgeted and not sized;
+ * tau is NaN until the head's first event; scored[l] leading slots of layer l have an entry in the score pages. */
+typedef struct kvf__policy_seq {
+    bool open;
+    bool budgeted; /* weights, n_prompt, budget and lo are known */
+    bool sized;    /* sizes are known */
+    bool deferred; /* sizes wait for the first decode step */
+    bool has_density;
+    kvf_policy_options options;
+    uint32_t n_prompt; /* L: of all segments */
+    uint32_t budget;   /* B */
+    uint32_t lo;       /* min(first B, 16) */
+    kvf_policy_counts counts;
+    double *weights;       /* [n_layers] */
+    double *density;       /* [n_layers] */
+    kvf_layer_size *sizes; /* [n_layers] */
+    double *tau;           /* [n_layers][n_kv_heads] */
+    uint32_t *scored;      /* [n_layers] */
+} kvf__policy_seq;
+
+struct kvf_policy_state {
+    kvf_policy_state_config config;
+    size_t bytes;
+    kvf__policy_seq *seqs; /* [max_seqs] */
+    double *scratch;       /* [4 * n_layers], for budgets */
+    uint32_t *integers;    /* [2 * n_layers] */
+};
+
+/* The sequence if it is open, else NULL. */
+kvf__policy_seq *kvf__policy_seq_get(const kvf_policy_state *state, uint32_t seq);
+
+/* ---- options.c ------------------------------------------------------------------------------- */
+
+uint32_t kvf__policy_k(const kvf_policy_options *o, uint32_t block_size);
+bool kvf__policy_never_evicts(const kvf_policy_options *o);
+bool kvf__policy_is_full_layer(const kvf_policy_options *o, uint32_t layer, uint32_t n_layers);
+uint32_t kvf__policy_n_full(const kvf_policy_options *o, uint32_t n_layers);
+/* Whether merging goes by tau: there is a merge and no fixed gate. */
+bool kvf__policy_has_tau(const kvf_policy_options *o);
+
+/* ---- budget.c: README.md, layer level ---------------------------------------------------------------- */
+
+/* Unbiased variance in double precision, 0 for fewer than two values. */
+double kvf__variance(const float *x, uint32_t n);
+/* F per layer from the variances of the query heads, [n_layers][n_heads]. */
+void kvf__layer_density(kvf_metric metric, const double *variance, uint32_t n_layers, uint32_t n_heads,
+                        double *density);
+/* softmax(-sign * strength * F), over the layers that pay; full layers get 0 where others pay for them. */
+void kvf__layer_weights(const kvf_policy_options *o, const double *density, uint32_t n_layers, double *weights);
+/* Integers in [lo, hi] that add up to total exactly, as near as can be to clamp(lam * w, lo, hi). Requires
+ * n * lo <= total <= n * hi. scratch: [3 * n]; order: [n]. */
+void kvf__exact_sizes(const double *w, uint32_t n, uint64_t total, uint32_t lo, uint32_t hi, double *scratch,
+                      uint32_t *order, uint32_t *out);
+/* S into hh and window. */
+void kvf__split(const kvf_policy_options *o, uint32_t keep, kvf_layer_size *size);
+uint32_t kvf__budget_tokens(const kvf_policy_options *o, uint32_t n_prompt);
+
+/* What the layers that are compressed share: n of them, total in units (tokens or blocks), each in [lo, hi]. */
+typedef struct kvf__share {
+    uint32_t n, n_full, lo, hi, unit; /* unit: tokens of one unit */
+    uint64_t total, raised_tokens;
+} kvf__share;
+kvf__share kvf__layer_share(const kvf_policy_options *o, uint32_t n_layers, uint32_t block_size, uint32_t n_prompt,
+                            uint32_t budget, uint32_t lo, bool clamp);
+/* Fills the sizes of a budgeted sequence. clamp: no layer above the prompt's length. */
+void kvf__policy_size(kvf_policy_state *state, kvf__policy_seq *s, bool clamp);
+
+/* ---- The calls of the vtables -------------------------------------------------------------------- */
+
+kvf_status kvf__policy_observe(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
+                               kvf_error *err);
+kvf_status kvf__policy_metric(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
+                              uint32_t n_tokens, double *variance, kvf_error *err);
+kvf_status kvf__policy_budget(kvf_policy_state *state, uint32_t seq, const double *variance, uint32_t n_tokens,
+                              kvf_error *err);
+kvf_status kvf__policy_match(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_plan *plan,
+                             kvf_error *err);
+kvf_status kvf__policy_gate(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_plan *plan,
+                            kvf_error *err);
+kvf_status kvf__policy_apply(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
+                             const kvf_plan *plan, kvf_error *err);
+
+extern const kvf_policy_ops kvf__policy_full, kvf__policy_streaming, kvf__policy_h2o, kvf__policy_d2o;
+
+/* ---- match.c, gate.c, apply.c: the parts that golden cases test by themselves ------------------------ */
+
+/* Orders slots from worth keeping (low) to first to go (high): the window, then the sinks, lower position first, then
+ * the score descending (NaN last), ties to the lower position. */
+uint64_t kvf__select_key(float score, uint32_t pos, uint32_t window_begin, uint32_t sinks);
+/* The slots with the n_evict highest keys, in no order. heap: [n_evict]. */
+void kvf__select_evicted(const uint64_t *keys, uint32_t n, uint32_t n_evict, uint32_t *heap);
+/* The g numbers of one slot, stride floats apart, as one. */
+float kvf__gqa_reduce(kvf_gqa gqa, const float *x, uint32_t g, size_t stride);
+/* The threshold after an event whose mean of the nearest cosines is mean; tau NaN: its first. */
+double kvf__tau_next(double tau, double mean, double beta_new, double beta_old);
+/* Weights of a merge of n evicted tokens into one kept: we[n]; returns the kept one's. mass: weights of the slots,
+ * the kept one's last, read for KVF_MERGE_MASS alone. */
+double kvf__merge_weights(kvf_merge merge, const float *u, const float *mass, uint32_t n, double *we);
+
+#endif

@@ -1,0 +1,194 @@
+/* The state of sequences: one slab for max_seqs of them, indexed by kvf_seq_index. */
+#include <math.h>
+
+#include "d2o_policy/policy.h"
+
+static kvf_status check_config(const kvf_policy_state_config *c, kvf_error *err) {
+    struct {
+        const char *name;
+        uint32_t value, max;
+    } fields[] = {{"n_layers", c->n_layers, KVF__MAX_LAYERS}, {"n_kv_heads", c->n_kv_heads, 1024},
+                  {"n_q_heads", c->n_q_heads, 65536},         {"n_q_heads_total", c->n_q_heads_total, 1u << 24},
+                  {"max_seqs", c->max_seqs, 1u << 20},        {"max_slots", c->max_slots, KVF__MAX_TOKENS}};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].value == 0 || fields[i].value > fields[i].max)
+            return kvf__fail(err, KVF_E_INVALID, "%s %u: must be in [1, %u]", fields[i].name, fields[i].value,
+                             fields[i].max);
+    if (c->n_q_heads % c->n_kv_heads)
+        return kvf__fail(err, KVF_E_INVALID, "n_q_heads %u: must be a multiple of n_kv_heads %u", c->n_q_heads,
+                         c->n_kv_heads);
+    if (c->q_head_begin > c->n_q_heads_total || c->n_q_heads > c->n_q_heads_total - c->q_head_begin)
+        return kvf__fail(err, KVF_E_INVALID, "q_head_begin %u: with n_q_heads %u it must end within n_q_heads_total %u",
+                         c->q_head_begin, c->n_q_heads, c->n_q_heads_total);
+    if (c->head_dim == 0 || c->head_dim % 8 || c->head_dim > 256)
+        return kvf__fail(err, KVF_E_INVALID, "head_dim %u: must be a multiple of 8, at most 256", c->head_dim);
+    if (c->block_size < 8 || c->block_size > 256 || (c->block_size & (c->block_size - 1)))
+        return kvf__fail(err, KVF_E_INVALID, "block_size %u: must be a power of two in [8, 256]", c->block_size);
+    return KVF_OK;
+}
+
+/* Lays the state out; with slab->base NULL only its size is learnt. */
+static void lay_out(kvf__slab *slab, const kvf_policy_state_config *c) {
+    size_t n = c->n_layers, heads = n * c->n_kv_heads, seqs = c->max_seqs;
+    kvf_policy_state *state = kvf__slab_take(slab, 1, sizeof *state);
+    kvf__policy_seq *list = kvf__slab_take(slab, seqs, sizeof *list);
+    double *scratch = kvf__slab_take(slab, 4 * n, sizeof *scratch);
+    uint32_t *integers = kvf__slab_take(slab, 2 * n, sizeof *integers);
+    double *weights = kvf__slab_take(slab, seqs * n, sizeof *weights);
+    double *density = kvf__slab_take(slab, seqs * n, sizeof *density);
+    kvf_layer_size *sizes = kvf__slab_take(slab, seqs * n, sizeof *sizes);
+    double *tau = kvf__slab_take(slab, seqs * heads, sizeof *tau);
+    uint32_t *scored = kvf__slab_take(slab, seqs * n, sizeof *scored);
+    if (!slab->base || slab->bad) return;
+    state->config = *c;
+    state->seqs = list;
+    state->scratch = scratch;
+    state->integers = integers;
+    for (size_t i = 0; i < seqs; i++) {
+        list[i].weights = weights + i * n;
+        list[i].density = density + i * n;
+        list[i].sizes = sizes + i * n;
+        list[i].tau = tau + i * heads;
+        list[i].scored = scored + i * n;
+    }
+}
+
+kvf_status kvf_policy_state_create(const kvf_policy_state_config *config, kvf_policy_state **out, kvf_error *err) {
+    kvf_policy_state_config c;
+    kvf_status st = kvf__config_read(&c, sizeof c, config, "kvf_policy_state_config", err);
+    if (st) return st;
+    if (!out) return kvf__fail(err, KVF_E_INVALID, "kvf_policy_state_create: out is NULL");
+    c.struct_size = sizeof c;
+    if (c.n_q_heads_total == 0) c.n_q_heads_total = c.n_q_heads;
+    st = check_config(&c, err);
+    if (!st) st = kvf__allocator_resolve(&c.allocator, &c.allocator, err);
+    if (st) return st;
+    kvf__slab slab = {NULL, 0, false};
+    lay_out(&slab, &c);
+    if (slab.bad)
+        return kvf__fail(err, KVF_E_OVERFLOW, "policy state: max_seqs %u x n_layers %u x n_kv_heads %u is too large",
+                         c.max_seqs, c.n_layers, c.n_kv_heads);
+    size_t bytes = slab.used;
+    slab = (kvf__slab){kvf__alloc(&c.allocator, bytes), 0, false};
+    if (!slab.base) return kvf__fail(err, KVF_E_NO_MEMORY, "policy state: %zu bytes could not be allocated", bytes);
+    lay_out(&slab, &c);
+    *out = (kvf_policy_state *)(void *)slab.base;
+    (*out)->bytes = bytes;
+    return KVF_OK;
+}
+
+void kvf_policy_state_destroy(kvf_policy_state *state) {
+    if (!state) return;
+    kvf_allocator a = state->config.allocator;
+    kvf__free(&a, state, state->bytes);
+}
+
+kvf__policy_seq *kvf__policy_seq_get(const kvf_policy_state *state, uint32_t seq) {
+    if (!state || seq >= state->config.max_seqs || !state->seqs[seq].open) return NULL;
+    return &state->seqs[seq];
+}
+
+kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_policy_options *options, kvf_error *err) {
+    kvf_policy_options o;
+    if (!state) return kvf__fail(err, KVF_E_INVALID, "kvf_policy_open: state is NULL");
+    if (seq >= state->config.max_seqs)
+        return kvf__fail(err, KVF_E_INVALID, "seq %u: must be below max_seqs %u", seq, state->config.max_seqs);
+    kvf_status st = kvf__config_read(&o, sizeof o, options, "kvf_policy_options", err);
+    if (!st) st = kvf_policy_options_check(&o, state->config.n_layers, state->config.block_size, err);
+    if (st) return st;
+    kvf__policy_seq *s = &state->seqs[seq];
+    s->open = true;
+    s->budgeted = s->sized = s->deferred = s->has_density = false;
+    s->options = o;
+    s->n_prompt = s->budget = s->lo = 0;
+    s->counts = (kvf_policy_counts){0};
+    size_t heads = (size_t)state->config.n_layers * state->config.n_kv_heads;
+    for (size_t i = 0; i < heads; i++) s->tau[i] = NAN;
+    memset(s->scored, 0, state->config.n_layers * sizeof *s->scored);
+    return KVF_OK;
+}
+
+kvf_status kvf_policy_fork(kvf_policy_state *state, uint32_t src, uint32_t dst) {
+    kvf__policy_seq *a = kvf__policy_seq_get(state, src);
+    if (!a) return KVF_E_STALE;
+    if (dst >= state->config.max_seqs || dst == src) return KVF_E_INVALID;
+    kvf__policy_seq *b = &state->seqs[dst], own = *b;
+    *b = *a;
+    b->weights = own.weights;
+    b->density = own.density;
+    b->sizes = own.sizes;
+    b->tau = own.tau;
+    b->scored = own.scored;
+    size_t n = state->config.n_layers;
+    memcpy(b->weights, a->weights, n * sizeof *b->weights);
+    memcpy(b->density, a->density, n * sizeof *b->density);
+    memcpy(b->sizes, a->sizes, n * sizeof *b->sizes);
+    memcpy(b->tau, a->tau, n * state->config.n_kv_heads * sizeof *b->tau);
+    memcpy(b->scored, a->scored, n * sizeof *b->scored);
+    return KVF_OK;
+}
+
+void kvf_policy_close(kvf_policy_state *state, uint32_t seq) {
+    kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
+    if (s) s->open = false;
+}
+
+const kvf_policy_options *kvf_policy_get_options(const kvf_policy_state *state, uint32_t seq) {
+    const kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
+    return s ? &s->options : NULL;
+}
+
+const kvf_layer_size *kvf_policy_sizes(const kvf_policy_state *state, uint32_t seq) {
+    const kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
+    return s && s->sized ? s->sizes : NULL;
+}
+
+const double *kvf_policy_density(const kvf_policy_state *state, uint32_t seq) {
+    const kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
+    return s && s->has_density ? s->density : NULL;
+}
+
+double kvf_policy_tau(const kvf_policy_state *state, uint32_t seq, uint32_t layer, uint32_t kv_head) {
+    const kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
+    if (!s || layer >= state->config.n_layers || kv_head >= state->config.n_kv_heads) return NAN;
+    return s->tau[(size_t)layer * state->config.n_kv_heads + kv_head];
+}
+
+kvf_policy_counts kvf_policy_get_counts(const kvf_policy_state *state, uint32_t seq) {
+    const kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
+    return s ? s->counts : (kvf_policy_counts){0};
+}
+
+/* The weights come from the first prompt alone; a later segment changes the number of tokens and with it the sizes. */
+kvf_status kvf__policy_budget(kvf_policy_state *state, uint32_t seq, const double *variance, uint32_t n_tokens,
+                              kvf_error *err) {
+    kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
+    if (!s) return kvf__fail(err, KVF_E_STALE, "budget: seq %u is not open", seq);
+    if (n_tokens == 0 || n_tokens > KVF__MAX_TOKENS || n_tokens < s->n_prompt)
+        return kvf__fail(err, KVF_E_INVALID, "n_tokens %u: must be in [1, %u] and not less than the %u of before",
+                         n_tokens, KVF__MAX_TOKENS, s->n_prompt);
+    bool first = !s->budgeted, wants = s->options.ops->metric != NULL;
+    if (first && wants && !variance && !kvf__policy_never_evicts(&s->options))
+        return kvf__fail(err, KVF_E_INVALID, "variance: is NULL, but policy %s has a metric", s->options.ops->name);
+    s->n_prompt = n_tokens;
+    s->budget = kvf__budget_tokens(&s->options, n_tokens);
+    if (first) {
+        uint32_t n = state->config.n_layers;
+        s->has_density = wants && variance;
+        if (s->has_density)
+            kvf__layer_density(s->options.metric, variance, n, state->config.n_q_heads_total, s->density);
+        else
+            for (uint32_t l = 0; l < n; l++) s->density[l] = 0.0; /* equal weights */
+        kvf__layer_weights(&s->options, s->density, n, s->weights);
+        s->lo = KVF__MIN(s->budget, KVF_MIN_BUDGET_TOKENS);
+        s->budgeted = true;
+    }
+    if (kvf__policy_never_evicts(&s->options)) return KVF_OK;
+    if (s->sized)
+        kvf__policy_size(state, s, false);
+    else if (first && s->budget < n_tokens && s->options.defer_first_decode)
+        s->deferred = true;
+    else if (first && s->budget < n_tokens)
+        kvf__policy_size(state, s, true);
+    return KVF_OK;
+}

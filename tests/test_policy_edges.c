@@ -1,0 +1,321 @@
+/* What goes wrong elsewhere in scores, positions, cosines and merge weights (field reports of other projects: precision,
+ * ties, NaN, zero keys, rotation, weights that do not add up). */
+#include "test_policy_rig.h"
+
+/* ---- Scores -------------------------------------------------------------------------------------------------- */
+
+Test(policy_edges, nan_goes_first_and_infinities_are_numbers) {
+    float scores[] = {1, NAN, -INFINITY, INFINITY, 0, -0.0f, INFINITY, -NAN, 2, -1e30f, 0, 0};
+    static const char *const kept[] = {"",
+                                       "11",
+                                       "3 11",
+                                       "3 6 11",
+                                       "3 6 8 11",
+                                       "0 3 6 8 11",
+                                       "0 3 4 6 8 11",
+                                       "0 3 4 5 6 8 11",
+                                       "0 3 4 5 6 8 10 11",
+                                       "0 3 4 5 6 8 9 10 11",
+                                       "0 2 3 4 5 6 8 9 10 11",
+                                       "0 1 2 3 4 5 6 8 9 10 11"};
+    for (uint32_t keep = 1; keep < 12; keep++) {
+        rig *r = rig_small(1, 1, 1);
+        kvf_policy_options o = rig_policy("h2o", NULL);
+        rig_open_sized(r, 0, &o, keep - 1, 1);
+        for (uint32_t i = 0; i < 12; i++) rig_put2(r, 1, i, i, scores[i]);
+        rig_event0(r, keep, KVF_EVENT_PROMPT, 0);
+        cr_assert_str_eq(rig_held(r, 0), kept[keep], "keep %u: %s", keep, rig_held(r, 0));
+        rig_free(r);
+    }
+    cr_assert_lt(kvf__select_key(-0.0f, 5, 100, 0), kvf__select_key(0, 6, 100, 0)); /* signed zeros are a tie */
+    cr_assert_lt(kvf__select_key(0, 5, 100, 0), kvf__select_key(-0.0f, 6, 100, 0));
+}
+
+Test(policy_edges, all_ties_keep_the_lower_positions_and_sinks_come_first) {
+    for (int ties = 0; ties < 2; ties++) {
+        rig *r = rig_small(1, 2, 1);
+        kvf_policy_options o = rig_policy("d2o", NULL);
+        o.sinks = 3;
+        rig_open_sized(r, 0, &o, 6, 2);
+        for (uint32_t i = 0; i < 20; i++) rig_put2(r, 1, 0, i, ties ? 7 : i);
+        rig_event0(r, 8, KVF_EVENT_PROMPT, 0);
+        for (uint32_t h = 0; h < 2; h++)
+            cr_assert_str_eq(rig_held(r, h), ties ? "0 1 2 3 4 5 18 19" : "0 1 2 15 16 17 18 19");
+        cr_assert_eq(kvf_policy_tau(r->state, 0, 0, 1), 1.0); /* equal keys: all merge */
+        cr_assert_eq(kvf_policy_get_counts(r->state, 0).merged, 24);
+        rig_free(r);
+    }
+}
+
+/* D7 (ii): thousands of small additions; (iii): a group's sum beyond what half precision holds. */
+Test(policy_edges, scores_of_long_runs_stay_true) {
+    rig *r = rig_new((rig_config){.n_seqs = 1,
+                                  .n_layers = 1,
+                                  .n_kv = 1,
+                                  .g = 32,
+                                  .hpg = 1,
+                                  .bs = 8,
+                                  .d = 8,
+                                  .cap = 32,
+                                  .n_arrays = 1,
+                                  .threads = 1,
+                                  .dtype = KVF_F16});
+    kvf_policy_options o = rig_policy("h2o", NULL);
+    rig_open_sized(r, 0, &o, 2, 1);
+    for (int i = 0; i < 4; i++) rig_put2(r, 1, 0, 0, 0);
+    for (int i = 0; i < 5000; i++) rig_observe(r, 0, (float[]){0.6f, 0.4f, i < 2500 ? 0.0f : 0.9f, 0}, 4);
+    double expected[] = {3000, 2000, 2250};
+    for (uint32_t s = 0; s < 3; s++) cr_assert_float_eq(*rig_score(r, 0, 0, 0, 0, s), expected[s], 0.01 * expected[s]);
+    float sums[32][4];
+    for (int q = 0; q < 32; q++)
+        for (int s = 0; s < 4; s++) sums[q][s] = 2100.0f - s;
+    r->prompt_sums[0] = &sums[0][0];
+    r->prompt_stride = 4;
+    kvf__policy_seq_get(r->state, 0)->scored[0] = 0; /* a first prompt */
+    rig_event0(r, 4, KVF_EVENT_PROMPT, 0);
+    for (uint32_t s = 0; s < 4; s++) cr_assert_eq(*rig_score(r, 0, 0, 0, 0, s), 32 * (2100.0f - s));
+    rig_free(r);
+}
+
+/* D8: one query head of a group decides for its KV head alone, whichever place in the group it has. */
+Test(policy_edges, a_query_head_speaks_for_its_own_group) {
+    for (int gqa = 0; gqa < 3; gqa++)
+        for (uint32_t q = 0; q < 4; q++) {
+            rig *r = rig_small(1, 2, 2);
+            kvf_policy_options o = rig_policy("h2o", NULL);
+            o.gqa = (kvf_gqa)gqa;
+            rig_open_sized(r, 0, &o, 2, 2);
+            for (int i = 0; i < 8; i++) rig_put2(r, 1, 0, i, NAN);
+            float sums[4][8];
+            for (int i = 0; i < 32; i++) sums[i / 8][i % 8] = 0.1f;
+            sums[q][2] = 0.9f;
+            r->prompt_sums[0] = &sums[0][0];
+            r->prompt_stride = 8;
+            rig_event0(r, 4, KVF_EVENT_PROMPT, 0);
+            bool heard = gqa != KVF_GQA_FIRST || q % 2 == 0;
+            for (uint32_t h = 0; h < 2; h++)
+                cr_assert_str_eq(rig_held(r, h), heard && h == q / 2 ? "0 2 6 7" : "0 1 6 7");
+            rig_free(r);
+        }
+}
+
+/* ---- Keys, positions, merging ----------------------------------------------------------------------------------- */
+
+/* D3: a zero key has cosine 0; the threshold lives through an event that merges nothing. */
+Test(policy_edges, zero_and_broken_keys_have_cosine_zero) {
+    static const kvf_cpu_path paths[] = {KVF_CPU_SCALAR, KVF_CPU_AUTO};
+    for (int p = 0; p < 2; p++)
+        for (int broken = 0; broken < 3; broken++) {
+            rig *r = rig_small(1, 1, 1);
+            r->c.path = paths[p];
+            kvf_policy_options o = rig_policy("d2o", NULL);
+            o.sinks = 0;
+            rig_open_sized(r, 0, &o, 2, 1);
+            double bad = broken == 0 ? 0 : broken == 1 ? (double)NAN : (double)INFINITY;
+            rig_put2(r, 0, 0, 1, 9);
+            rig_put2(r, -1, 0, 2, 8);
+            rig_put2(r, bad, 0, 3, 1);
+            rig_put2(r, 1, 0, 4, 1);
+            rig_put2(r, 1, 0, 5, 1);
+            rig_event0(r, 3, KVF_EVENT_PROMPT, 0);
+            const kvf_plan_entry *e = r->plan->entries;
+            cr_assert(e[0].u == 0 && e[0].target == 0, "u %g of slot %u", e[0].u, e[0].target); /* the lowest of ties */
+            cr_assert(e[1].u == 1 && e[1].target == 4);
+            cr_assert_eq(kvf_policy_tau(r->state, 0, 0, 0), 0.5);
+            cr_assert(!e[0].merge && e[1].merge);
+            cr_assert_eq(rig_k(r, 0, 2, 0), 1);
+            cr_assert_float_eq(rig_v(r, 0, 2), 4.5, 1e-6);
+            /* An opposite key: u is 0 against the zero key, tau .7 * 0 + .3 * .5; nothing merges; the next one merges. */
+            rig_put2(r, 0, 0, 6, 0);
+            rig_event0(r, 3, KVF_EVENT_DECODE, 0);
+            cr_assert_float_eq(kvf_policy_tau(r->state, 0, 0, 0), 0.15, 1e-12);
+            cr_assert_eq(r->plan->entries[0].merge, 0);
+            rig_put2(r, -1, 0, 7, 0);
+            rig_event0(r, 3, KVF_EVENT_DECODE, 0);
+            kvf_policy_counts c = kvf_policy_get_counts(r->state, 0);
+            cr_assert(c.n_events == 3 && c.merged + c.dropped == 4 && c.dropped >= 2);
+            rig_free(r);
+        }
+}
+
+/* Rounding must not take a cosine above 1 (a gate of 1 would turn on it), nor a norm out of range to infinity. */
+Test(policy_edges, cosines_stay_within_one) {
+    const kvf__kernels *paths[] = {&kvf__policy_kernels_scalar, &kvf__policy_kernels_scalar};
+#if defined(__x86_64__)
+    if (kvf__cpu_detect().avx2_fma_f16c) paths[1] = &kvf__policy_kernels_avx2;
+#endif
+    uint64_t seed = 3;
+    for (int turn = 0; turn < 200; turn++)
+        for (int p = 0; p < 2; p++) {
+            float row[64], panels[3 * 64 * 8], norm[8];
+            double scale = turn % 4 ? 1 : turn % 8 ? 1e-30 : 1e30;
+            for (int i = 0; i < 64; i++) row[i] = (float)(rig_normal(&seed) * scale);
+            const void *rows[8] = {row, row, row, row, row, row, row, row};
+            kvf__tile tile = {.panels = panels, .n = 8, .pos = {0, 1, 2, 3, 4, 5, 6, 7}};
+            for (int k = 0; k < 3; k++) paths[p]->pack(KVF_F32, rows, 64, panels + k * 512, norm);
+            for (int k = 0; k < 8; k++) tile.rnorm[k] = 1; /* a unit key on one side, out of range on the other */
+            if (scale == 1) memcpy(tile.rnorm, norm, sizeof norm);
+            kvf__best best = {-2, UINT32_MAX, UINT32_MAX};
+            paths[p]->nearest(&tile, panels, 0, 1, norm, 64, &best);
+            cr_assert(scale == 1 ? best.u <= 1 && best.u > 0.999999f : best.u == 0, "%.9g at scale %g", best.u, scale);
+        }
+}
+
+/* D4: keys keep their rotation and the next position never follows from what is held. */
+Test(policy_edges, positions_outlive_eviction) {
+    rig *r = rig_small(2, 1, 1);
+    kvf_policy_options o = rig_policy("h2o", NULL);
+    rig_open_sized(r, 0, &o, 7, 1);
+    for (int i = 0; i < 10; i++) rig_put2(r, cos(i), sin(i), i, i == 3 || i == 4 ? 0 : 5 - 0.1 * (i == 5));
+    rig_event0(r, 8, KVF_EVENT_PROMPT, 0);
+    cr_assert_str_eq(rig_held(r, 0), "0 1 2 5 6 7 8 9");
+    rig_set_slots(r, 0, 1, 8); /* the other layer evicts elsewhere: it has no say */
+    kvf__policy_seq_get(r->state, 0)->sizes[0] = (kvf_layer_size){7, 6, 1, 8};
+    rig_event0(r, 7, KVF_EVENT_PROMPT, 0);
+    cr_assert_str_eq(rig_held(r, 0), "0 1 2 6 7 8 9");
+    for (int round = 0; round < 3; round++) {
+        uint32_t newest = r->next_pos[0] - 1, n = rig_slots(r, 0, 0), slot = 0;
+        while (slot < n && rig_pos(r, 0, 0, 0, slot) != newest) slot++;
+        cr_assert(slot < n);
+        double q = r->next_pos[0]; /* the new query, rotated for its true position, against the newest key */
+        cr_assert_float_eq(cos(q) * rig_k(r, 0, slot, 0) + sin(q) * rig_k(r, 0, slot, 1), 0.5403, 1e-4);
+        rig_put2(r, cos(q), sin(q), q, 9);
+        rig_set_slots(r, 0, 1, rig_slots(r, 0, 0));
+        rig_event0(r, 7, KVF_EVENT_DECODE, 0);
+    }
+    cr_assert_eq(r->next_pos[0], 13);
+    rig_free(r);
+}
+
+/* D10: equal values stay exactly what they are, joint folding has no order, the last slot can receive, and a shared
+ * block is only read. */
+Test(policy_edges, weights_add_up) {
+    static const kvf_merge merges[] = {KVF_MERGE_PAPER, KVF_MERGE_AVERAGE, KVF_MERGE_MASS};
+    for (int m = 0; m < 3; m++) {
+        rig *r = rig_small(1, 1, 1);
+        kvf_policy_options o = rig_policy("d2o", NULL);
+        o.merge = merges[m];
+        o.gate = -1; /* everything merges */
+        rig_open_sized(r, 0, &o, 6, 2);
+        uint64_t seed = 4;
+        for (int i = 0; i < 40; i++) rig_put2(r, rig_normal(&seed), rig_normal(&seed), 0.1, rig_uniform(&seed));
+        rig_event0(r, 8, KVF_EVENT_PROMPT, 0);
+        for (int round = 0; round < 50; round++) {
+            rig_put2(r, rig_normal(&seed), rig_normal(&seed), 0.1, rig_uniform(&seed));
+            rig_event0(r, 8, KVF_EVENT_DECODE, round % 2 ? ~0ull : 0);
+        }
+        double mass = 0;
+        kvf__head x = rig_head(r, 0, 0, 0);
+        for (uint32_t s = 0; s < 8; s++) {
+            cr_assert_eq(rig_v(r, 0, s), 0.1f, "merge %d: %.9g", m, rig_v(r, 0, s));
+            mass += r->pages.weight[kvf__slot_index(&x, s)];
+            cr_assert_float_eq(r->pages.bias[kvf__slot_index(&x, s)], log(r->pages.weight[kvf__slot_index(&x, s)]),
+                               1e-6);
+        }
+        cr_assert_eq(mass, merges[m] == KVF_MERGE_MASS ? 90 : 8); /* tokens are neither lost nor counted twice */
+        cr_assert(isnan(kvf_policy_tau(r->state, 0, 0, 0)));      /* a fixed gate keeps no threshold */
+        cr_assert_eq(kvf_policy_get_counts(r->state, 0).merged, 82);
+        rig_free(r);
+    }
+    for (int order = 0; order < 2; order++)
+        for (int fresh = 0; fresh < 2; fresh++) {
+            rig *r = rig_small(1, 1, 1);
+            kvf_policy_options o = rig_policy("d2o", NULL);
+            o.merge = KVF_MERGE_AVERAGE;
+            o.sinks = 0;
+            rig_open_sized(r, 0, &o, 1, 1);
+            rig_put2(r, 0, 1, 7, 9);
+            rig_put2(r, 2, 0, order ? 9 : 3, 0);
+            rig_put2(r, 3, 0, order ? 3 : 9, 0);
+            rig_put2(r, 1, 0, 0, 0); /* the window, and the last slot */
+            kvf__head old = rig_head(r, 0, 0, 0);
+            uint32_t block = old.rows[0];
+            rig_event0(r, 2, KVF_EVENT_PROMPT, (uint64_t)fresh);
+            cr_assert_eq(rig_v(r, 0, 1), 4);
+            cr_assert_eq(rig_k(r, 0, 1, 0), 2);
+            cr_assert_eq(rig_v(r, 0, 0), 7);
+            old.rows = &block;
+            if (fresh) cr_assert_eq(rig_get(r, kvf__v_row(&old, 3), 0), 0, "a shared block was written");
+            if (fresh) cr_assert_eq(r->pages.pos[kvf__slot_index(&old, 1)], 1);
+            rig_free(r);
+        }
+}
+
+/* Equal keys in slots that descend in position, over several tiles: the lowest position is nearest, not the first slot. */
+Test(policy_edges, ties_of_cosines_go_to_the_lowest_position) {
+    for (int p = 0; p < 2; p++) {
+        rig *r = rig_small(1, 1, 1);
+        r->c.path = p ? KVF_CPU_SCALAR : KVF_CPU_AUTO;
+        kvf_policy_options o = rig_policy("d2o", NULL);
+        rig_open_sized(r, 0, &o, 60, 10);
+        for (uint32_t i = 0; i < 80; i++) {
+            float k[8] = {i % 2 ? 3.0f : 1.0f}, v[8] = {0};
+            rig_put(r, 0, 0, 0, i, 79 - i, k, v);
+            *rig_score(r, 0, 0, 0, 0, i) = i % 8 == 4 || i > 77 ? 0.0f : 1.0f;
+        }
+        r->next_pos[0] = 80;
+        rig_set_slots(r, 0, 0, 80);
+        rig_event0(r, 70, KVF_EVENT_PROMPT, 0);
+        cr_assert_eq(r->plan->events[0].n_evict, 10);
+        for (int i = 0; i < 10; i++) {
+            cr_assert_eq(r->plan->entries[i].target, 79); /* position 0, a sink */
+            cr_assert_eq(r->plan->entries[i].u, 1);
+        }
+        cr_assert(strncmp(rig_held(r, 0), "0 1 2 3 ", 8) == 0, "%s", rig_held(r, 0));
+        rig_free(r);
+    }
+}
+
+/* More evicted than one chunk holds, kept keys in many tiles, d 128 in fp16: against a search in double. */
+Test(policy_edges, large_events_find_the_nearest_key) {
+    for (int p = 0; p < 2; p++) {
+        rig *r = rig_new((rig_config){.n_seqs = 1,
+                                      .n_layers = 1,
+                                      .n_kv = 1,
+                                      .g = 1,
+                                      .hpg = 1,
+                                      .bs = 16,
+                                      .d = 128,
+                                      .cap = 800,
+                                      .n_arrays = 1,
+                                      .threads = 1,
+                                      .dtype = KVF_F16,
+                                      .path = p ? KVF_CPU_SCALAR : KVF_CPU_AUTO});
+        kvf_policy_options o = rig_policy("d2o", NULL);
+        rig_open_sized(r, 0, &o, 80, 21);
+        uint64_t seed = 8;
+        for (uint32_t i = 0; i < 800; i++) {
+            float k[128];
+            for (int e = 0; e < 128; e++) k[e] = (float)rig_normal(&seed);
+            rig_put(r, 0, 0, 0, i, i, k, k);
+            *rig_score(r, 0, 0, 0, 0, i) = (float)rig_uniform(&seed);
+        }
+        r->next_pos[0] = 800;
+        rig_set_slots(r, 0, 0, 800);
+        kvf_event e = {0, 0, 101, KVF_EVENT_PROMPT};
+        kvf_policy_batch b = rig_batch(r);
+        b.events = &e;
+        b.n_events = 1;
+        OK(o.ops->match(r->state, NULL, &b, r->plan, err));
+        bool gone[800] = {false};
+        kvf__head x = rig_head(r, 0, 0, 0);
+        cr_assert_eq(r->plan->n_entries, 699);
+        for (int i = 0; i < 699; i++) gone[r->plan->entries[i].slot] = true;
+        for (int i = 0; i < 699; i++) {
+            const kvf_plan_entry *t = &r->plan->entries[i];
+            double best = -2, theirs = -2;
+            for (uint32_t s = 0; s < 800; s++) {
+                double dot = 0;
+                if (gone[s]) continue;
+                for (uint32_t k = 0; k < 128; k++)
+                    dot += (double)rig_get(r, kvf__k_row(&x, t->slot), k) * rig_get(r, kvf__k_row(&x, s), k);
+                double u =
+                    dot / r->pages.key_norm[kvf__slot_index(&x, t->slot)] / r->pages.key_norm[kvf__slot_index(&x, s)];
+                best = fmax(best, u);
+                if (s == t->target) theirs = u;
+            }
+            cr_assert(fabs(theirs - best) < 1e-6 && fabs(t->u - best) < 1e-6, "entry %d: %.8f, %.8f", i, theirs, best);
+        }
+        rig_free(r);
+    }
+}

@@ -1,0 +1,208 @@
+/* Options as text, presets, checks, and docs/options.md against the code's table. */
+#include "test_policy_rig.h"
+
+static kvf_policy_options init(const char *policy, const char *preset) {
+    kvf_policy_options o;
+    OK(kvf_policy_options_init(&o, policy, preset, err));
+    return o;
+}
+
+static const char *get(const kvf_policy_options *o, const char *name) {
+    static char text[8][640];
+    static int i;
+    i = (i + 1) % 8;
+    OK(kvf_policy_option_get(o, name, text[i], sizeof text[i]));
+    return text[i];
+}
+
+Test(policy_options, every_value_reads_back_as_itself) {
+    static const char *const presets[][2] = {{"full", NULL},     {"d2o", "paper"},   {"d2o", "serving"},
+                                             {"d2o", "authors"}, {"h2o", "default"}, {"streaming", NULL},
+                                             {"d2o", NULL}};
+    uint32_t n;
+    const kvf_policy_option_info *list = kvf_policy_option_list(&n);
+    cr_assert_eq(n, 22);
+    for (size_t p = 0; p < sizeof presets / sizeof *presets; p++) {
+        kvf_policy_options o = init(presets[p][0], presets[p][1]), copy = init("d2o", "paper");
+        copy.ops = o.ops;
+        for (uint32_t i = 0; i < n; i++) OK(kvf_policy_option_set(&copy, list[i].name, get(&o, list[i].name), err));
+        for (uint32_t i = 0; i < n; i++) cr_assert_str_eq(get(&copy, list[i].name), get(&o, list[i].name));
+        cr_assert(memcmp(&o, &copy, offsetof(kvf_policy_options, gate)) == 0);
+        cr_assert(o.evict_every == copy.evict_every && o.defer_first_decode == copy.defer_first_decode);
+        OK(kvf_policy_options_check(&o, 32, 16, err));
+    }
+    kvf_policy_options o = init("d2o", NULL);
+    double hard[] = {0.1, 1.0 / 3, 0.30000000000000004, 1e-300, 0.95};
+    for (size_t i = 0; i < sizeof hard / sizeof *hard; i++) {
+        o.rho = hard[i];
+        OK(kvf_policy_option_set(&o, "rho", get(&o, "rho"), err));
+        cr_assert_eq(o.rho, hard[i]);
+    }
+    cr_assert_str_eq((o.rho = 0.2, get(&o, "rho")), "0.2");
+    OK(kvf_policy_option_set(&o, "rho", "5.e-1", err));
+    cr_assert_eq(o.rho, 0.5);
+    char small[4];
+    cr_assert_eq(kvf_policy_option_get(&o, "full_layers", small, 4), KVF_E_LIMIT);
+    cr_assert_eq(kvf_policy_option_get(&o, "full_layer", small, 4), KVF_E_NOT_FOUND);
+}
+
+Test(policy_options, values_and_names) {
+    kvf_policy_options o = init("d2o", NULL);
+    OK(kvf_policy_option_set(&o, "min-tokens", "7", err));
+    cr_assert_eq(o.min_tokens, 7);
+    OK(kvf_policy_option_set(&o, "full_layers", "0,1,last,-2", err));
+    cr_assert(o.n_full_layers == 4 && o.full_layers[2] == -1 && o.full_layers[3] == -2);
+    cr_assert_str_eq(get(&o, "full-layers"), "0,1,last,-2");
+    OK(kvf_policy_option_set(&o, "full_layers", "none", err));
+    cr_assert_eq(o.n_full_layers, 0);
+    OK(kvf_policy_option_set(&o, "nm", "2:5", err));
+    cr_assert(o.n_parts == 2 && o.m_parts == 5);
+    OK(kvf_policy_option_set(&o, "gate", "-0.5", err));
+    cr_assert_eq(o.gate, -0.5);
+    OK(kvf_policy_option_set(&o, "gate", "tau", err));
+    cr_assert(isnan(o.gate));
+    OK(kvf_policy_option_set(&o, "layer_sign", "-1", err));
+    cr_assert_eq(o.layer_sign, -1);
+    OK(kvf_policy_option_set(&o, "merge_keys", "false", err));
+    cr_assert_eq(o.merge_keys, 0);
+    OK(kvf_policy_option_set(&o, "score", "prompt_plus_current", err));
+    cr_assert_eq(kvf_policy_n_arrays(&o), 2);
+    o = init("h2o", NULL);
+    cr_assert_eq(kvf_policy_n_arrays(&o), 1);
+    o = init("streaming", NULL);
+    cr_assert_eq(kvf_policy_n_arrays(&o), 0);
+}
+
+Test(policy_options, bad_values_name_option_value_and_remedy) {
+    static const char *const bad[][3] = {
+        {"rho", "0", "rho 0: must be in (0, 1]"},
+        {"rho", "1.1", "rho 1.1: must be in (0, 1]"},
+        {"rho", "-0.1", "must be"},
+        {"rho", "nan", "must be"},
+        {"rho", "inf", "must be"},
+        {"rho", "0x1p-2", "must be"},
+        {"rho", "", "must be"},
+        {"rho", ".", "must be"},
+        {"rho", "1e", "must be"},
+        {"rho", "0.2 ", "must be"},
+        {"rho", "0,2", "must be"},
+        {"rho", "0.2e999", "must be"},
+        {"budget_tokens", "15", "budget_tokens 15: must be 0 or [16, 1073741824]"},
+        {"budget_tokens", "99999999999", "must be"},
+        {"min_tokens", "-1", "must be"},
+        {"min_tokens", "4294967296", "must be"},
+        {"metric", "head", "metric head: must be head_minmax|raw|layer_minmax"},
+        {"metric", "raw|layer_minmax", "must be"},
+        {"layer_sign", "0", "layer_sign 0: must be 1|-1"},
+        {"layer_strength", "-1", "must be"},
+        {"redistribute", "2", "redistribute 2: must be 0|1"},
+        {"nm", "3", "nm 3: must be N:M"},
+        {"nm", "3:0", "must be N:M"},
+        {"nm", "3:1:1", "must be N:M"},
+        {"nm", ":", "must be N:M"},
+        {"full_layers", "0,,1", "full_layers 0,,1: must be"},
+        {"full_layers", "first", "must be"},
+        {"full_layers", "0,", "must be"},
+        {"full_layers", "-0", "must be"},
+        {"full_layers", "99999", "must be"},
+        {"gate", "1.5", "gate 1.5: must be tau or [-1, 1]"},
+        {"merge", "", "must be"},
+        {"sinks", "9999999", "must be"},
+        {"evict_every", "1.5", "must be"},
+        {"beta_new", "2", "must be"},
+    };
+    kvf_policy_options o = init("d2o", "authors"), before = o;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        FAILS(kvf_policy_option_set(&o, bad[i][0], bad[i][1], err), KVF_E_INVALID, bad[i][2]);
+        cr_assert(memcmp(&o, &before, sizeof o) == 0, "%s %s changed something", bad[i][0], bad[i][1]);
+    }
+    char many[400] = "0";
+    for (int i = 0; i < 64; i++) strcat(many, ",1");
+    FAILS(kvf_policy_option_set(&o, "full_layers", many, err), KVF_E_INVALID, "full_layers");
+    many[2 * 63 + 1] = '\0';
+    OK(kvf_policy_option_set(&o, "full_layers", many, err));
+    FAILS(kvf_policy_option_set(&o, "rhoo", "1", err), KVF_E_NOT_FOUND, "rhoo");
+    FAILS(kvf_policy_option_set(&o, "rh", "1", err), KVF_E_NOT_FOUND, "rh");
+    FAILS(kvf_policy_option_set(&o, NULL, "1", err), KVF_E_NOT_FOUND, "NULL");
+    FAILS(kvf_policy_options_init(&o, "lru", NULL, err), KVF_E_NOT_FOUND, "full, d2o, h2o and streaming");
+    FAILS(kvf_policy_options_init(&o, "d2o", "fast", err), KVF_E_NOT_FOUND, "default, paper, serving, authors");
+    FAILS(kvf_policy_options_init(&o, "h2o", "paper", err), KVF_E_NOT_FOUND, "policy h2o has default");
+}
+
+Test(policy_options, check_finds_what_was_set_by_field) {
+    kvf_policy_options o = init("d2o", NULL), bad;
+#define BAD(change, word)                                                       \
+    do {                                                                        \
+        bad = o;                                                                \
+        change;                                                                 \
+        FAILS(kvf_policy_options_check(&bad, 4, 16, err), KVF_E_INVALID, word); \
+    } while (0)
+    BAD(bad.rho = NAN, "rho nan: must be in (0, 1]");
+    BAD(bad.rho = 0, "rho 0: must be");
+    BAD(bad.budget_tokens = 3, "budget_tokens 3");
+    BAD(bad.layer_sign = 0, "layer_sign 0");
+    BAD(bad.layer_strength = INFINITY, "layer_strength inf");
+    BAD(bad.metric = (kvf_metric)3, "metric");
+    BAD(bad.gqa = (kvf_gqa)9, "gqa");
+    BAD(bad.m_parts = 0, "nm 3:0");
+    BAD(bad.n_full_layers = 65, "full_layers");
+    BAD(bad.sinks = UINT32_MAX, "sinks 4294967295");
+    BAD(bad.merge_keys = 7, "merge_keys 7");
+    BAD((bad.n_full_layers = 1, bad.full_layers[0] = 4),
+        "full_layers 4: the model has 4 layers: must be in [0, 3], last");
+    BAD((bad.n_full_layers = 1, bad.full_layers[0] = -5), "full_layers -5");
+    BAD((bad.budget_unit = KVF_BUDGET_BLOCK, bad.redistribute = 0), "budget_unit block: needs redistribute 1");
+    BAD(bad.ops = NULL, "kvf_policy_options_init");
+    FAILS(kvf_policy_options_check(&o, 0, 16, err), KVF_E_INVALID, "n_layers 0");
+    OK(kvf_policy_options_check(&o, 1, 16, err));
+}
+
+Test(policy_options, presets_are_those_of_the_papers) {
+    kvf_policy_options p = init("d2o", NULL), s = init("d2o", "serving"), a = init("d2o", "authors"),
+                       h = init("h2o", NULL);
+    cr_assert(p.metric == KVF_METRIC_HEAD_MINMAX && p.redistribute && p.n_parts == 3 && p.m_parts == 1 && p.sinks == 4);
+    cr_assert(p.beta_new == 0.7 && p.beta_old == 0.3 && p.scope == KVF_SCOPE_HEAD && p.merge == KVF_MERGE_PAPER);
+    cr_assert(p.evict_every == 1 && !p.defer_first_decode && p.min_tokens == 64 && p.budget_unit == KVF_BUDGET_TOKEN);
+    cr_assert(s.budget_unit == KVF_BUDGET_BLOCK && kvf__policy_k(&s, 32) == 16 && kvf__policy_k(&s, 8) == 4);
+    cr_assert(!a.redistribute && a.n_full_layers == 3 && a.n_parts == 1 && a.m_parts == 1 && a.beta_new == 0.5);
+    cr_assert(a.beta_old == 0.5 && a.scope == KVF_SCOPE_LAYER && a.merge == KVF_MERGE_AUTHORS && a.defer_first_decode);
+    cr_assert(a.min_tokens == 0);
+    cr_assert(h.sinks == 0 && h.n_parts == 1 && h.m_parts == 1 && h.merge == KVF_MERGE_NONE && h.evict_every == 1);
+    cr_assert(h.ops->metric == NULL && h.min_tokens == 64 && h.score == KVF_SCORE_ACCUMULATE);
+    for (uint32_t i = 0; kvf_policy_name(i); i++)
+        cr_assert_str_eq(kvf_policy_find(kvf_policy_name(i))->name, kvf_policy_name(i));
+    cr_assert(kvf_policy_find("d2") == NULL && kvf_policy_find(NULL) == NULL && kvf_policy_name(4) == NULL);
+}
+
+/* The words of a table cell: '|' would end it. */
+static void cell(char *out, const char *text) {
+    for (; *text; text++) {
+        if (*text == '|') *out++ = '\\';
+        *out++ = *text;
+    }
+    *out = '\0';
+}
+
+Test(policy_options, docs_have_the_same_table) {
+    FILE *f = fopen(KVF_SOURCE_DIR "/docs/options.md", "r");
+    cr_assert(f, "docs/options.md is missing");
+    kvf_policy_options presets[] = {init("d2o", "paper"), init("d2o", "serving"), init("d2o", "authors"),
+                                    init("h2o", NULL), init("streaming", NULL)};
+    uint32_t n, i = 0;
+    const kvf_policy_option_info *list = kvf_policy_option_list(&n);
+    char line[1024], row[1024], values[256];
+    while (fgets(line, sizeof line, f)) {
+        if (strncmp(line, "| `", 3)) continue;
+        cr_assert(i < n, "one row too many: %s", line);
+        cell(values, list[i].values);
+        int len = snprintf(row, sizeof row, "| `%s` | %s |", list[i].name, values);
+        for (size_t p = 0; p < sizeof presets / sizeof *presets; p++)
+            len += snprintf(row + len, sizeof row - (size_t)len, " %s |", get(&presets[p], list[i].name));
+        snprintf(row + len, sizeof row - (size_t)len, " %s | %s |\n", list[i].per_request ? "yes" : "no",
+                 list[i].summary);
+        cr_assert_str_eq(line, row);
+        i++;
+    }
+    fclose(f);
+    cr_assert_eq(i, n, "%u rows for %u options", i, n);
+}
