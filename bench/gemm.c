@@ -1,0 +1,240 @@
+/* Measures the products of a forward pass through OpenBLAS and oneDNN, as docs/decisions/002-blas.md quotes them.
+ *
+ * kvfold-bench-gemm [REPETITIONS]: one JSON line for each way, number of rows and number of threads. Shapes are those
+ * of SmolLM2-135M: the four products of 30 layers, each with weights of its own, and the output head. Both libraries
+ * are opened at run time; one that is not installed is left out. The ways run in turns, since machines are shared, and
+ * each is checked against a plain loop before it is timed. */
+#define _POSIX_C_SOURCE 200809L
+#include <dlfcn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/base.h"
+
+#ifndef KVF_BENCH_COMMIT
+#define KVF_BENCH_COMMIT "unknown"
+#endif
+#ifndef KVF_BENCH_FLAGS
+#define KVF_BENCH_FLAGS __VERSION__
+#endif
+
+enum {
+    LAYERS = 30,
+    N_SHAPES = 4,
+    HEAD_ROWS = 49152,
+    EMBD = 576,
+    MAX_ROWS = 512,
+    MAX_WIDTH = 3072,
+    MAX_REPETITIONS = 31
+};
+static const uint32_t shapes[N_SHAPES][2] = {{960, EMBD}, {EMBD, EMBD}, {3072, EMBD}, {EMBD, 1536}}; /* n, k */
+
+/* How a product reaches a library: in one call that shares it out itself, or in slices from our threads. */
+typedef enum way { BLAS_GEMV, BLAS_WHOLE, BLAS_SLICED, DNNL_WHOLE, DNNL_SLICED, READ, N_WAYS } way;
+static const char *const way_names[N_WAYS] = {"openblas gemv", "openblas whole", "openblas sliced",
+                                              "onednn whole",  "onednn sliced",  "read"};
+
+/* CBLAS numbers its arguments: 101 row major, 111 as it is, 112 transposed. */
+static struct {
+    void (*sgemm)(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
+    void (*sgemv)(int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
+    void (*blas_threads)(int);
+    const char *(*blas_config)(void);
+    int (*dnnl)(char, char, int64_t, int64_t, int64_t, float, const float *, int64_t, const float *, int64_t, float,
+                float *, int64_t);
+    void (*omp_threads)(int);
+} lib;
+
+static float *weights, *x, *y;
+static size_t layer_floats; /* of all layers; the head follows */
+static volatile float sink;
+
+static void die(const char *what) {
+    fprintf(stderr, "kvfold-bench-gemm: %s\n", what);
+    exit(1);
+}
+
+static void *symbol(void *library, const char *name) { return library ? dlsym(library, name) : NULL; }
+
+/* Converts a data pointer into one to a function, which ISO C has no cast for. */
+#define FIND(to, library, name)          \
+    do {                                 \
+        void *p = symbol(library, name); \
+        memcpy(&(to), &p, sizeof p);     \
+    } while (0)
+
+static void open_libraries(void) {
+    void *blas = dlopen("libopenblas.so.0", RTLD_NOW), *dnnl = dlopen("libdnnl.so.2", RTLD_NOW);
+    if (!dnnl) dnnl = dlopen("libdnnl.so.3", RTLD_NOW);
+    FIND(lib.sgemm, blas, "cblas_sgemm");
+    FIND(lib.sgemv, blas, "cblas_sgemv");
+    FIND(lib.blas_threads, blas, "openblas_set_num_threads");
+    FIND(lib.blas_config, blas, "openblas_get_config");
+    FIND(lib.dnnl, dnnl, "dnnl_sgemm");
+    FIND(lib.omp_threads, dnnl, "omp_set_num_threads"); /* of the OpenMP that it was linked with */
+}
+
+static bool have(way w, uint32_t rows) {
+    if (w == READ) return true;
+    if (w == BLAS_GEMV) return lib.sgemv && lib.blas_threads && rows == 1;
+    return w == BLAS_WHOLE || w == BLAS_SLICED ? lib.sgemm && lib.blas_threads : lib.dnnl && lib.omp_threads;
+}
+
+/* ---- One product ----------------------------------------------------------------------------- */
+
+typedef struct product {
+    way w;
+    uint32_t m, n, k, columns, rows, n_column_slices;
+    const float *weight;
+} product;
+
+static void call(const product *p, uint32_t row, uint32_t m, uint32_t column, uint32_t n) {
+    const float *a = x + (size_t)row * p->k, *b = p->weight + (size_t)column * p->k;
+    float *c = y + (size_t)row * p->n + column;
+    int k = (int)p->k;
+    if (p->w == BLAS_GEMV) {
+        lib.sgemv(101, 111, (int)n, k, 1, b, k, a, 1, 0, c, 1);
+    } else if (p->w == BLAS_WHOLE || p->w == BLAS_SLICED) {
+        lib.sgemm(101, 111, 112, (int)m, (int)n, k, 1, a, k, b, k, 0, c, (int)p->n);
+    } else if (p->w != READ) {
+        if (p->w == DNNL_SLICED) lib.omp_threads(1); /* the thread's own */
+        if (lib.dnnl('N', 'T', m, n, k, 1, a, k, b, k, 0, c, p->n)) die("dnnl_sgemm failed");
+    } else {
+        float s[16] = {0};
+        for (size_t i = 0; i < (size_t)n * p->k; i += 16)
+            for (size_t j = 0; j < 16; j++) s[j] += b[i + j];
+        for (int j = 0; j < 16; j++) c[0] += s[j];
+    }
+}
+
+static void slice(void *ctx, uint32_t item, uint32_t thread) {
+    const product *p = ctx;
+    (void)thread;
+    uint32_t column = item % p->n_column_slices * p->columns, row = item / p->n_column_slices * p->rows;
+    call(p, row, KVF__MIN(p->rows, p->m - row), column, KVF__MIN(p->columns, p->n - column));
+}
+
+/* Slices as model/gemm.c cuts them. */
+static void run(kvf_stream *stream, way w, uint32_t m, uint32_t n, uint32_t k, const float *weight) {
+    uint32_t part = kvf__ceil_div(n, 8);
+    product p = {.w = w, .m = m, .n = n, .k = k, .rows = w == READ ? m : 256, .weight = weight};
+    p.columns = KVF__MIN(kvf__ceil_div(part, 32) * 32, 1024u);
+    p.n_column_slices = kvf__ceil_div(n, p.columns);
+    if (w == BLAS_GEMV || w == BLAS_WHOLE || w == DNNL_WHOLE)
+        call(&p, 0, m, 0, n);
+    else
+        kvf__stream_for(stream, p.n_column_slices * kvf__ceil_div(m, p.rows), slice, &p);
+    sink = y[0];
+}
+
+static double timed(kvf_stream *stream, way w, uint32_t m, bool head) {
+    /* The libraries' own threads spin for a while after a call, at the cost of the next way. */
+    nanosleep(&(struct timespec){.tv_nsec = 60000000}, NULL);
+    uint32_t n_threads = kvf_stream_n_threads(stream);
+    if (lib.blas_threads) lib.blas_threads(w == BLAS_SLICED ? 1 : (int)n_threads);
+    if (lib.omp_threads) lib.omp_threads((int)n_threads);
+    double t = kvf__clock();
+    const float *weight = weights;
+    for (int layer = 0; !head && layer < LAYERS; layer++)
+        for (int s = 0; s < N_SHAPES; s++) {
+            run(stream, w, m, shapes[s][0], shapes[s][1], weight);
+            weight += (size_t)shapes[s][0] * shapes[s][1];
+        }
+    if (head) run(stream, w, m, HEAD_ROWS, EMBD, weights + layer_floats);
+    return kvf__clock() - t;
+}
+
+static void check(kvf_stream *stream, way w, uint32_t m) {
+    for (int s = 0; s < N_SHAPES; s++) {
+        uint32_t n = shapes[s][0], k = shapes[s][1];
+        run(stream, w, m, n, k, weights);
+        for (uint32_t i = 0; i < m; i += 1 + m / 7)
+            for (uint32_t j = 0; j < n; j += 13) {
+                double want = 0;
+                for (uint32_t e = 0; e < k; e++) want += (double)x[i * k + e] * (double)weights[(size_t)j * k + e];
+                if (!(fabs(want - (double)y[(size_t)i * n + j]) < 1e-3)) die(way_names[w]);
+            }
+    }
+}
+
+/* ---- Timing ---------------------------------------------------------------------------------- */
+
+static int ascending(const void *a, const void *b) {
+    double u = *(const double *)a, v = *(const double *)b;
+    return (u > v) - (u < v);
+}
+
+static const char *cpu_name(void) {
+    static char name[128] = "unknown";
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    for (char line[256]; f && fgets(line, sizeof line, f);)
+        if (sscanf(line, "model name : %127[^\n]", name) == 1) break;
+    if (f) fclose(f);
+    return name;
+}
+
+static void report(way w, uint32_t rows, uint32_t n_threads, bool head, const double *t, int n, double read_seconds) {
+    double bytes = 4.0 * (head ? (double)HEAD_ROWS * EMBD : (double)layer_floats), median = t[n / 2];
+    printf(
+        "{\"bench\": \"gemm\", \"way\": \"%s\", \"what\": \"%s\", \"rows\": %u, \"threads\": %u, \"commit\": \"%s\", "
+        "\"cpu\": \"%s\", \"flags\": \"%s\", \"blas\": \"%s\", \"repetitions\": %d, "
+        "\"ms_median\": %.2f, \"ms_p5\": %.2f, \"ms_p95\": %.2f, \"gflop_per_s\": %.1f, "
+        "\"bytes\": %.0f, \"gb_per_s\": %.1f, \"share_of_read\": %.3f}\n",
+        way_names[w], head ? "head" : "layers", rows, n_threads, KVF_BENCH_COMMIT, cpu_name(), KVF_BENCH_FLAGS,
+        lib.blas_config ? lib.blas_config() : "none", n, median * 1e3, t[(int)(.05 * (n - 1) + .5)] * 1e3,
+        t[(int)(.95 * (n - 1) + .5)] * 1e3, bytes / 2 * rows / median / 1e9, bytes, bytes / median / 1e9,
+        read_seconds / median);
+}
+
+static void measure(uint32_t n_threads, uint32_t rows, int repetitions) {
+    static double t[2][N_WAYS][MAX_REPETITIONS];
+    kvf_stream *stream;
+    if (kvf_stream_create_cpu(NULL, n_threads, &stream, NULL)) die("no stream");
+    for (int w = 0; w < READ; w++)
+        if (have((way)w, rows)) check(stream, (way)w, rows);
+    for (int i = -1; i < repetitions; i++) /* the first warms up */
+        for (int head = 0; head < 2; head++)
+            for (int w = 0; w < N_WAYS; w++) {
+                double s = have((way)w, rows) && (!head || rows <= 32) ? timed(stream, (way)w, rows, head) : 0;
+                if (i >= 0) t[head][w][i] = s;
+            }
+    for (int head = 0; head < (rows <= 32 ? 2 : 1); head++) {
+        for (int w = 0; w < N_WAYS; w++) qsort(t[head][w], (size_t)repetitions, sizeof(double), ascending);
+        for (int w = 0; w < READ; w++)
+            if (have((way)w, rows))
+                report((way)w, rows, n_threads, head, t[head][w], repetitions, t[head][READ][repetitions / 2]);
+    }
+    fflush(stdout);
+    kvf_stream_destroy(stream);
+}
+
+static float *random_floats(size_t n) {
+    float *p = aligned_alloc(64, (n * sizeof *p + 63) / 64 * 64);
+    if (!p) die("out of memory");
+    uint32_t state = 1;
+    for (size_t i = 0; i < n; i++) {
+        state = state * 1664525u + 1013904223u;
+        p[i] = (float)(state >> 8) / 16777216.0f - 0.5f;
+    }
+    return p;
+}
+
+int main(int argc, char **argv) {
+    static const uint32_t rows[] = {1, 2, 4, 8, 16, 32, 128, 512};
+    int repetitions = argc > 1 ? atoi(argv[1]) : 5;
+    if (repetitions < 1 || repetitions > MAX_REPETITIONS) die("REPETITIONS: must be in [1, 31]");
+    open_libraries();
+    for (int s = 0; s < N_SHAPES; s++) layer_floats += (size_t)LAYERS * shapes[s][0] * shapes[s][1];
+    weights = random_floats(layer_floats + (size_t)HEAD_ROWS * EMBD);
+    x = random_floats((size_t)MAX_ROWS * MAX_WIDTH);
+    y = random_floats((size_t)MAX_ROWS * MAX_WIDTH > (size_t)32 * HEAD_ROWS ? (size_t)MAX_ROWS * MAX_WIDTH
+                                                                            : (size_t)32 * HEAD_ROWS);
+    for (uint32_t n_threads = 1; n_threads <= 2; n_threads++)
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) measure(n_threads, rows[i], repetitions);
+    free(weights);
+    free(x);
+    free(y);
+    return 0;
+}

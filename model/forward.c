@@ -1,0 +1,347 @@
+/* The forward pass of a Llama decoder over paged K and V, for a mixed batch of decode and prefill rows. */
+#include "model/gemm.h"
+#include "model/ops.h"
+#include "model/weights.h"
+
+enum { ROWS_AN_ITEM = 8 };
+
+/* One slab. Rows are tokens of the step; after the last layer's attention, the rows that logits are wanted of. */
+struct kvf_activations {
+    const kvf_model *model;
+    kvf_allocator allocator;
+    size_t slab_bytes;
+    uint32_t max_tokens, max_seqs, max_slots, n_threads;
+    bool avx2;
+    float *x;           /* (max_tokens, n_embd): the residual stream */
+    float *norm;        /* (max_tokens, n_embd) */
+    float *qkv;         /* (max_tokens, q + kv + kv) */
+    float *attention;   /* (max_tokens, q) */
+    float *gate_up;     /* (max_tokens, n_ff + n_ff) */
+    float *rotation;    /* (max_tokens, n_rot): cos and sin of every pair */
+    uint32_t *position; /* (max_tokens) */
+    float **col_sums;   /* (max_seqs): of the layer at hand */
+    void *workspace;
+    size_t workspace_bytes;
+};
+
+/* A pass under way. */
+typedef struct pass {
+    const kvf_model *m;
+    const kvf_activations *a;
+    kvf_stream *stream;
+    const kvf__ops *ops;
+    kvf_forward f;
+    kvf_view view;
+    uint32_t n_rows;
+    uint32_t q, kv;           /* floats of a token's Q; of its K, and of its V */
+    const float *norm_weight; /* of the norm at hand */
+    void (*row_fn)(const struct pass *p, uint32_t row);
+    kvf_mass mass;
+    kvf_attention attention;
+    kvf_error *err;
+} pass;
+
+static bool carve(kvf_activations *a, kvf__slab *s) {
+    const kvf_model_info *info = &a->model->info;
+    size_t n = a->max_tokens, d = info->head_dim, q = info->n_q_heads * d, kv = info->n_kv_heads * d, f = sizeof(float);
+    a->x = kvf__slab_take(s, n, info->n_embd * f);
+    a->norm = kvf__slab_take(s, n, info->n_embd * f);
+    a->qkv = kvf__slab_take(s, n, (q + 2 * kv) * f);
+    a->attention = kvf__slab_take(s, n, q * f);
+    a->gate_up = kvf__slab_take(s, n, (size_t)info->n_ff * 2 * f);
+    a->rotation = kvf__slab_take(s, n, a->model->n_rot * f);
+    a->position = kvf__slab_take(s, n, sizeof *a->position);
+    a->col_sums = kvf__slab_take(s, a->max_seqs, sizeof *a->col_sums);
+    a->workspace = kvf__slab_take(s, a->workspace_bytes, 1);
+    return !s->bad;
+}
+
+kvf_status kvf_activations_create(const kvf_model *model, uint32_t max_tokens, uint32_t max_seqs, uint32_t max_slots,
+                                  uint32_t n_threads, kvf_activations **out, kvf_error *err) {
+    if (!model || !out)
+        return kvf__fail(err, KVF_E_INVALID, "kvf_activations_create: %s is NULL", model ? "out" : "model");
+    if (!model->weights)
+        return kvf__fail(err, KVF_E_STATE,
+                         "kvf_activations_create: the model was opened with tokenizer_only and has no weights");
+    if (!max_tokens || max_tokens > 1u << 24) /* index arithmetic of a BLAS is in int */
+        return kvf__fail(err, KVF_E_INVALID, "max_tokens %u: must be in [1, %u]", max_tokens, 1u << 24);
+    if (!max_seqs || !max_slots)
+        return kvf__fail(err, KVF_E_INVALID, "%s 0: must be at least 1", max_seqs ? "max_slots" : "max_seqs");
+    if (!n_threads || n_threads > 1024)
+        return kvf__fail(err, KVF_E_INVALID, "n_threads %u: must be in [1, 1024], the stream's", n_threads);
+    const kvf_model_info *info = &model->info;
+    kvf_activations a = {.model = model,
+                         .allocator = model->allocator,
+                         .max_tokens = max_tokens,
+                         .max_seqs = max_seqs,
+                         .max_slots = max_slots,
+                         .n_threads = n_threads,
+                         .avx2 = kvf__cpu_detect().avx2_fma_f16c};
+    kvf_status st = kvf_attention_workspace_bytes(n_threads, info->head_dim, info->n_q_heads, info->n_kv_heads,
+                                                  max_slots, max_seqs, max_tokens, &a.workspace_bytes);
+    if (st)
+        return kvf__fail(err, st, "activations: no attention workspace for %u tokens, %u sequences, %u slots",
+                         max_tokens, max_seqs, max_slots);
+    kvf__slab s = {0};
+    (void)kvf__slab_take(&s, 1, sizeof a);
+    if (!carve(&a, &s))
+        return kvf__fail(err, KVF_E_OVERFLOW, "activations: %u tokens, %u sequences: sizes wrap", max_tokens, max_seqs);
+    a.slab_bytes = s.used;
+    s = (kvf__slab){.base = kvf__alloc(&a.allocator, a.slab_bytes)};
+    if (!s.base) return kvf__fail(err, KVF_E_NO_MEMORY, "activations: %zu bytes could not be allocated", a.slab_bytes);
+    kvf_activations *self = kvf__slab_take(&s, 1, sizeof *self);
+    (void)carve(&a, &s);
+    *self = a;
+    *out = self;
+    return KVF_OK;
+}
+
+void kvf_activations_destroy(kvf_activations *a) {
+    if (!a) return;
+    kvf_allocator allocator = a->allocator;
+    kvf__free(&allocator, a, a->slab_bytes);
+}
+
+/* ---- Rows in parallel ------------------------------------------------------------------------------- */
+
+static void run_rows(void *ctx, uint32_t item, uint32_t thread) {
+    const pass *p = ctx;
+    (void)thread;
+    uint32_t begin = item * ROWS_AN_ITEM, end = KVF__MIN(begin + ROWS_AN_ITEM, p->n_rows);
+    for (uint32_t row = begin; row < end; row++) p->row_fn(p, row);
+}
+
+static void each_row(pass *p, void (*fn)(const pass *p, uint32_t row)) {
+    p->row_fn = fn;
+    kvf__stream_for(p->stream, kvf__ceil_div(p->n_rows, ROWS_AN_ITEM), run_rows, p);
+}
+
+static float *x_row(const pass *p, uint32_t row) { return p->a->x + (size_t)row * p->m->info.n_embd; }
+
+static void embed_row(const pass *p, uint32_t row) {
+    uint32_t n_rot = p->m->n_rot;
+    kvf__tensor_row(&p->m->token_embd, p->f.tokens[row], x_row(p, row));
+    kvf__rope_angles(p->a->position[row], p->m->weights->rope_freqs, n_rot / 2, p->a->rotation + (size_t)row * n_rot);
+}
+
+static void norm_row(const pass *p, uint32_t row) {
+    const kvf_model_info *info = &p->m->info;
+    p->ops->rms_norm(x_row(p, row), p->norm_weight, info->n_embd, info->norm_epsilon,
+                     p->a->norm + (size_t)row * info->n_embd);
+}
+
+/* Q and K stand side by side, so all their heads in one go. */
+static void rope_row(const pass *p, uint32_t row) {
+    const kvf_model_info *info = &p->m->info;
+    kvf__rope(p->a->qkv + (size_t)row * (p->q + 2 * p->kv), info->n_q_heads + info->n_kv_heads, info->head_dim,
+              p->a->rotation + (size_t)row * p->m->n_rot, p->m->n_rot / 2);
+}
+
+static void swiglu_row(const pass *p, uint32_t row) {
+    uint32_t n_ff = p->m->info.n_ff;
+    float *gate = p->a->gate_up + (size_t)row * n_ff * 2;
+    p->ops->swiglu(gate, gate + n_ff, n_ff);
+}
+
+static void normalise(pass *p, const float *weight) {
+    p->norm_weight = weight;
+    each_row(p, norm_row);
+}
+
+/* y (n_rows, n) = x (n_rows, k) times w (n, k) transposed. */
+static kvf_status multiply(pass *p, const float *x, size_t x_stride, const float *w, uint32_t n, uint32_t k, float *y,
+                           size_t y_stride, bool accumulate) {
+    kvf__gemm g = {p->n_rows, n, k, x, w, y, x_stride, y_stride, accumulate};
+    kvf_status st = kvf__gemm_run(p->stream, &g);
+    return st ? kvf__fail(p->err, st, "forward: a product of %u rows, %u by %u, found no memory in %s", p->n_rows, n, k,
+                          kvf__gemm_library())
+              : KVF_OK;
+}
+
+/* ---- Checks ------------------------------------------------------------------------------------------ */
+
+static kvf_status check_shapes(const pass *p) {
+    const kvf_forward *f = &p->f;
+    const kvf_model_info *info = &p->m->info;
+    const kvf_activations *a = p->a;
+    if (a->model != p->m) return kvf__fail(p->err, KVF_E_INVALID, "forward: the activations belong to another model");
+    if (kvf_stream_n_threads(p->stream) > a->n_threads)
+        return kvf__fail(p->err, KVF_E_INVALID, "forward: a stream of %u threads: the activations were made for %u",
+                         kvf_stream_n_threads(p->stream), a->n_threads);
+    if (p->view.n_layers != info->n_layers || p->view.n_groups * (uint64_t)p->view.heads_per_group != info->n_kv_heads)
+        return kvf__fail(p->err, KVF_E_INVALID,
+                         "forward: a view of %u layers, %u groups of %u KV heads: the model has %u layers of %u",
+                         p->view.n_layers, p->view.n_groups, p->view.heads_per_group, info->n_layers, info->n_kv_heads);
+    if (f->pages->head_dim != info->head_dim)
+        return kvf__fail(p->err, KVF_E_INVALID, "forward: pages of head_dim %u: the model has %u", f->pages->head_dim,
+                         info->head_dim);
+    if (p->view.n_seqs > a->max_seqs)
+        return kvf__fail(p->err, KVF_E_INVALID, "forward: %u sequences: the activations take %u", p->view.n_seqs,
+                         a->max_seqs);
+    if (f->n_decode > p->view.n_seqs)
+        return kvf__fail(p->err, KVF_E_INVALID, "forward: n_decode %u: there are %u sequences", f->n_decode,
+                         p->view.n_seqs);
+    size_t n_tables = (size_t)p->view.n_layers * p->view.n_groups;
+    for (size_t i = 0; i < n_tables * p->view.n_seqs; i++)
+        if (p->view.n_slots[i] > a->max_slots)
+            return kvf__fail(p->err, KVF_E_INVALID,
+                             "forward: sequence %zu has a table of %u slots: the activations take %u", i / n_tables,
+                             p->view.n_slots[i], a->max_slots);
+    return KVF_OK;
+}
+
+/* Rows, ids and positions; sets n_rows. */
+static kvf_status check_rows(pass *p) {
+    const kvf_forward *f = &p->f;
+    uint32_t n_seqs = p->view.n_seqs, n_vocab = p->m->info.n_vocab, n = f->q_begin[n_seqs];
+    if (f->q_begin[0] != 0) return kvf__fail(p->err, KVF_E_INVALID, "q_begin[0] %u: must be 0", f->q_begin[0]);
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        if (f->q_begin[i + 1] < f->q_begin[i] || (i < f->n_decode && f->q_begin[i + 1] - f->q_begin[i] != 1))
+            return kvf__fail(p->err, KVF_E_INVALID, "q_begin[%u] %u after %u: must ascend, by one up to n_decode %u",
+                             i + 1, f->q_begin[i + 1], f->q_begin[i], f->n_decode);
+        if (f->q_begin[i + 1] - f->q_begin[i] > p->view.next_pos[i])
+            return kvf__fail(p->err, KVF_E_INVALID, "forward: sequence %u has %u new tokens: only %u were appended", i,
+                             f->q_begin[i + 1] - f->q_begin[i], p->view.next_pos[i]);
+    }
+    if (n > p->a->max_tokens)
+        return kvf__fail(p->err, KVF_E_INVALID, "forward: %u tokens: the activations take %u", n, p->a->max_tokens);
+    for (uint32_t i = 0; i < n; i++)
+        if (f->tokens[i] >= n_vocab)
+            return kvf__fail(p->err, KVF_E_INVALID, "token %u at row %u: must be below the vocabulary's size, %u",
+                             f->tokens[i], i, n_vocab);
+    for (uint32_t i = 0; i < f->n_out; i++)
+        if (f->out_rows[i] >= n || (i && f->out_rows[i] <= f->out_rows[i - 1]))
+            return kvf__fail(p->err, KVF_E_INVALID, "out_rows[%u] %u: must ascend and be below the number of rows, %u",
+                             i, f->out_rows[i], n);
+    p->n_rows = n;
+    return KVF_OK;
+}
+
+static kvf_status begin(pass *p, const kvf_forward *forward) {
+    const kvf_forward *f = &p->f;
+    kvf_status st = kvf__config_read(&p->f, sizeof p->f, forward, "kvf_forward", p->err);
+    if (st) return st;
+    st = kvf__config_read(&p->view, sizeof p->view, f->view, "kvf_view", p->err);
+    if (st) return st;
+    const char *missing = !f->pages                                  ? "pages"
+                          : !f->q_begin                              ? "q_begin"
+                          : !f->tokens && f->q_begin[p->view.n_seqs] ? "tokens"
+                          : f->n_out && !f->out_rows                 ? "out_rows"
+                          : f->n_out && !f->logits                   ? "logits"
+                                                                     : NULL;
+    if (missing) return kvf__fail(p->err, KVF_E_INVALID, "kvf_forward: %s is NULL", missing);
+    st = check_shapes(p);
+    return st ? st : check_rows(p);
+}
+
+/* ---- The pass ---------------------------------------------------------------------------------------- */
+
+static void prepare(pass *p) {
+    const kvf_forward *f = &p->f;
+    const kvf_activations *a = p->a;
+    const kvf_model_info *info = &p->m->info;
+    p->ops = kvf__ops_for(a->avx2 && f->path != KVF_CPU_REF && f->path != KVF_CPU_SCALAR);
+    p->q = info->n_q_heads * info->head_dim;
+    p->kv = info->n_kv_heads * info->head_dim;
+    for (uint32_t i = 0; i < p->view.n_seqs; i++)
+        for (uint32_t row = f->q_begin[i]; row < f->q_begin[i + 1]; row++)
+            a->position[row] = p->view.next_pos[i] - (f->q_begin[i + 1] - row);
+    p->mass = (kvf_mass){.struct_size = sizeof p->mass,
+                         .col_sums = f->prompt_sums ? a->col_sums : NULL,
+                         .col_stride = f->prompt_stride,
+                         .row = f->row,
+                         .row_stride = f->row_stride,
+                         .row_wanted = f->row_wanted,
+                         .row_gqa = f->row_gqa};
+    size_t qkv_stride = p->q + 2 * (size_t)p->kv;
+    p->attention = (kvf_attention){.struct_size = sizeof p->attention,
+                                   .view = f->view,
+                                   .pages = f->pages,
+                                   .n_q_heads = info->n_q_heads,
+                                   .q_begin = f->q_begin,
+                                   .q = a->qkv,
+                                   .k = a->qkv + p->q,
+                                   .v = a->qkv + p->q + p->kv,
+                                   .q_stride = qkv_stride,
+                                   .kv_stride = qkv_stride,
+                                   .out = a->attention,
+                                   .out_stride = p->q,
+                                   .mass = &p->mass,
+                                   .workspace = a->workspace,
+                                   .workspace_bytes = a->workspace_bytes,
+                                   .path = f->path};
+}
+
+static kvf_status attend(pass *p, uint32_t layer) {
+    const kvf_forward *f = &p->f;
+    kvf_attention *c = &p->attention;
+    size_t layer_sums = (size_t)layer * p->m->info.n_q_heads * f->prompt_stride;
+    for (uint32_t i = 0; f->prompt_sums && i < p->view.n_seqs; i++)
+        p->a->col_sums[i] = f->prompt_sums[i] ? f->prompt_sums[i] + layer_sums : NULL;
+    c->layer = layer;
+    c->seq_begin = 0;
+    c->seq_end = p->view.n_seqs;
+    kvf_status st = kvf_attention_append(p->stream, c, p->err);
+    if (!st && f->n_decode) {
+        c->seq_end = f->n_decode;
+        st = kvf_attention_decode(p->stream, c, p->err);
+    }
+    if (!st && f->n_decode < p->view.n_seqs) {
+        c->seq_begin = f->n_decode;
+        c->seq_end = p->view.n_seqs;
+        st = kvf_attention_prefill(p->stream, c, p->err);
+    }
+    return st || !f->after_layer ? st : f->after_layer(f->ctx, layer, &p->mass);
+}
+
+/* What follows the last attention matters only for the rows that logits are wanted of. */
+static void keep_out_rows(pass *p) {
+    for (uint32_t i = 0; i < p->f.n_out; i++) {
+        uint32_t row = p->f.out_rows[i];
+        if (row == i) continue;
+        memcpy(x_row(p, i), x_row(p, row), p->m->info.n_embd * sizeof(float));
+        memcpy(p->a->attention + (size_t)i * p->q, p->a->attention + (size_t)row * p->q, p->q * sizeof(float));
+    }
+    p->n_rows = p->f.n_out;
+}
+
+static kvf_status run_layer(pass *p, uint32_t layer) {
+    const kvf_model_info *info = &p->m->info;
+    const kvf_activations *a = p->a;
+    const kvf__layer_weights *w = &p->m->weights->layers[layer];
+    uint32_t n_embd = info->n_embd, n_ff = info->n_ff, qkv = p->q + 2 * p->kv;
+    normalise(p, w->attn_norm);
+    kvf_status st = multiply(p, a->norm, n_embd, w->qkv, qkv, n_embd, a->qkv, qkv, false);
+    if (st) return st;
+    each_row(p, rope_row);
+    st = attend(p, layer);
+    if (st) return st;
+    if (layer + 1 == info->n_layers) keep_out_rows(p);
+    if (p->n_rows == 0) return KVF_OK;
+    st = multiply(p, a->attention, p->q, w->attn_output, n_embd, p->q, a->x, n_embd, true);
+    if (st) return st;
+    normalise(p, w->ffn_norm);
+    st = multiply(p, a->norm, n_embd, w->gate_up, 2 * n_ff, n_embd, a->gate_up, 2 * (size_t)n_ff, false);
+    if (st) return st;
+    each_row(p, swiglu_row);
+    return multiply(p, a->gate_up, 2 * (size_t)n_ff, w->ffn_down, n_embd, n_ff, a->x, n_embd, true);
+}
+
+kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activations, kvf_stream *stream,
+                             const kvf_forward *forward, kvf_error *err) {
+    if (!model || !activations)
+        return kvf__fail(err, KVF_E_INVALID, "kvf_model_forward: %s is NULL", model ? "activations" : "model");
+    pass p = {.m = model, .a = activations, .stream = stream, .err = err};
+    kvf_status st = begin(&p, forward);
+    if (st || p.n_rows == 0) return st;
+    prepare(&p);
+    each_row(&p, embed_row);
+    for (uint32_t layer = 0; layer < model->info.n_layers; layer++) {
+        st = run_layer(&p, layer);
+        if (st) return st;
+    }
+    if (p.n_rows == 0) return KVF_OK;
+    normalise(&p, model->weights->output_norm);
+    uint32_t n_embd = model->info.n_embd, n_vocab = model->info.n_vocab;
+    return multiply(&p, activations->norm, n_embd, model->weights->output, n_vocab, n_embd, p.f.logits, n_vocab, false);
+}

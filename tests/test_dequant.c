@@ -1,0 +1,170 @@
+/* Dequantisation against the formats' definitions in double, and what weights_load makes of a file. */
+#define _DEFAULT_SOURCE
+#include <criterion/criterion.h>
+#include <math.h>
+#include <unistd.h>
+
+#include "model/weights.h"
+#include "tests/tiny_models.h"
+
+/* An IEEE half by its definition. */
+static double half(unsigned h) {
+    unsigned e = (h >> 10) & 31, m = h & 1023;
+    double x = e == 31 ? (m ? NAN : INFINITY) : e ? ldexp(1024 + m, (int)e - 25) : ldexp(m, -24);
+    return h & 0x8000 ? -x : x;
+}
+
+/* Element i of a tensor, one at a time. */
+static double element(uint32_t type, const unsigned char *src, size_t i) {
+    size_t b = i / 32, j = i % 32;
+    const unsigned char *p = src + b * (type == GW_Q4_0 ? 18 : type == GW_Q4_1 ? 20 : 34);
+    double d = half((unsigned)(p[0] | p[1] << 8));
+    unsigned nibble = 0;
+    if (type == GW_Q4_0 || type == GW_Q4_1) {
+        unsigned byte = p[(type == GW_Q4_1 ? 4 : 2) + j % 16];
+        nibble = j < 16 ? byte & 15 : byte >> 4;
+    }
+    switch (type) {
+    case GW_F16: return half((unsigned)(src[2 * i] | src[2 * i + 1] << 8));
+    case GW_Q8_0: return d * (signed char)p[2 + j];
+    case GW_Q4_0: return d * ((int)nibble - 8);
+    case GW_Q4_1: return d * nibble + half((unsigned)(p[2] | p[3] << 8));
+    default: abort();
+    }
+}
+
+static int close_enough(double want, float got) {
+    if (isnan(want)) return isnan(got);
+    return want == (double)got || fabs(want - (double)got) <= 1e-6 * (fabs(want) + 1e-3);
+}
+
+Test(dequant, every_half) {
+    for (unsigned h = 0; h < 65536; h++) {
+        unsigned char src[2] = {(unsigned char)h, (unsigned char)(h >> 8)};
+        float x;
+        cr_assert(kvf__dequantize(KVF__TENSOR_F16, src, 1, &x));
+        cr_assert(isnan(half(h)) ? isnan(x) : (double)x == half(h), "half %04x: %g", h, (double)x);
+    }
+}
+
+Test(dequant, random_blocks_at_odd_addresses) {
+    static const uint32_t types[] = {GW_F16, GW_Q8_0, GW_Q4_0, GW_Q4_1};
+    enum { N = 32 * 50 };
+    uint64_t rng = 7;
+    for (int t = 0; t < 4; t++) {
+        size_t elements, bytes, n = N;
+        gw_geometry(types[t], &elements, &bytes);
+        size_t total = n / elements * bytes;
+        unsigned char *src = malloc(total + 1);
+        float *out = malloc((n + 1) * sizeof *out);
+        for (size_t i = 0; i < total + 1; i++) src[i] = (unsigned char)gw_random(&rng);
+        for (size_t b = 0; types[t] != GW_F16 && b < n / 32; b++)
+            for (size_t i = 0; i < 4; i += 2) { /* scales and offsets of a moderate exponent, any sign */
+                if (i && types[t] != GW_Q4_1) continue;
+                src[1 + b * bytes + i + 1] = (unsigned char)(0x20 | (src[1 + b * bytes + i + 1] & 0x93));
+            }
+        out[n] = 42;
+        cr_assert(kvf__dequantize(types[t], src + 1, n, out));
+        for (size_t i = 0; i < n; i++) {
+            double want = element(types[t], src + 1, i);
+            cr_assert(close_enough(want, out[i]), "type %u, element %zu: %g, not %g", types[t], i, (double)out[i],
+                      want);
+        }
+        cr_assert(out[n] == 42, "type %u writes past its end", types[t]);
+        free(src);
+        free(out);
+    }
+    float x = 3;
+    cr_assert(!kvf__dequantize(6, &x, 1, &x), "a type that is none of ours");
+    cr_assert(x == 3);
+}
+
+static const struct tiny_model_params mixed = {.weight_type = GW_Q4_1, .embd_type_p1 = GW_Q8_0 + 1, .seed = 9};
+
+static kvf_model *open_tiny(const struct tiny_model_params *params, const kvf_allocator *allocator,
+                            kvf_stream *stream) {
+    char path[256];
+    kvf_error err = {""};
+    gw_temp_path(path, sizeof path);
+    cr_assert(kvf_test_write_tiny_model(path, params) == 0);
+    kvf_model_config config = {.struct_size = sizeof config, .stream = stream};
+    if (allocator) config.allocator = *allocator;
+    kvf_model *model = NULL;
+    kvf_status st = kvf_model_open(path, &config, &model, &err);
+    unlink(path);
+    if (st) cr_assert(st == KVF_E_NO_MEMORY && allocator && *err.text, "%s", err.text);
+    return model;
+}
+
+static void expect_rows(const char *what, const kvf__tensor *t, const float *have) {
+    float *row = malloc(t->n_cols * sizeof *row);
+    for (uint32_t i = 0; i < t->n_rows; i++) {
+        kvf__tensor_row(t, i, row);
+        cr_assert(!memcmp(row, have + (size_t)i * t->n_cols, t->n_cols * sizeof *row), "%s, row %u", what, i);
+    }
+    free(row);
+}
+
+Test(dequant, matrices_of_one_input_stand_together) {
+    for (uint32_t threads = 0; threads < 4; threads += 3) {
+        kvf_stream *stream = NULL;
+        if (threads) cr_assert(kvf_stream_create_cpu(NULL, threads, &stream, NULL) == KVF_OK);
+        kvf_model *m = open_tiny(&mixed, NULL, stream);
+        size_t e = m->info.n_embd, q = (size_t)m->info.n_q_heads * m->info.head_dim;
+        size_t kv = (size_t)m->info.n_kv_heads * m->info.head_dim;
+        for (uint32_t i = 0; i < m->info.n_layers; i++) {
+            const kvf__layer *l = &m->layers[i];
+            const kvf__layer_weights *w = &m->weights->layers[i];
+            expect_rows("q", &l->attn_q, w->qkv);
+            expect_rows("k", &l->attn_k, w->qkv + q * e);
+            expect_rows("v", &l->attn_v, w->qkv + (q + kv) * e);
+            expect_rows("output", &l->attn_output, w->attn_output);
+            expect_rows("gate", &l->ffn_gate, w->gate_up);
+            expect_rows("up", &l->ffn_up, w->gate_up + m->info.n_ff * e);
+            expect_rows("down", &l->ffn_down, w->ffn_down);
+            expect_rows("norm", &l->ffn_norm, w->ffn_norm);
+        }
+        expect_rows("head", &m->token_embd, m->weights->output);
+        cr_assert(m->info.weight_bytes >= m->info.n_params * sizeof(float), "%llu bytes for %llu parameters",
+                  (unsigned long long)m->info.weight_bytes, (unsigned long long)m->info.n_params);
+        kvf_model_close(m);
+        kvf_stream_destroy(stream);
+    }
+}
+
+/* Fails the countdown-th allocation and counts those alive. */
+struct failing {
+    int countdown, alive;
+};
+static void *failing_alloc(void *ctx, size_t bytes, size_t align) {
+    struct failing *f = ctx;
+    if (f->countdown-- == 0) return NULL;
+    f->alive++;
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+static void failing_free(void *ctx, void *p, size_t bytes) {
+    (void)bytes;
+    ((struct failing *)ctx)->alive--;
+    free(p);
+}
+
+Test(dequant, every_allocation_fails_once) {
+    int n = 0;
+    for (;; n++) {
+        struct failing f = {n, 0};
+        kvf_allocator a = {failing_alloc, failing_free, &f};
+        kvf_model *m = open_tiny(&mixed, &a, NULL);
+        bool opened = m != NULL;
+        kvf_activations *activations = NULL;
+        if (m) {
+            f.countdown = 0;
+            kvf_error err;
+            cr_assert(kvf_activations_create(m, 8, 2, 64, 1, &activations, &err) == KVF_E_NO_MEMORY);
+            cr_assert(activations == NULL);
+        }
+        kvf_model_close(m);
+        cr_assert(f.alive == 0, "allocation %d failed: %d are left", n, f.alive);
+        if (opened) break;
+    }
+    cr_assert(n >= 3, "only %d allocations", n);
+}
