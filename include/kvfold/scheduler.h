@@ -139,7 +139,8 @@ KVF_API KVF_CHECK kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request
 
 /** Sets the reservation anew from the policy's sizes (after an overflow).
  *  @param sched a scheduler. @param request running. @own nothing. @threads as the scheduler.
- *  @errors KVF_E_NOT_FOUND, KVF_E_STATE (its prompt is not computed), KVF_E_NO_BLOCKS (the former reservation stands). @cost O(n_layers). */
+ *  @errors KVF_E_NOT_FOUND, KVF_E_STATE (its prompt is not computed), KVF_E_NO_BLOCKS (a bounded request whose tables are not compacted
+ *  yet: the former reservation stands; for others no room is no error). kvf_sched_plan settles what stands open. @cost O(n_layers). */
 KVF_API KVF_CHECK kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request);
 
 /** Ends a request in any state: its blocks, score pages and policy state are free at once.

@@ -1,0 +1,22 @@
+# libkvfold_cuda: a module of its own, opened on demand, with everything in the cuda/ folders.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80 90)
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit 12 REQUIRED)
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+
+file(GLOB cuda_sources CONFIGURE_DEPENDS base/cuda/*.c base/cuda/*.cu attention/cuda/*.c attention/cuda/*.cu
+     d2o_policy/cuda/*.c d2o_policy/cuda/*.cu)
+add_library(kvfold_cuda SHARED ${cuda_sources})
+kvf_compile(kvfold_cuda)
+target_compile_options(kvfold_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>")
+if(KVF_WERROR)
+  target_compile_options(kvfold_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>")
+endif()
+target_include_directories(kvfold_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include)
+target_link_libraries(kvfold_cuda PRIVATE CUDA::cudart_static)
+set_target_properties(kvfold_cuda PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+install(TARGETS kvfold_cuda LIBRARY NAMELINK_SKIP)

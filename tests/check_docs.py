@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""Holds the public headers to the rules of the house.
+
+Every KVF_API function has a comment that says what it does, names every parameter (@param a. @param b, c.), ownership
+(@own), threads (@threads), errors (@errors) and cost (@cost). Every header compiles alone, as C11 and as C++17. With
+--library, the shared library exports what the headers declare and nothing else (kvf__ names are internal).
+"""
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ENGINE_HEADERS = ("model.h", "engine.h")
+TAGS = ("own", "threads", "errors", "cost")
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
+DECLARATION = re.compile(r"(?P<comment>/\*\*(?:[^*]|\*(?!/))*\*/\s*)?^KVF_API\s(?P<text>[^;{]*);", re.M)
+COMMENT_OR_STRING = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
+
+
+def parameters(text):
+    """Name and parameter names of a declaration without its comments."""
+    head, inside = text.split("(", 1)
+    name = re.search(r"(\w+)\s*$", head).group(1)
+    inside = inside.rsplit(")", 1)[0]
+    names, depth, piece, pieces = [], 0, "", []
+    for c in inside:
+        depth += (c == "(") - (c == ")")
+        if c == "," and depth == 0:
+            pieces.append(piece)
+            piece = ""
+        else:
+            piece += c
+    for piece in [*pieces, piece]:
+        pointer = re.search(r"\(\s*\*\s*(\w+)\s*\)", piece)
+        plain = re.search(r"(\w+)\s*(\[[^\]]*\]\s*)*$", piece.strip())
+        if piece.strip() not in ("void", "", "..."):
+            names.append(pointer.group(1) if pointer else plain.group(1))
+    return name, names
+
+
+def wrong_comment(comment, names, statuses):
+    """What a function's comment lacks."""
+    text = re.sub(r"^\s*\*(?!/) ?", " ", comment.strip()[3:-2], flags=re.M)
+    parts = re.split(r"(?:^|\s)@(\w+)\b", text)
+    problems = []
+    if not re.search(r"\w+\W+\w+.*[.:]", parts[0], re.S):
+        problems.append("does not begin with a sentence that says what it does")
+    bodies = list(zip(parts[1::2], parts[2::2]))
+    documented = []
+    for tag, body in bodies:
+        if tag == "param":
+            words = re.match(r"\s*(\w+(?:\s*,\s*\w+)*)", body)
+            words = re.split(r"\s*,\s*", words.group(1)) if words else [""]
+            documented += [words[0]] + [w for w in words[1:] if w in names]
+        elif not body.strip(" \n.;"):
+            problems.append(f"@{tag} is empty")
+    for tag in TAGS:
+        if tag not in (t for t, _ in bodies):
+            problems.append(f"lacks @{tag}")
+    problems += [f"@param {n} is missing" for n in names if n not in documented]
+    problems += [f"@param {n} names no parameter" for n in documented if n not in names]
+    problems += [f"names {s}, which is no status" for s in re.findall(r"\bKVF_E_\w+", text) if s not in statuses]
+    return problems
+
+
+def read_header(path, statuses):
+    """The functions that a header declares, and what is wrong with their comments."""
+    text = path.read_text(encoding="utf-8")
+    found, problems = [], []
+    for match in DECLARATION.finditer(text):
+        name, names = parameters(COMMENT_OR_STRING.sub(" ", match["text"]))
+        line = text.count("\n", 0, match.start("text")) + 1
+        found.append(name)
+        what = wrong_comment(match["comment"], names, statuses) if match["comment"] else ["has no /** comment */"]
+        problems += [f"{path.name}:{line}: {name}: {w}" for w in what]
+    n_api = len(re.findall(r"^KVF_API\b", text, re.M))
+    if n_api != len(found):
+        problems.append(f"{path.name}: {n_api} lines begin with KVF_API, {len(found)} were understood")
+    return found, problems
+
+
+def compile_alone(headers, cc, cxx):
+    problems = []
+    languages = [(cc, "c", "-std=c11")] + ([(cxx, "c++", "-std=c++17")] if cxx else [])
+    for compiler, language, standard in languages:
+        for header in headers:
+            command = [compiler, "-x", language, standard, *WARNINGS, f"-I{ROOT / 'include'}", "-"]
+            run = subprocess.run(command, input=f'#include "kvfold/{header.name}"\n', capture_output=True, text=True)
+            if run.returncode:
+                problems.append(f"{header.name} does not compile alone as {standard[5:]}:\n{run.stderr}")
+    return problems
+
+
+def exports(nm, library, declared):
+    output = subprocess.run([nm, "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    names = {line.split()[-1].split("@")[0] for line in output.splitlines()}
+    public = {n for n in names if not n.startswith("kvf__")}
+    where = Path(library).name
+    problems = [f"{where}: {n} is declared and not exported" for n in sorted(declared - public)]
+    return problems + [f"{where}: exports {n}, which no public header declares" for n in sorted(public - declared)]
+
+
+SELF_TEST = [  # header text, a part of each problem expected
+    ("/** Adds two numbers.\n *  @param a, b numbers. @own nothing. @threads any. @errors none. @cost O(1). */\n"
+     "KVF_API int kvf_add(int a, int b);\n", []),
+    ("/** Calls back.\n *  @param fn called. @param x [n]. @own nothing. @threads any. @errors KVF_E_NONE. @cost O(1). */\n"
+     "KVF_API int kvf_call(void (*fn)(int i, int j), const int x[4]);\n", ["KVF_E_NONE, which"]),
+    ("KVF_API int kvf_bare(void);\n", ["has no"]),
+    ("/* Not a doc comment. */\nKVF_API int kvf_bare(void);\n", ["has no"]),
+    ("/** Does it.\n *  @param a x. @own nothing. @threads any. @cost O(1). */\nKVF_API int kvf_f(int a, int b);\n",
+     ["lacks @errors", "@param b is missing"]),
+    ("/** @param a x. @param c y. @own . @threads any. @errors none. @cost O(1). */\nKVF_API int kvf_g(int a);\n",
+     ["does not begin", "@own is empty", "@param c names no"]),
+]
+
+
+def self_test():
+    problems = []
+    with tempfile.TemporaryDirectory() as name:
+        header = Path(name) / "x.h"
+        for i, (text, expected) in enumerate(SELF_TEST):
+            header.write_text(text)
+            found = read_header(header, {"KVF_E_IO"})[1]
+            if len(found) != len(expected) or not all(any(e in f for f in found) for e in expected):
+                problems.append(f"self-test {i}: expected {expected}, found {found}")
+    return problems
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--cc", default="cc")
+    arguments.add_argument("--cxx", default="")
+    arguments.add_argument("--nm", default="nm")
+    arguments.add_argument("--library", help="libkvfold.so")
+    arguments.add_argument("--engine-library", help="libkvfold_engine.so")
+    options = arguments.parse_args()
+
+    headers = sorted((ROOT / "include/kvfold").glob("*.h"))
+    statuses = set(re.findall(r"X\((KVF_E_\w+),", (ROOT / "include/kvfold/base.h").read_text(encoding="utf-8")))
+    problems, core, engine = self_test(), set(), set()
+    for header in headers:
+        found, wrong = read_header(header, statuses)
+        problems += wrong
+        (engine if header.name in ENGINE_HEADERS else core).update(found)
+    if not core or not engine:
+        problems.append("no function was found in the headers")
+    problems += compile_alone(headers, options.cc, options.cxx)
+    if options.library:
+        problems += exports(options.nm, options.library, core)
+    if options.engine_library:
+        problems += exports(options.nm, options.engine_library, engine)
+    print("\n".join(problems) or f"check_docs: {len(headers)} headers, {len(core | engine)} functions, all in order")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
