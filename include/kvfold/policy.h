@@ -138,7 +138,7 @@ typedef struct kvf_policy_need {
  *  @param need result. @param err detail, or NULL.
  *  @own plain values. @threads any.
  *  @errors KVF_E_INVALID (full_layers leave nothing for the others: B * n_layers <= n_full * L). @cost O(n_layers).
- *  @source d2o.md section 1. */
+ *  @source arXiv 2406.13035 (layer level); d2o_policy/README.md. */
 KVF_API KVF_CHECK kvf_status kvf_policy_project(const kvf_policy_options *options, uint32_t n_layers, uint32_t n_groups,
                                                 uint32_t block_size, uint32_t n_prompt, uint32_t max_new,
                                                 kvf_policy_need *need, kvf_error *err);
@@ -219,7 +219,7 @@ typedef enum kvf_moment {
  *  @param state a state. @param seq open. @param moment when. @param n_slots [n_layers], slots of the layer's tables now.
  *  @param keep [n_layers]: slots to shrink to, 0 for a layer without an event.
  *  @own nothing is kept. @threads as the state. @errors none: 0 when not open. @cost O(n_layers).
- *  Returns how many layers have an event. @source d2o.md sections 1.4 and 2. */
+ *  Returns how many layers have an event. @source d2o_policy/README.md, "When". */
 KVF_API uint32_t kvf_policy_due(kvf_policy_state *state, uint32_t seq, kvf_moment moment, const uint32_t *n_slots,
                                 uint32_t *keep);
 
@@ -261,7 +261,7 @@ typedef struct kvf_policy_batch {
 
 typedef struct kvf_plan_entry {
     uint32_t slot;   /* evicted, before the event; entries of a head ascend by position */
-    uint32_t target; /* nearest kept slot, before the event */
+    uint32_t target; /* nearest kept slot, before the event; UINT32_MAX with merge none */
     float u;         /* cosine of the two keys */
     uint32_t merge;  /* 1: merged into target, 0: dropped; set by gate */
 } kvf_plan_entry;
@@ -280,7 +280,7 @@ typedef struct kvf_plan {
     uint32_t n_events, event_capacity;
     kvf_plan_entry *entries;
     uint64_t n_entries, entry_capacity;
-    double *tau; /* [n_events][n_kv_heads]: the threshold each head used; NaN where none */
+    double *tau; /* [n_events][n_kv_heads]: the threshold each head used, NaN where none; the state takes it in apply */
     double *reduce;
     uint64_t n_reduce, reduce_capacity; /* n_reduce 0: nothing to reduce */
     size_t bytes;
