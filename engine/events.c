@@ -55,6 +55,12 @@ static uint32_t layer_slots(const kvf_engine *e, uint32_t row, uint32_t layer) {
     return e->view.n_slots[((size_t)row * e->info->n_layers + layer) * e->n_groups];
 }
 
+static int has_fresh_row(const kvf_compaction *c, uint32_t item) {
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        if (c->dst_row[(size_t)item * c->n_groups + g]) return 1;
+    return 0;
+}
+
 /* Events with fresh blocks (pass 0) before those in place (pass 1), in batches that the plan can hold. */
 static kvf_status run_pass(kvf_engine *e, uint32_t n_events, const kvf_compaction *compaction, float *const *sums, int pass,
                            kvf_error *err) {
@@ -69,7 +75,7 @@ static kvf_status run_pass(kvf_engine *e, uint32_t n_events, const kvf_compactio
     for (uint32_t i = 0; i < n_events; i++) {
         const kvf_event *event = &e->events[i];
         uint32_t item = e->item_of_event[i];
-        int fresh = item != UINT32_MAX && compaction->dst_row[(size_t)item * e->n_groups] != NULL;
+        int fresh = item != UINT32_MAX && has_fresh_row(compaction, item);
         if (fresh == pass) continue;
         const kvf_policy_ops *next = e->rows[event->row]->policy.ops;
         uint64_t more = (uint64_t)(layer_slots(e, event->row, event->layer) - event->n_keep) * e->info->n_kv_heads;
