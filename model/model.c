@@ -429,7 +429,7 @@ static void count_tensors(kvf_model *m) {
 
 /* ---- Opening -------------------------------------------------------------------------------------------- */
 
-static kvf_status open_model(opening *o, const char *path, kvf_stream *stream) {
+static kvf_status open_model(opening *o, const char *path) {
     kvf_model *m = o->m;
     m->info.struct_size = sizeof m->info;
     kvf_status status = kvf__gguf_open(path, &m->allocator, &m->gguf, o->err);
@@ -443,7 +443,7 @@ static kvf_status open_model(opening *o, const char *path, kvf_stream *stream) {
     count_tensors(m);
     m->info.tied_output = m->output.data == NULL;
     if (m->info.tied_output) m->output = m->token_embd;
-    return m->tokenizer_only ? KVF_OK : kvf__weights_load(m, stream, o->err);
+    return m->tokenizer_only ? KVF_OK : kvf__weights_load(m, o->err);
 }
 
 kvf_status kvf_model_open(const char *path, const kvf_model_config *config, kvf_model **out, kvf_error *err) {
@@ -458,7 +458,7 @@ kvf_status kvf_model_open(const char *path, const kvf_model_config *config, kvf_
     m->allocator = allocator;
     m->tokenizer_only = c.tokenizer_only != 0;
     opening o = {.m = m, .err = err};
-    status = open_model(&o, path, c.stream);
+    status = open_model(&o, path);
     if (status == KVF_OK)
         *out = m;
     else

@@ -79,8 +79,8 @@ struct kvf_model {
 };
 
 /* Prepares the weights: sets model->weights and model->info.weight_bytes. On failure model->weights is NULL again.
- * stream may be NULL. Not called with tokenizer_only. */
-kvf_status kvf__weights_load(kvf_model *model, kvf_stream *stream, kvf_error *err);
+ * Not called with tokenizer_only. */
+kvf_status kvf__weights_load(kvf_model *model, kvf_error *err);
 void kvf__weights_free(kvf_model *model); /* also when weights is NULL */
 
 #endif

@@ -1,32 +1,16 @@
-/* model/weights.c: the memory that the forward pass multiplies with, filled from the file. */
-#define _DEFAULT_SOURCE
+/* model/weights.c: what the forward pass multiplies with: matrices in the file, vectors in memory. */
 #include "model/weights.h"
 
 #include <limits.h>
 #include <math.h>
-#include <sys/mman.h>
 
-enum { ROWS_AN_ITEM = 64 };
-
-/* Where the next tensor goes. Without a base the first walk only counts; the second one dequantises. */
+/* Where the next tensor goes. Without a base the first walk only counts; the second one fills. */
 typedef struct loader {
     kvf__slab slab;
-    kvf_stream *stream;
     kvf_error *err;
     kvf_status status;
+    size_t scratch_floats;
 } loader;
-
-struct rows {
-    const kvf__tensor *tensor;
-    float *out;
-};
-
-static void dequantize_rows(void *ctx, uint32_t item, uint32_t thread) {
-    const struct rows *r = ctx;
-    (void)thread;
-    uint32_t begin = item * ROWS_AN_ITEM, end = KVF__MIN(begin + ROWS_AN_ITEM, r->tensor->n_rows);
-    for (uint32_t i = begin; i < end; i++) kvf__tensor_row(r->tensor, i, r->out + (size_t)i * r->tensor->n_cols);
-}
 
 /* A row must be whole blocks, and a BLAS counts in int. */
 static bool loadable(loader *l, const kvf__tensor *t) {
@@ -44,21 +28,27 @@ static bool loadable(loader *l, const kvf__tensor *t) {
     return !l->status;
 }
 
-/* Tensors that stand one after another in one matrix. */
-static const float *take(loader *l, uint32_t n, const kvf__tensor *const *tensors) {
-    size_t total = 0, one;
-    for (uint32_t i = 0; i < n; i++) {
-        if (l->status || (!l->slab.base && !loadable(l, tensors[i]))) return NULL;
-        if (!kvf__mul(tensors[i]->n_rows, tensors[i]->n_cols, &one) || !kvf__add(total, one, &total))
-            l->slab.bad = true;
-    }
+/* Vectors that stand one after another, in fp32. */
+static const float *take_vector(loader *l, uint32_t n, const kvf__tensor *const *tensors) {
+    size_t total = 0;
+    for (uint32_t i = 0; i < n; i++) total += tensors[i]->n_cols; /* at most 2^32 each */
     float *out = kvf__slab_take(&l->slab, total, sizeof *out), *to = out;
-    for (uint32_t i = 0; out && i < n; i++) {
-        struct rows r = {tensors[i], to};
-        kvf__stream_for(l->stream, kvf__ceil_div(tensors[i]->n_rows, ROWS_AN_ITEM), dequantize_rows, &r);
-        to += (size_t)tensors[i]->n_rows * tensors[i]->n_cols;
-    }
+    for (uint32_t i = 0; out && i < n; to += tensors[i++]->n_cols) kvf__tensor_row(tensors[i], 0, to);
     return out;
+}
+
+/* Tensors that stand one after another in one matrix. */
+static kvf__matrix take_matrix(loader *l, uint32_t n, const kvf__tensor *const *tensors) {
+    kvf__matrix m = {.n_parts = n, .k = tensors[0]->n_cols};
+    for (uint32_t i = 0; i < n && !l->status && loadable(l, tensors[i]); i++) {
+        m.parts[i].type = tensors[i]->type;
+        m.parts[i].n_rows = tensors[i]->n_rows;
+        m.parts[i].data = tensors[i]->data;
+        m.parts[i].row_bytes = tensors[i]->bytes / tensors[i]->n_rows;
+        m.n += tensors[i]->n_rows;
+    }
+    if (!l->status) l->scratch_floats = KVF__MAX(l->scratch_floats, kvf__gemm_scratch_floats(&m));
+    return m;
 }
 
 /* What the angle of a pair is multiplied with: a pair that turns often within the original context keeps its frequency,
@@ -91,33 +81,25 @@ static void walk(loader *l, const kvf_model *m, kvf__weights *w) {
     for (uint32_t i = 0; i < m->info.n_layers && !l->status; i++) {
         const kvf__layer *t = &m->layers[i];
         kvf__layer_weights x = {.qkv_bias = NULL};
-        x.attn_norm = take(l, 1, (const kvf__tensor *[]){&t->attn_norm});
-        x.qkv = take(l, 3, (const kvf__tensor *[]){&t->attn_q, &t->attn_k, &t->attn_v});
+        x.attn_norm = take_vector(l, 1, (const kvf__tensor *[]){&t->attn_norm});
+        x.qkv = take_matrix(l, 3, (const kvf__tensor *[]){&t->attn_q, &t->attn_k, &t->attn_v});
         if (t->attn_q_bias.data)
-            x.qkv_bias = take(l, 3, (const kvf__tensor *[]){&t->attn_q_bias, &t->attn_k_bias, &t->attn_v_bias});
-        x.attn_output = take(l, 1, (const kvf__tensor *[]){&t->attn_output});
-        x.ffn_norm = take(l, 1, (const kvf__tensor *[]){&t->ffn_norm});
-        x.gate_up = take(l, 2, (const kvf__tensor *[]){&t->ffn_gate, &t->ffn_up});
-        x.ffn_down = take(l, 1, (const kvf__tensor *[]){&t->ffn_down});
+            x.qkv_bias = take_vector(l, 3, (const kvf__tensor *[]){&t->attn_q_bias, &t->attn_k_bias, &t->attn_v_bias});
+        x.attn_output = take_matrix(l, 1, (const kvf__tensor *[]){&t->attn_output});
+        x.ffn_norm = take_vector(l, 1, (const kvf__tensor *[]){&t->ffn_norm});
+        x.gate_up = take_matrix(l, 2, (const kvf__tensor *[]){&t->ffn_gate, &t->ffn_up});
+        x.ffn_down = take_matrix(l, 1, (const kvf__tensor *[]){&t->ffn_down});
         if (layers) layers[i] = x;
     }
     w->layers = layers;
-    w->output_norm = take(l, 1, (const kvf__tensor *[]){&m->output_norm});
-    w->output = take(l, 1, (const kvf__tensor *[]){&m->output});
+    w->output_norm = take_vector(l, 1, (const kvf__tensor *[]){&m->output_norm});
+    w->output = take_matrix(l, 1, (const kvf__tensor *[]){&m->output});
     w->rope_freqs = take_frequencies(l, m);
 }
 
-/* Fresh pages come from the system one by one when they are first written; large ones make that 512 times rarer. Advice
- * only: where it is refused nothing is lost. */
-static void ask_for_large_pages(void *p, size_t bytes) {
-    const uintptr_t large = (uintptr_t)1 << 21;
-    uintptr_t begin = ((uintptr_t)p + large - 1) / large * large, end = ((uintptr_t)p + bytes) / large * large;
-    if (begin < end) (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE);
-}
-
-kvf_status kvf__weights_load(kvf_model *m, kvf_stream *stream, kvf_error *err) {
+kvf_status kvf__weights_load(kvf_model *m, kvf_error *err) {
     kvf_allocator a = m->allocator;
-    loader l = {.stream = stream, .err = err};
+    loader l = {.err = err};
     kvf__weights *w = kvf__alloc(&a, sizeof *w);
     if (!w) return kvf__fail(err, KVF_E_NO_MEMORY, "weights: %zu bytes could not be allocated", sizeof *w);
     walk(&l, m, w);
@@ -125,7 +107,7 @@ kvf_status kvf__weights_load(kvf_model *m, kvf_stream *stream, kvf_error *err) {
         l.status = kvf__fail(err, KVF_E_OVERFLOW, "weights: the tensors' sizes exceed the address space");
     if (!l.status) {
         w->slab_bytes = l.slab.used;
-        w->slab = a.alloc(a.ctx, w->slab_bytes, KVF__CACHE_LINE); /* not zeroed: the threads touch it first */
+        w->slab = kvf__alloc(&a, w->slab_bytes);
         if (!w->slab)
             l.status =
                 kvf__fail(err, KVF_E_NO_MEMORY, "weights: %zu bytes could not be allocated; a smaller model needs less",
@@ -135,9 +117,9 @@ kvf_status kvf__weights_load(kvf_model *m, kvf_stream *stream, kvf_error *err) {
         kvf__free(&a, w, sizeof *w);
         return l.status;
     }
-    ask_for_large_pages(w->slab, w->slab_bytes);
     l.slab = (kvf__slab){.base = w->slab};
     walk(&l, m, w);
+    w->scratch_floats = l.scratch_floats;
     w->allocator = a;
     m->weights = w;
     m->info.weight_bytes = w->slab_bytes;
