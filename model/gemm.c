@@ -78,8 +78,10 @@ static void few_columns(const kvf__gemm *g, const run *r, uint32_t column, float
     d.w_stride = KVF__MIN(k, (uint32_t)FEW_K);
     for (uint32_t e = 0; e < k; e += d.n) {
         d.n = KVF__MIN(k - e, (uint32_t)FEW_K);
-        for (uint32_t i = 0; i < r->n; i++)
-            (void)g->ops->dequantize(r->type, r->data + i * r->row_bytes + (size_t)e / elements * bytes, d.n,
+        const unsigned char *from = r->data + (size_t)e / elements * bytes;
+        uint32_t n_calls = d.n == k ? 1 : r->n; /* whole rows follow one another here and there */
+        for (uint32_t i = 0; i < n_calls; i++)
+            (void)g->ops->dequantize(r->type, from + i * r->row_bytes, d.n == k ? (size_t)r->n * k : d.n,
                                      scratch + i * d.w_stride);
         g->ops->dots(&d);
         d.x += d.n;
@@ -120,8 +122,8 @@ static const float *slice_of(const kvf__gemm *g, uint32_t column, uint32_t n, fl
     for (uint32_t done = 0; done < n;) {
         run r = run_at(g->w, column + done, column + n);
         if (r.n == n && r.type == KVF__TENSOR_F32) return (const float *)(const void *)r.data;
-        for (uint32_t i = 0; i < r.n; i++, done++)
-            (void)g->ops->dequantize(r.type, r.data + i * r.row_bytes, g->w->k, scratch + (size_t)done * g->w->k);
+        (void)g->ops->dequantize(r.type, r.data, (size_t)r.n * g->w->k, scratch + (size_t)done * g->w->k);
+        done += r.n;
     }
     return scratch;
 }

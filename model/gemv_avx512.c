@@ -18,23 +18,29 @@ static inline void look_up(const unsigned char *q, __m512 table, float *out) {
     _mm512_storeu_ps(out + 16, _mm512_permutexvar_ps(_mm512_srli_epi32(i, 4), table));
 }
 
+static inline __m512i iota(void) { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
+
 static inline __m512 count_from(float first) {
-    const __m512 iota = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    return _mm512_add_ps(iota, _mm512_set1_ps(first));
+    return _mm512_add_ps(_mm512_cvtepi32_ps(iota()), _mm512_set1_ps(first));
 }
 
-/* Halves at the beginning of blocks, SCALES of them in one conversion: broadcasts from memory then cost no shuffle. */
-static inline void scales_of(const unsigned char *src, size_t n_blocks, size_t block_bytes, float *out) {
-    uint16_t half[SCALES] = {0};
-    for (size_t i = 0; i < n_blocks; i++) memcpy(&half[i], src + i * block_bytes, sizeof *half);
-    _mm512_storeu_ps(out, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)half)));
+/* The halves at the beginning of up to 16 blocks, in one conversion. They go through memory, and the compiler must not
+ * see through it: broadcasts from there cost no shuffle, of which there are enough. */
+static inline void scales_of(const unsigned char *src, size_t n_blocks, int block_bytes, float *out) {
+    __m512i at = _mm512_mullo_epi32(iota(), _mm512_set1_epi32(block_bytes));
+    __mmask16 some = (__mmask16)((1u << n_blocks) - 1);
+    __m512i words = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), some, at, src, 1);
+    _mm512_storeu_ps(out, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)));
+    __asm__ volatile("" : : "r"(out) : "memory");
 }
 
-/* The same for two halves, SCALES / 2 blocks: d, m, d, m... */
-static inline void pairs_of(const unsigned char *src, size_t n_blocks, size_t block_bytes, float *out) {
-    uint32_t pair[SCALES / 2] = {0};
-    for (size_t i = 0; i < n_blocks; i++) memcpy(&pair[i], src + i * block_bytes, sizeof *pair);
-    _mm512_storeu_ps(out, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)pair)));
+/* The same for two halves of up to 8 blocks: d, m, d, m... */
+static inline void pairs_of(const unsigned char *src, size_t n_blocks, int block_bytes, float *out) {
+    __m256i at = _mm256_mullo_epi32(_mm512_castsi512_si256(iota()), _mm256_set1_epi32(block_bytes));
+    __mmask8 some = (__mmask8)((1u << n_blocks) - 1);
+    __m256i words = _mm256_mmask_i32gather_epi32(_mm256_setzero_si256(), some, at, src, 1);
+    _mm512_storeu_ps(out, _mm512_cvtph_ps(words));
+    __asm__ volatile("" : : "r"(out) : "memory");
 }
 
 static void q4_0(const unsigned char *src, size_t n, float *out) {
