@@ -16,6 +16,7 @@ enum {
     SLICE_FLOATS = 1 << 18,
     FEW_PARTS = 16,
     FEW_COLUMNS_MAX = 256,
+    FEW_X_FLOATS = 1 << 18, /* of x, which is read once for KVF__GEMV_ROWS rows of w: beyond them it leaves the cache */
     FEW_K = 1024, /* elements of KVF__GEMV_ROWS rows that stay in the first-level cache; whole blocks of all types */
     LINE = KVF__CACHE_LINE / sizeof(float)
 };
@@ -137,9 +138,14 @@ static void one_slice(void *ctx, uint32_t item, uint32_t thread) {
     if (!multiply(g, w, row, m, column, n)) atomic_store_explicit(&s->failed, true, memory_order_relaxed);
 }
 
+static bool by_rows(const kvf__gemm *g) {
+    if (g->way != KVF__GEMM_AUTO) return g->way == KVF__GEMM_ROWS;
+    return g->m <= g->ops->few && (g->m <= KVF__GEMV_ROWS || (size_t)g->m * g->w->k <= FEW_X_FLOATS);
+}
+
 kvf_status kvf__gemm_run(kvf_stream *stream, const kvf__gemm *g) {
     struct slices s = {.g = g};
-    if (g->way == KVF__GEMM_ROWS || (g->way == KVF__GEMM_AUTO && g->m <= g->ops->few)) {
+    if (by_rows(g)) {
         uint32_t part = round_up(kvf__ceil_div(g->w->n, FEW_PARTS), KVF__GEMV_ROWS);
         s.columns = KVF__MIN(part, (uint32_t)FEW_COLUMNS_MAX);
         kvf__stream_for(stream, kvf__ceil_div(g->w->n, s.columns), few_rows, &s);
