@@ -163,7 +163,7 @@ Test(gguf_kinds, refuses_scaling_that_lies) {
 
 /* ---- Parts ---------------------------------------------------------------------------------------------- */
 
-enum { N_PARTS = 3 };
+enum { N_PARTS = 3, ALL_PARTS = 99 };
 
 /* A split model, and how it lies. */
 typedef struct split_case {
@@ -181,7 +181,7 @@ static void split_keys(gw *w, uint32_t no, uint32_t n_tensors, const split_case 
     static const char *const names[] = {"split.no", "split.count", "split.tensors.count"};
     uint32_t values[] = {no, N_PARTS, n_tensors};
     for (int i = 0; i < 3; i++) {
-        if (c && c->key && c->part == no && !strcmp(c->key, names[i])) values[i] = c->value;
+        if (c && c->key && (c->part == no || c->part == ALL_PARTS) && !strcmp(c->key, names[i])) values[i] = c->value;
         if (!gw_key(w, names[i], i < 2 ? GW_U16 : GW_I32)) continue;
         gw_put(&w->keys, &values[i], i < 2 ? 2 : 4);
     }
@@ -283,6 +283,8 @@ Test(gguf_kinds, parts_that_are_missing_or_foreign_are_refused) {
          "tiny-00003-of-00003.gguf: key split.count: 4: must be 3"},
         {"of another model", 1, "split.tensors.count", 21, PART_SOUND, 0, KVF_E_FORMAT,
          "tiny-00002-of-00003.gguf: key split.tensors.count: 21: must be 20"},
+        {"a count that lies", ALL_PARTS, "split.tensors.count", 21, PART_SOUND, 0, KVF_E_FORMAT,
+         "key split.tensors.count: 21: its 3 parts have 20 tensors"},
         {"number beyond the count", 1, "split.no", 3, PART_SOUND, 0, KVF_E_FORMAT,
          "tiny-00002-of-00003.gguf: key split.no: 3: must be below"},
         {"truncated", 2, NULL, 0, PART_CUT, 0, KVF_E_FORMAT, "tiny-00003-of-00003.gguf: tensor"},
@@ -315,4 +317,58 @@ Test(gguf_kinds, parts_that_are_missing_or_foreign_are_refused) {
         remove_parts(folder);
     }
     must_differ(errors, N);
+}
+
+static unsigned char *read_part(const char *path, size_t *n) {
+    FILE *f = fopen(path, "rb");
+    cr_assert_not_null(f);
+    unsigned char *data = malloc(1 << 20);
+    *n = fread(data, 1, 1 << 20, f);
+    cr_assert(fclose(f) == 0 && *n > 0 && *n < 1 << 20);
+    return data;
+}
+
+/* Changes bytes in the index of one part: the model opens or is refused, nothing else. */
+Test(gguf_kinds, parts_survive_random_mutations) {
+    const uint64_t seed = 20240612;
+    const struct tiny_model_params p = {.arch = "qwen2",
+                                        .weight_type = GW_Q5_1,
+                                        .rope_scaling = "llama3",
+                                        .rope_factor = 8,
+                                        .rope_original = 64,
+                                        .sliding_window = 100};
+    static const unsigned char values[] = {0, 1, 2, 6, 8, 12, 14, 30, 0x7f, 0x80, 0xff};
+    char folder[300], path[512];
+    uint64_t rng = seed;
+    uint32_t n_opened = 0;
+    temp_folder(folder, sizeof folder);
+    write_parts(folder, &p, NULL);
+    for (uint32_t i = 0; i < 900; i++) {
+        size_t n;
+        part_name(path, sizeof path, folder, i % N_PARTS);
+        unsigned char *data = read_part(path, &n), *changed = malloc(n);
+        memcpy(changed, data, n);
+        for (uint64_t k = gw_random(&rng) % 3 + 1; k-- > 0;) {
+            size_t at = gw_random(&rng) % (i % N_PARTS ? 700 : 2000);
+            changed[at] = values[gw_random(&rng) % sizeof values];
+        }
+        cr_assert_eq(gw_write_bytes(path, changed, n), 0);
+        char first[512];
+        part_name(first, sizeof first, folder, 0);
+        meter m = {0};
+        kvf_model_config config = config_with(&m, i % 2);
+        kvf_model *model = NULL;
+        kvf_error err = {""};
+        kvf_status status = kvf_model_open(first, &config, &model, &err);
+        cr_assert_eq(model != NULL, status == KVF_OK);
+        cr_assert(model || err.text[0]);
+        n_opened += model != NULL;
+        kvf_model_close(model);
+        cr_assert_eq(m.n_live, 0, "seed %llu, mutation %u leaks", (unsigned long long)seed, i);
+        cr_assert_eq(gw_write_bytes(path, data, n), 0);
+        free(data);
+        free(changed);
+    }
+    cr_assert(n_opened > 50 && n_opened < 850, "%u of 900 opened: the mutations miss what they are for", n_opened);
+    remove_parts(folder);
 }
