@@ -24,6 +24,10 @@ static inline __m512 count_from(float first) {
     return _mm512_add_ps(_mm512_cvtepi32_ps(iota()), _mm512_set1_ps(first));
 }
 
+/* Without optimisation gcc's gathers are macros, which convert their masks. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+
 /* The halves at the beginning of up to 16 blocks, in one conversion. They go through memory, and the compiler must not
  * see through it: broadcasts from there cost no shuffle, of which there are enough. */
 static inline void scales_of(const unsigned char *src, size_t n_blocks, int block_bytes, float *out) {
@@ -42,6 +46,8 @@ static inline void pairs_of(const unsigned char *src, size_t n_blocks, int block
     _mm512_storeu_ps(out, _mm512_cvtph_ps(words));
     __asm__ volatile("" : : "r"(out) : "memory");
 }
+
+#pragma GCC diagnostic pop
 
 static void q4_0(const unsigned char *src, size_t n, float *out) {
     const __m512 steps = count_from(-8);

@@ -66,7 +66,7 @@ static void print_text(const kvf_model_info *m) {
     row("file", "%s, %u tensors: %s", kvf__show_bytes(m->file_bytes).text, m->n_tensors, m->weights);
     if (m->n_files > 1) row("parts", "%u", m->n_files);
     row("parameters", "%s", kvf__show_count(m->n_params).text);
-    if (m->weight_bytes) row("weights in memory", "%s", kvf__show_bytes(m->weight_bytes).text);
+    if (m->weight_bytes) row("beside the file", "%s", kvf__show_bytes(m->weight_bytes).text);
     row("layers", "%u, %u wide, feed-forward %u", m->n_layers, m->n_embd, m->n_ff);
     row("heads", "%u query and %u KV heads of %u", m->n_q_heads, m->n_kv_heads, m->head_dim);
     row("output head", "%s", m->tied_output ? "the embedding" : "its own");

@@ -20,7 +20,7 @@ typedef struct kvf_activations kvf_activations;
 
 typedef struct kvf_model_config {
     size_t struct_size;
-    kvf_stream *stream;      /* threads for loading, NULL: the caller's */
+    kvf_stream *stream;      /* no longer used: opening reads little; or NULL */
     int tokenizer_only;      /* 1: no weights are touched */
     kvf_allocator allocator; /* all zero: the default */
 } kvf_model_config;
@@ -33,7 +33,7 @@ typedef struct kvf_model_info {
     uint32_t n_layers, n_q_heads, n_kv_heads, head_dim, n_embd, n_ff, n_vocab, n_context;
     float rope_base, norm_epsilon;
     int tied_output;                             /* the output head is the embedding */
-    uint64_t n_params, file_bytes, weight_bytes; /* weight_bytes: in memory */
+    uint64_t n_params, file_bytes, weight_bytes; /* weight_bytes: in memory, beside the mapped file */
     uint32_t n_tensors;
     uint32_t sliding_window; /* 0: none; else no sequence may have more positions: attention beyond is not computed */
     uint32_t n_files;        /* parts of a split file; 1 otherwise */
@@ -45,7 +45,8 @@ typedef struct kvf_model_info {
  *  @own the caller, kvf_model_close. The file stays mapped. @threads any; a model is read-only afterwards and may be shared.
  *  @errors KVF_E_INVALID (path or config), KVF_E_IO, KVF_E_FORMAT (truncated, lying, hostile), KVF_E_UNSUPPORTED (architecture,
  *  type, or a key or tensor that asks for what is not computed), KVF_E_NO_MEMORY.
- *  @cost reads the weights once; allocates. */
+ *  @cost reads the index, the vocabulary and vectors; allocates. Matrices stay in the file's map, in its types: the
+ *  first passes bring their pages in. */
 KVF_API KVF_CHECK kvf_status kvf_model_open(const char *path, const kvf_model_config *config, kvf_model **out,
                                             kvf_error *err);
 
