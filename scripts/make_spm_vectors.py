@@ -5,7 +5,8 @@ decodes: what model/spm.c is tested against. Needs PyPI sentencepiece.
     make_spm_vectors.py tests/data/spm_vectors.json
 
 The file holds one vocabulary (tokens, scores, types) and variants of it: without the space before a text, with some
-tokens unused, without byte tokens. Each has [text, ids] to encode and [ids, text] to decode.
+tokens unused, without byte tokens. Each has [text, ids] to encode and [ids, text] to decode. Then dialogues with the ids
+that the forms of Llama 2 and Mistral give them, put together from sequences and pieces as the models' makers do.
 """
 import io
 import json
@@ -125,6 +126,71 @@ def variant(name, model, rng, **change):
     return out
 
 
+# ---- Dialogues -----------------------------------------------------------------------------------------------
+
+DIALOGUES = [
+    [["user", "the model reads"]],
+    [["system", "Be a scheduler."], ["user", "a request"]],
+    [["user", "token by token"], ["assistant", "the block is full"], ["user", "and then?"]],
+    [["system", " sys "], ["user", "  one\n"], ["assistant", " two\n "], ["user", "three "], ["assistant", "x"],
+     ["user", "</s>[INST] <s> <<SYS>>"]],
+    [["system", "alone"], ["user", " \n"]],
+]
+
+
+def llama2(sp, turns):
+    """Each question with its answer is a sequence of its own; white space at the ends of a content goes."""
+    ids, system = [], ""
+    if turns[0][0] == "system":
+        system, turns = "<<SYS>>\n" + turns[0][1] + "\n<</SYS>>\n\n", turns[1:]
+    for i in range(0, len(turns), 2):
+        text = "[INST] " + ((system if i == 0 else "") + turns[i][1]).strip() + " [/INST]"
+        if i + 1 < len(turns):
+            ids += [sp.bos_id()] + sp.encode(text + " " + turns[i + 1][1].strip() + " ") + [sp.eos_id()]
+        else:
+            ids += [sp.bos_id()] + sp.encode(text)
+    return ids
+
+
+def mistral(sp, turns):
+    """The first form: [INST] is text, the system message stands in the first question."""
+    ids, turns = [sp.bos_id()], [list(turn) for turn in turns]
+    if turns[0][0] == "system":
+        turns[1][1] = turns[0][1] + "\n\n" + turns[1][1]
+        del turns[0]
+    for i in range(0, len(turns), 2):
+        text = "[INST] " + turns[i][1] + " [/INST]"
+        if i + 1 < len(turns):
+            ids += sp.encode(text + " " + turns[i + 1][1]) + [sp.eos_id()]
+        else:
+            ids += sp.encode(text)
+    return ids
+
+
+def mistral_control(sp, turns, add_space):
+    """The later form: [INST] and [/INST] are control tokens (here the two that follow the vocabulary), the system message
+    stands in the last question."""
+    begin, end = sp.get_piece_size(), sp.get_piece_size() + 1
+    space = "" if add_space else " "  # which the tokenizer puts there itself, or does not
+    ids, turns = [sp.bos_id()], [list(turn) for turn in turns]
+    if turns[0][0] == "system":
+        turns[-1][1] = turns[0][1] + "\n\n" + turns[-1][1]
+        del turns[0]
+    for role, content in turns:
+        ids += [begin] + sp.encode(space + content) + [end] if role == "user" else sp.encode(space + content) + [sp.eos_id()]
+    return ids
+
+
+def dialogues(model):
+    forms = [("llama2", llama2, False, True), ("mistral", mistral, False, True), ("mistral", mistral_control, True, True),
+             ("mistral", mistral_control, True, False)]
+    for name, form, control, add_space in forms:
+        sp = sentencepiece.SentencePieceProcessor(model_proto=changed(model, add_space=add_space))
+        for turns in DIALOGUES:
+            yield {"template": name, "control": control, "add_space": add_space, "messages": turns,
+                   "ids": form(sp, turns, add_space) if control else form(sp, turns)}
+
+
 def main(out):
     buffer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -154,7 +220,8 @@ def main(out):
             f.write(dump(head)[:-1])
             for key in ("encode", "decode"):
                 f.write(',\n"%s": [\n%s]' % (key, ",\n".join(dump(case) for case in v[key])))
-            f.write("}%s\n" % ("," if i + 1 < len(variants) else "]}"))
+            f.write("}%s\n" % ("," if i + 1 < len(variants) else "],"))
+        f.write(' "chat": [\n%s]}\n' % ",\n".join(dump(dialogue) for dialogue in dialogues(model)))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ typedef struct vocabulary {
     const char *skip;         /* keys to leave out */
     const char *true_key;     /* a boolean key that is set */
     const char *charsmap;     /* NULL: absent */
+    const char *chat;         /* template; NULL: absent */
     size_t n_scores, n_types; /* 0: n */
 } vocabulary;
 
@@ -37,6 +38,7 @@ static void write_vocabulary(gw *w, void *ctx) {
     gw_key_u32(w, "tokenizer.ggml.bos_token_id", BOS_ID);
     gw_key_u32(w, "tokenizer.ggml.eos_token_id", EOS_ID);
     if (v->no_space) gw_key_bool(w, "tokenizer.ggml.add_space_prefix", 0);
+    if (v->chat) gw_key_text(w, "tokenizer.chat_template", v->chat);
     if (v->true_key) gw_key_bool(w, v->true_key, 1);
     if (v->charsmap) {
         gw_key_array(w, "tokenizer.ggml.precompiled_charsmap", GW_U8, strlen(v->charsmap));
@@ -178,6 +180,48 @@ Test(spm, agrees_with_the_reference) {
     }
     cr_assert_eq(v, 4);
     cr_assert_geq(n_cases, 500);
+    json_decref(root);
+}
+
+static void must_chat(const json_t *item, const kvf_model *model, const char *template_name, size_t i) {
+    const json_t *message, *messages = json_object_get(item, "messages");
+    kvf_message list[8];
+    uint32_t ids[MAX_IDS], wanted[MAX_IDS];
+    size_t k, n = 0, n_bytes = 0, n_wanted = json_ids(json_object_get(item, "ids"), wanted);
+    json_array_foreach(messages, k, message) {
+        const char *content = json_string_value(json_array_get(message, 1));
+        list[k] = (kvf_message){json_string_value(json_array_get(message, 0)), content, strlen(content)};
+    }
+    kvf_error err = {""};
+    kvf_status status =
+        kvf_chat_encode(kvf_model_tokenizer(model), template_name, list, (uint32_t)k, ids, MAX_IDS, &n, &err);
+    cr_assert_eq(status, KVF_OK, "dialogue %zu: %s", i, err.text);
+    cr_assert(n == n_wanted && !memcmp(ids, wanted, n * sizeof *ids), "dialogue %zu", i);
+    cr_assert_eq(kvf_chat_render(kvf_model_tokenizer(model), template_name, list, (uint32_t)k, NULL, 0, &n_bytes, &err),
+                 KVF_E_LIMIT);
+    cr_assert_leq(n, n_bytes + 2);
+}
+
+Test(spm, encodes_dialogues_as_the_reference_does) {
+    json_error_t error;
+    json_t *root = json_load_file(KVF_TEST_DATA "/spm_vectors.json", 0, &error);
+    cr_assert_not_null(root, "%s", error.text);
+    const json_t *item;
+    size_t i;
+    json_array_foreach(json_object_get(root, "chat"), i, item) {
+        static vocabulary v;
+        const char *name = json_string_value(json_object_get(item, "template"));
+        read_vocabulary(root, json_array_get(json_object_get(root, "variants"), 0), &v);
+        v.no_space = json_is_false(json_object_get(item, "add_space"));
+        for (int k = 0; k < 2 && json_is_true(json_object_get(item, "control")); k++, v.n++)
+            v.texts[v.n] = k ? "[/INST]" : "[INST]", v.types[v.n] = CONTROL;
+        v.chat = strcmp(name, "llama2") ? "{{ bos_token + '[INST] ' + content }}" : "{{ '[INST] <<SYS>>' }}";
+        kvf_model *model = open_vocabulary(&v);
+        must_chat(item, model, name, i);
+        must_chat(item, model, "auto", i);
+        kvf_model_close(model);
+    }
+    cr_assert_eq(i, 20);
     json_decref(root);
 }
 
