@@ -44,7 +44,7 @@ TEXTS = [
     "नमस्ते दुनिया", "สวัสดีชาวโลก", "e\u0301a\u0308", "\U0001f642\U0001f642 \U0001f468\u200d\U0001f469\u200d\U0001f467", "x\U0001f642y 1\ufe0f\u20e3",
     "a\u00a0b", "a\u2003b\u2028c\u2029d", "a\u0085b", "a\u180eb", "a\u200bb", "\ufeffa", "a\u3000\u3000b", "ﬁ ǅ ʰ ª º", "\U0001d400\U0001d7ce", "\u2160\u2170",
     "f(x) = x**2 + 3*y;", "if (a && b || !c) { return a->b[0]; }", "#include <stdio.h>\n\nint main(void) {\n    return 0;\n}\n",
-    "https://example.org/a?b=c&d=%20", "<|im_start|>user\nhi<|im_end|>\n", "$100 + 5% = ^~|`", "a_b-c", "--help", "snake_case camelCase", "«¿qué?» — „ja“ …",
+    "file:///a?b=c&d=%20", "<|im_start|>user\nhi<|im_end|>\n", "$100 + 5% = ^~|`", "a_b-c", "--help", "snake_case camelCase", "«¿qué?» — „ja“ …",
     "\u00ad\u00b4\u00a8", "€5 £6 ¥7 5° ©2024", "\ufffd\ufffd", "\u0e01\u0e33 \u0300", "   leading", "\u00a0\u00a0x", "x\u00a0\u00a0", "\u3000\n\u3000x",
 ]
 
