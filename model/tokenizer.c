@@ -366,7 +366,7 @@ static kvf_status load_spm(const loading *l) {
     if (status == KVF_OK && strips)
         return kvf__fail(l->err, KVF_E_UNSUPPORTED, "%s: key %s: true: must be false or absent", l->gguf->path.text,
                          strip);
-    if (status == KVF_OK && key && key->n > (key->type != KVF__GGUF_ARRAY))
+    if (status == KVF_OK && key && (key->n || key->type != KVF__GGUF_ARRAY))
         return kvf__fail(l->err, KVF_E_UNSUPPORTED,
                          "%s: key %s: a table of %" PRIu64 " elements that replaces characters: must be absent",
                          l->gguf->path.text, map, key->n);
