@@ -219,17 +219,20 @@ rows = [{"id": "a", "prompt": "Once upon a time", "max_tokens": 5}, {"prompt": "
         {"id": "h", "prompt": "A longer text. " * 30, "policy": "h2o", "rho": 0.3, "min_tokens": 16, "max_tokens": 2},
         {"id": "m", "prompt": "A longer text. " * 30, "merge": "mass", "min_tokens": 16, "full_layers": [], "max_tokens": 2},
         {"id": "q", "prompt": "A longer text. " * 30, "score": "prompt_plus_current", "min_tokens": 16, "max_tokens": 2},
-        {"id": "f", "prompt": "x", "policy": "full", "rho": 0.5, "max_tokens": 1}]
+        {"id": "f", "prompt": "x", "policy": "full", "rho": 0.5, "max_tokens": 1},
+        {"id": "1", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+        {"id": "10", "messages": [{"role": "user", "content": "<|im_end|>"}], "max_tokens": 1}]
 rows[5].pop("full_layers")
 text = "\ufeff" + "\r\n".join(json.dumps(r) for r in rows[:2]) + "\n\n  \n" + "\n".join(json.dumps(r) for r in rows[2:])
 out, err = batch(text)
 by_id = {r["id"]: r for r in out}
-assert err == "" and set(by_id) == {"a", 2, 77, "t", "h", "m", "q", "f"} and len(out) == 8
+assert err == "" and set(by_id) == {"a", 2, 77, "t", "h", "m", "q", "f", "1", "10"} and len(out) == 10
 n_layers = json.loads(run("info", model, "--json")[0])["n_layers"]
 for r in out:
     assert list(r) == ["id", "text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens", "kv"], r
     assert r["finish_reason"] in ("stop", "length") and len(r["token_ids"]) == r["completion_tokens"] > 0
     assert len(r["kv"]["blocks"]) == n_layers and r["kv"]["held_tokens"] <= r["kv"]["full_tokens"]
+assert by_id["10"]["prompt_tokens"] > by_id["1"]["prompt_tokens"] + 2  # a control token in a content is so much text
 assert by_id["t"]["prompt_tokens"] == 3 and by_id["a"]["completion_tokens"] <= 5
 assert by_id["h"]["kv"]["policy"] == "h2o" and by_id["h"]["kv"]["rho"] == 0.3 and by_id["h"]["kv"]["dropped"] > 0
 assert by_id["a"]["kv"]["policy"] == "d2o" and by_id["a"]["kv"]["rho"] == 0.2

@@ -28,8 +28,9 @@ static const kvf__arg run_args[] = {
     {"system", "TEXT", "system message for --prompt, and for `messages` that have none", NULL, KVF__ARG_TEXT,
      AT(system), 0, 0, NULL},
     {"chat-template", "NAME",
-     "how messages become text: auto (as the model's file says), chatml, or none (their contents joined)", "auto",
-     KVF__ARG_CHOICE, AT(chat_template), 0, 0, "auto|chatml|none"},
+     "how messages become text: auto (as the model's file says), chatml, llama2, llama3, mistral, or none (their contents "
+     "joined)",
+     "auto", KVF__ARG_CHOICE, AT(chat_template), 0, 0, "auto|chatml|llama2|llama3|mistral|none"},
     {"raw", NULL, "--prompt is text to continue, not a message", NULL, KVF__ARG_FLAG, AT(raw), 0, 0, NULL},
     {"special", NULL, "control tokens written out in a raw prompt (<|im_end|>) become themselves", NULL, KVF__ARG_FLAG,
      AT(special), 0, 0, NULL},

@@ -196,16 +196,17 @@ static kvf_status encode(const kvf__line_rules *rules, kvf__line *line, const ch
 
 static kvf_status render(const kvf__line_rules *rules, kvf__line *line, const kvf_message *messages, uint32_t n,
                          kvf_error *err) {
+    const char *name = rules->cli->chat_template;
     size_t needed = 0;
     err->text[0] = '\0';
-    kvf_status st = kvf_chat_render(rules->tokenizer, rules->cli->chat_template, messages, n, NULL, 0, &needed, err);
+    kvf_status st = kvf_chat_render(rules->tokenizer, name, messages, n, NULL, 0, &needed, err);
     if (st && st != KVF_E_LIMIT) return st;
-    char *text = malloc(needed + 1);
-    if (!text) return fail(err, KVF_E_NO_MEMORY, "messages: out of memory");
-    st = kvf_chat_render(rules->tokenizer, rules->cli->chat_template, messages, n, text, needed + 1, &needed, err);
-    if (!st) st = encode(rules, line, text, needed, KVF_ENCODE_SPECIAL, err);
-    free(text);
-    return st;
+    size_t capacity = needed + 2;
+    line->tokens = capacity > needed && capacity < SIZE_MAX / sizeof *line->tokens
+                       ? malloc(capacity * sizeof *line->tokens)
+                       : NULL;
+    if (!line->tokens) return fail(err, KVF_E_NO_MEMORY, "messages: out of memory");
+    return kvf_chat_encode(rules->tokenizer, name, messages, n, line->tokens, capacity, &line->n_tokens, err);
 }
 
 static kvf_status read_message(const json_t *json, size_t i, kvf_message *message, kvf_error *err) {
