@@ -19,9 +19,9 @@ typedef struct kvf__live {
     struct kvf__live *next, *prev;
     kvf_request id;
     kvf_seq seq;
-    uint32_t *tokens; /* known: the prompt, then what was generated; capacity n_prompt + max_tokens */
-    uint32_t *forced; /* [max_tokens] or NULL */
-    double *logprobs; /* [max_tokens] */
+    uint32_t *tokens;     /* known: the prompt, then what was generated; capacity n_prompt + max_tokens */
+    uint32_t *forced;     /* [max_tokens] or NULL */
+    double *logprobs;     /* [max_tokens] */
     uint32_t *top_tokens; /* [max_tokens][n_top], NULL when n_top is 0 */
     double *top_logprobs; /* likewise */
     uint32_t n_top;
@@ -70,25 +70,25 @@ struct kvf_engine {
     /* Per step, [max_running] unless said otherwise. */
     kvf__live **rows; /* request of each row of the step's view */
     kvf_seq *seqs;
-    uint32_t *tokens; /* [max_batch_tokens] */
+    uint32_t *tokens;                       /* [max_batch_tokens] */
     uint32_t *q_begin, *out_rows, *sampled; /* [max_running + 1] */
     double *sampled_logprob;
     uint8_t *row_wanted, *row_gqa;
     float **prompt_sums;
-    float *sums;   /* see the glossary */
-    float *row;    /* [max_running][n_kv_heads][max_slots] */
-    float *logits; /* [max_running][n_vocab] */
+    float *sums;          /* see the glossary */
+    float *row;           /* [max_running][n_kv_heads][max_slots] */
+    float *logits;        /* [max_running][n_vocab] */
     void *sample_scratch; /* [n_threads][n_vocab] of 8 bytes */
     void *workspace;      /* for match, gate and apply */
     size_t workspace_bytes;
-    kvf_event *events;         /* [max_running * n_layers], as are the next three */
+    kvf_event *events; /* [max_running * n_layers], as are the next three */
     kvf_event *batch_events;
     kvf_compact_item *items;
     uint32_t *item_of_event, *batch_items;
-    uint32_t *slots, *keep;    /* [n_layers] */
-    uint32_t *table_slots;     /* [n_tables] */
+    uint32_t *slots, *keep; /* [n_layers] */
+    uint32_t *table_slots;  /* [n_tables] */
     kvf_layer_occupancy *layers, *result_layers;
-    kvf_view view;             /* of the step */
+    kvf_view view; /* of the step */
     const kvf_policy_batch *observing;
 
     kvf_engine_stats stats;

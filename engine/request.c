@@ -46,14 +46,15 @@ static bool live_copy(kvf_engine *e, kvf__live *r, const kvf_generate *g) {
 static kvf_status check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what, kvf_error *err) {
     for (uint32_t i = 0; i < n; i++)
         if (ids[i] >= e->info->n_vocab)
-            return kvf__fail(err, KVF_E_INVALID, "%s %u at index %u: the vocabulary has %u tokens, ids are 0 to %u", what, ids[i], i,
-                             e->info->n_vocab, e->info->n_vocab - 1);
+            return kvf__fail(err, KVF_E_INVALID, "%s %u at index %u: the vocabulary has %u tokens, ids are 0 to %u",
+                             what, ids[i], i, e->info->n_vocab, e->info->n_vocab - 1);
     return KVF_OK;
 }
 
 static kvf_status check_sampling(const kvf_sampling *s, kvf_error *err) {
     if (!(s->temperature >= 0 && s->temperature <= 100))
-        return kvf__fail(err, KVF_E_INVALID, "temperature %g: must be in [0, 100]; 0 is greedy", (double)s->temperature);
+        return kvf__fail(err, KVF_E_INVALID, "temperature %g: must be in [0, 100]; 0 is greedy",
+                         (double)s->temperature);
     if (!(s->top_p >= 0 && s->top_p <= 1))
         return kvf__fail(err, KVF_E_INVALID, "top_p %g: must be in (0, 1], or 0 for all tokens", (double)s->top_p);
     return KVF_OK;
@@ -61,12 +62,12 @@ static kvf_status check_sampling(const kvf_sampling *s, kvf_error *err) {
 
 static kvf_status check_generate(const kvf_engine *e, const kvf_generate *g, kvf_error *err) {
     kvf_status st;
-    if (!g->tokens || !g->n_tokens)
-        return kvf__fail(err, KVF_E_INVALID, "prompt: has no token; give at least one");
+    if (!g->tokens || !g->n_tokens) return kvf__fail(err, KVF_E_INVALID, "prompt: has no token; give at least one");
     if (!g->on_finish) return kvf__fail(err, KVF_E_INVALID, "on_finish: is NULL; it receives the result");
     /* The length before the ids, so that a huge prompt is not walked for nothing. */
     if (g->n_tokens >= e->config.max_context)
-        return kvf__fail(err, KVF_E_NEVER_FITS, "prompt of %u tokens: the context is %u tokens and must hold one more; shorten it",
+        return kvf__fail(err, KVF_E_NEVER_FITS,
+                         "prompt of %u tokens: the context is %u tokens and must hold one more; shorten it",
                          g->n_tokens, e->config.max_context);
     if ((st = check_ids(e, g->tokens, g->n_tokens, "token id", err))) return st;
     if (g->forced && (st = check_ids(e, g->forced, g->max_tokens, "forced token id", err))) return st;
@@ -84,10 +85,13 @@ static kvf_status check_policy(const kvf_engine *e, const kvf_policy_options *o,
     kvf_status st = kvf_policy_options_check(o, e->info->n_layers, e->pages.block_size, err);
     if (st) return st;
     if (kvf_policy_n_arrays(o) > e->scores.n_arrays)
-        return kvf__fail(err, KVF_E_INVALID, "policy %s: needs %u score arrays, the engine has %u; create it with n_score_arrays %u",
+        return kvf__fail(err, KVF_E_INVALID,
+                         "policy %s: needs %u score arrays, the engine has %u; create it with n_score_arrays %u",
                          o->ops->name, kvf_policy_n_arrays(o), e->scores.n_arrays, kvf_policy_n_arrays(o));
     if (o->merge == KVF_MERGE_MASS && !e->pages.bias)
-        return kvf__fail(err, KVF_E_INVALID, "merge mass: needs weights and biases beside the pages; create the engine with want_mass_bias");
+        return kvf__fail(
+            err, KVF_E_INVALID,
+            "merge mass: needs weights and biases beside the pages; create the engine with want_mass_bias");
     return KVF_OK;
 }
 
@@ -122,7 +126,8 @@ kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_re
         live_free(e, r);
         return kvf__fail(err, KVF_E_NO_MEMORY, "request: %u tokens could not be allocated", g.n_tokens + max_new);
     }
-    kvf_sched_request s = {.struct_size = sizeof s, .n_prompt = g.n_tokens, .max_new = max_new, .options = &r->policy, .user = r};
+    kvf_sched_request s = {
+        .struct_size = sizeof s, .n_prompt = g.n_tokens, .max_new = max_new, .options = &r->policy, .user = r};
     if ((st = kvf_sched_submit(e->sched, &s, &r->id))) {
         live_free(e, r);
         return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
@@ -185,7 +190,8 @@ static void result_kv(kvf_engine *e, const kvf__live *r, kvf_result *result) {
 }
 
 void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error) {
-    kvf_result result = {.struct_size = sizeof result, .request = r->id, .user = r->user, .finish = finish, .error = error};
+    kvf_result result = {
+        .struct_size = sizeof result, .request = r->id, .user = r->user, .finish = finish, .error = error};
     result.tokens = r->tokens + r->n_prompt;
     result.logprobs = r->logprobs;
     result.n_top_logprobs = r->n_top;

@@ -111,17 +111,31 @@ static uint32_t lay_out(kvf_engine *e, const kvf_step *step) {
 static uint32_t longest_row(const kvf_engine *e, uint32_t n_decode) {
     uint32_t longest = 0, wanted = 0;
     for (uint32_t i = 0; i < n_decode; i++) wanted |= e->row_wanted[i];
-    for (size_t t = 0; wanted && t < (size_t)n_decode * e->n_tables; t++) longest = KVF__MAX(longest, e->view.n_slots[t]);
+    for (size_t t = 0; wanted && t < (size_t)n_decode * e->n_tables; t++)
+        longest = KVF__MAX(longest, e->view.n_slots[t]);
     return longest;
 }
 
 static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, kvf_error *err) {
     uint32_t longest = longest_row(e, step->n_decode);
-    kvf_forward f = {.struct_size = sizeof f, .view = &e->view, .pages = &e->pages, .tokens = e->tokens, .q_begin = e->q_begin,
-                     .n_decode = step->n_decode, .prompt_sums = e->prompt_sums, .prompt_stride = e->config.max_prefill_tokens,
-                     .row = longest ? e->row : NULL, .row_stride = longest, .row_wanted = e->row_wanted, .row_gqa = e->row_gqa,
-                     .after_layer = longest ? kvf__engine_observe : NULL, .ctx = e, .out_rows = e->out_rows, .n_out = n_out,
-                     .logits = e->logits, .path = e->config.path};
+    kvf_forward f = {.struct_size = sizeof f,
+                     .view = &e->view,
+                     .pages = &e->pages,
+                     .tokens = e->tokens,
+                     .q_begin = e->q_begin,
+                     .n_decode = step->n_decode,
+                     .prompt_sums = e->prompt_sums,
+                     .prompt_stride = e->config.max_prefill_tokens,
+                     .row = longest ? e->row : NULL,
+                     .row_stride = longest,
+                     .row_wanted = e->row_wanted,
+                     .row_gqa = e->row_gqa,
+                     .after_layer = longest ? kvf__engine_observe : NULL,
+                     .ctx = e,
+                     .out_rows = e->out_rows,
+                     .n_out = n_out,
+                     .logits = e->logits,
+                     .path = e->config.path};
     double begin = kvf__clock();
     kvf_status st = kvf_model_forward(e->model, e->activations, e->stream, &f, err);
     double seconds = kvf__clock() - begin;
@@ -161,7 +175,9 @@ static kvf_status sample(kvf_engine *e, const kvf_step *step, uint32_t n_out, kv
     uint32_t n = 0;
     for (uint32_t i = 0; i < n_out; i++) { /* rows that fell out of the step leave no gap in the logits */
         if (!e->rows[e->sampled[i]]) continue;
-        if (n != i) memmove(e->logits + (size_t)n * e->info->n_vocab, e->logits + (size_t)i * e->info->n_vocab, e->info->n_vocab * sizeof(float));
+        if (n != i)
+            memmove(e->logits + (size_t)n * e->info->n_vocab, e->logits + (size_t)i * e->info->n_vocab,
+                    e->info->n_vocab * sizeof(float));
         e->sampled[n++] = e->sampled[i];
     }
     kvf__stream_for(e->stream, n, sample_row, e);
@@ -215,7 +231,8 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     e->stats.n_running_max = KVF__MAX(e->stats.n_running_max, step.n_running);
     fallen(e, &step);
     if (step.copies.n) {
-        if ((st = kvf_copies_run(&e->pages, &e->scores, &step.copies)) || (st = kvf_copies_done(e->manager, &step.copies)))
+        if ((st = kvf_copies_run(&e->pages, &e->scores, &step.copies)) ||
+            (st = kvf_copies_done(e->manager, &step.copies)))
             return kvf__fail(err, st, "copies of a step: %s", kvf_manager_error(e->manager));
     }
     if (!step.n_items) return (st = kvf_sched_done(e->sched)) == KVF_E_STATE ? KVF_OK : st;

@@ -153,8 +153,8 @@ static kvf_status multiply(pass *p, const float *x, size_t x_stride, const float
                            size_t y_stride, bool accumulate) {
     kvf__gemm g = {p->n_rows, n, k, x, w, y, x_stride, y_stride, accumulate};
     kvf_status st = kvf__gemm_run(p->stream, &g);
-    return st ? kvf__fail(p->err, st, "forward: a product of %u rows, %u by %u, found no memory in %s", p->n_rows, n, k,
-                          kvf__gemm_library())
+    return st ? kvf__fail(p->err, st, "forward: a product of %u rows, %u by %u, found no memory in oneDNN", p->n_rows,
+                          n, k)
               : KVF_OK;
 }
 

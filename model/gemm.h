@@ -14,12 +14,9 @@ typedef struct kvf__gemm {
     bool accumulate;
 } kvf__gemm;
 
-/* The work is cut into slices of fixed sizes, so that the result does not depend on the number of threads (an OpenBLAS
- * with threads of its own cuts as it likes). It may depend on m: logits of one token in batches of different sizes
- * agree within rounding. KVF_E_NO_MEMORY: the library behind it had none; y is then undefined. */
+/* The work is cut into slices of fixed sizes, so that the result does not depend on the number of threads. It
+ * may depend on m: logits of one token in batches of different sizes agree within rounding. KVF_E_NO_MEMORY: the library
+ * behind it had none; y is then undefined. */
 kvf_status kvf__gemm_run(kvf_stream *stream, const kvf__gemm *g);
-
-/* What multiplies: "oneDNN" or "OpenBLAS". */
-const char *kvf__gemm_library(void);
 
 #endif

@@ -70,9 +70,7 @@ static void shed_latest(kvf_sched *s) {
  * put off. Where there is no room now the former promise stands, and growth is secured below. */
 static void settle_reservations(kvf_sched *s) {
     for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
-        if (r->state != KVF__REQ_DECODE || r->sized || r->unpromised ||
-            !kvf_policy_sizes(s->config.policies, r->seq_index))
-            continue;
+        if (r->state != KVF__REQ_DECODE || r->sized || !kvf_policy_sizes(s->config.policies, r->seq_index)) continue;
         kvf_status status = kvf__sched_reserve_sized(s, r);
         (void)status;
     }

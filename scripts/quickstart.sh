@@ -20,7 +20,8 @@ for line in open(sys.argv[1], encoding="utf-8"):
     answer = json.loads(line)
     if answer.get("id") in ("capital", "story"):
         print(f'{answer["id"]} ({answer["prompt_tokens"]} tokens in, {answer["completion_tokens"]} out):')
-        print(textwrap.indent(answer["text"].strip(), "    "))
+        for line in answer["text"].strip().splitlines():
+            print(textwrap.fill(line, 110, initial_indent="    ", subsequent_indent="    "))
 END
 echo
 echo "All answers: $answers. Next: build/release/kvfold run --prompt \"...\" and build/release/kvfold --help"

@@ -14,7 +14,7 @@ FLOORS = {"base": 0, "blockmgr": 1, "comm": 2, "attention": 2, "d2o_policy": 2, 
 USERS = ("tools", "bindings", "bench", "examples")  # public headers and base/
 ANYTHING = ("tests",)
 LIBRARIES = [  # header pattern, folders that may include it
-    (r"cblas\.h|openblas.*|dnnl.*", ("model", "bench", "tests")),
+    (r"dnnl.*", ("model", "bench", "tests")),
     (r"pcre2\.h", ("model", "tests")),
     (r"jansson\.h", ("tools", "bench", "tests")),
     (r"(zlib|zstd)\.h", ("tools", "tests")),

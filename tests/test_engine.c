@@ -70,8 +70,7 @@ static void check_memory(struct answer *a) {
     cr_assert_eq(kvf_seq_occupancy(m, kvf__live_find(a->engine, a->id)->seq, layers), KVF_OK);
     for (uint32_t l = 0; l < 3; l++) {
         uint32_t n_groups = a->engine->n_groups;
-        if (a->n_tokens == 1)
-            cr_expect_leq(layers[l].n_blocks, n_groups * kvf__ceil_div(sizes[l].keep, BLOCK));
+        if (a->n_tokens == 1) cr_expect_leq(layers[l].n_blocks, n_groups * kvf__ceil_div(sizes[l].keep, BLOCK));
         cr_expect_leq(layers[l].n_blocks, n_groups * kvf__ceil_div(sizes[l].keep + a->k, BLOCK));
         cr_expect_lt(layers[l].slots_used, (uint64_t)n_groups * (sizes[l].keep + a->k));
     }
@@ -126,11 +125,18 @@ static kvf_policy_options options_of(const char *text) {
 static kvf_generate request_of(uint32_t *prompt, uint32_t n, uint32_t seed, uint32_t max_tokens, struct answer *a) {
     uint64_t rng = seed;
     for (uint32_t i = 0; i < MAX_TOKENS; i++) prompt[i] = TINY_BYTE_0 + (uint32_t)(gw_random(&rng) % 250);
-    return (kvf_generate){.struct_size = sizeof(kvf_generate), .tokens = prompt, .n_tokens = n, .max_tokens = max_tokens,
-                          .ignore_end = 1, .user = a, .on_finish = on_finish, .on_token = on_token};
+    return (kvf_generate){.struct_size = sizeof(kvf_generate),
+                          .tokens = prompt,
+                          .n_tokens = n,
+                          .max_tokens = max_tokens,
+                          .ignore_end = 1,
+                          .user = a,
+                          .on_finish = on_finish,
+                          .on_token = on_token};
 }
 
-static void submit(kvf_engine *e, struct answer *a, uint32_t n, uint32_t seed, uint32_t max_tokens, const char *policy) {
+static void submit(kvf_engine *e, struct answer *a, uint32_t n, uint32_t seed, uint32_t max_tokens,
+                   const char *policy) {
     uint32_t prompt[MAX_TOKENS];
     kvf_policy_options o = options_of(policy);
     kvf_generate g = request_of(prompt, n, seed, max_tokens, a);
@@ -155,7 +161,8 @@ static void run(kvf_engine *e) {
     cr_expect_eq(s.occupancy.score_pages.n_held, 0u);
 }
 
-static void answer_alone(const kvf_engine_config *c, struct answer *a, uint32_t n, uint32_t seed, uint32_t max_tokens, const char *policy) {
+static void answer_alone(const kvf_engine_config *c, struct answer *a, uint32_t n, uint32_t seed, uint32_t max_tokens,
+                         const char *policy) {
     kvf_engine *e = create(c);
     memset(a, 0, sizeof *a);
     submit(e, a, n, seed, max_tokens, policy);
@@ -168,9 +175,11 @@ static void expect_same(const struct answer *a, const struct answer *b, double b
     cr_assert_eq(a->n_tokens, b->n_tokens, "%s: %u and %u tokens", what, a->n_tokens, b->n_tokens);
     for (uint32_t i = 0; i < a->n_tokens; i++) {
         cr_assert_eq(a->tokens[i], b->tokens[i], "%s: token %u", what, i);
-        cr_assert_leq(fabs(a->logprobs[i] - b->logprobs[i]), bound, "%s: token %u: %.9f and %.9f", what, i, a->logprobs[i], b->logprobs[i]);
+        cr_assert_leq(fabs(a->logprobs[i] - b->logprobs[i]), bound, "%s: token %u: %.9f and %.9f", what, i,
+                      a->logprobs[i], b->logprobs[i]);
     }
-    cr_expect_eq(a->held, b->held, "%s: holds %llu and %llu", what, (unsigned long long)a->held, (unsigned long long)b->held);
+    cr_expect_eq(a->held, b->held, "%s: holds %llu and %llu", what, (unsigned long long)a->held,
+                 (unsigned long long)b->held);
 }
 
 static const char *const policies[] = {
@@ -299,7 +308,8 @@ Test(engine, freed_blocks_serve_other_requests_at_once) {
         kvf_engine *e = create(&c);
         struct answer a[4];
         memset(a, 0, sizeof a);
-        for (uint32_t i = 0; i < 4; i++) submit(e, &a[i], 200, i, 80, compressed ? "d2o rho=0.1 min_tokens=16" : "full");
+        for (uint32_t i = 0; i < 4; i++)
+            submit(e, &a[i], 200, i, 80, compressed ? "d2o rho=0.1 min_tokens=16" : "full");
         run(e);
         kvf_engine_stats s = {.struct_size = sizeof s};
         cr_assert_eq(kvf_engine_get_stats(e, &s), KVF_OK);
@@ -390,9 +400,17 @@ Test(engine, stop_strings_cut_the_text_wherever_they_begin) {
 Test(engine, text_is_always_utf8) {
     const struct {
         const char *in, *out;
-    } cases[] = {{"abc", "abc"}, {"\xea\xb9\xb0", "\xea\xb9\xb0"}, {"\xea\xb9" "x", "\xef\xbf\xbd\xef\xbf\xbdx"}, {"\xff", "\xef\xbf\xbd"},
-                 {"\xc0\x80", "\xef\xbf\xbd\xef\xbf\xbd"}, {"\xed\xa0\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"},
-                 {"\xf0\x9f\x99\x82", "\xf0\x9f\x99\x82"}, {"\xf4\x90\x80\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"}, {"", ""}};
+    } cases[] = {{"abc", "abc"},
+                 {"\xea\xb9\xb0", "\xea\xb9\xb0"},
+                 {"\xea\xb9"
+                  "x",
+                  "\xef\xbf\xbd\xef\xbf\xbdx"},
+                 {"\xff", "\xef\xbf\xbd"},
+                 {"\xc0\x80", "\xef\xbf\xbd\xef\xbf\xbd"},
+                 {"\xed\xa0\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"},
+                 {"\xf0\x9f\x99\x82", "\xf0\x9f\x99\x82"},
+                 {"\xf4\x90\x80\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"},
+                 {"", ""}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char out[64];
         size_t n = kvf__utf8_clean(cases[i].in, strlen(cases[i].in), NULL);
@@ -434,7 +452,8 @@ Test(engine, aborts_in_every_state_leave_nothing_behind) {
         kvf_engine *e = create(&c);
         struct answer a[4];
         memset(a, 0, sizeof a);
-        for (uint32_t i = 0; i < 4; i++) submit(e, &a[i], 100, i, 30, policies[(uint32_t)(at + 1) % N_POLICIES == 5 ? 1 : (at + (int)i) % 5]);
+        for (uint32_t i = 0; i < 4; i++)
+            submit(e, &a[i], 100, i, 30, policies[(uint32_t)(at + 1) % N_POLICIES == 5 ? 1 : (at + (int)i) % 5]);
         kvf_error err = {""};
         int more = 1;
         for (int s = 0; s < at && more; s++) cr_assert_eq(kvf_engine_step(e, &more, &err), KVF_OK, "%s", err.text);

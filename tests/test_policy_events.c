@@ -1,5 +1,5 @@
-/* Random prompts, segments and decode steps against a naive model in double precision, written from the rules alone; and
- * the same run over other paths, threads, head groups and fresh blocks, which must be equal bit for bit. */
+/* Random prompts, segments and decode steps against a naive model in double precision, written from the rules alone;
+ * and the same run over other paths, threads, head groups and fresh blocks, which must be equal bit for bit. */
 #include "test_policy_rig.h"
 
 enum { MAX_D = 128, MAX_SLOTS = 400, MAX_HEADS = 8, MAX_LAYERS = 3 };
@@ -359,7 +359,7 @@ static void run_prompt(run *x, uint32_t n, uint32_t total) {
     for (uint32_t l = 0; l < c.n_layers; l++)
         for (uint32_t h = 0; h < c.n_kv; h++)
             for (uint32_t s = 0; s < list_of(&x->m, l, h)->n; s++) {
-                double of_group[8];
+                double of_group[8] = {0};
                 for (uint32_t q = 0; q < c.g; q++) of_group[q] = sums[((size_t)l * hq + h * c.g + q) * stride + s];
                 token *t = &list_of(&x->m, l, h)->t[s];
                 t->prompt = (s < list_of(&x->m, l, h)->scored ? t->prompt : 0) + reduce(x->m.o.gqa, of_group, c.g);

@@ -27,11 +27,12 @@ typedef struct kvf_model_config {
 
 typedef struct kvf_model_info {
     size_t struct_size;
-    char name[128], architecture[32], tokenizer[32], pre_tokenizer[32], weights[96]; /* weights: "Q4_1 x 210, F32 x 61" */
+    char name[128], architecture[32], tokenizer[32], pre_tokenizer[32],
+        weights[96]; /* weights: "Q4_1 x 210, F32 x 61" */
     uint32_t gguf_version;
     uint32_t n_layers, n_q_heads, n_kv_heads, head_dim, n_embd, n_ff, n_vocab, n_context;
     float rope_base, norm_epsilon;
-    int tied_output; /* the output head is the embedding */
+    int tied_output;                             /* the output head is the embedding */
     uint64_t n_params, file_bytes, weight_bytes; /* weight_bytes: in memory */
     uint32_t n_tensors;
 } kvf_model_info;
@@ -42,7 +43,8 @@ typedef struct kvf_model_info {
  *  @errors KVF_E_INVALID (path or config), KVF_E_IO, KVF_E_FORMAT (truncated, lying, hostile), KVF_E_UNSUPPORTED (architecture,
  *  type, or a key or tensor that asks for what is not computed), KVF_E_NO_MEMORY.
  *  @cost reads the weights once; allocates. */
-KVF_API KVF_CHECK kvf_status kvf_model_open(const char *path, const kvf_model_config *config, kvf_model **out, kvf_error *err);
+KVF_API KVF_CHECK kvf_status kvf_model_open(const char *path, const kvf_model_config *config, kvf_model **out,
+                                            kvf_error *err);
 
 /** Closes it; NULL is allowed.
  *  @param model a model no activations exist for. @own takes it. @threads none may use it. @errors none. @cost unmaps, frees. */
@@ -62,7 +64,8 @@ KVF_API const kvf_tokenizer *kvf_model_tokenizer(const kvf_model *model);
  *  @own the caller, kvf_activations_destroy, before the model. @threads one forward at a time.
  *  @errors KVF_E_INVALID, KVF_E_NO_MEMORY, KVF_E_OVERFLOW, KVF_E_STATE (tokenizer_only). @cost allocates once. */
 KVF_API KVF_CHECK kvf_status kvf_activations_create(const kvf_model *model, uint32_t max_tokens, uint32_t max_seqs,
-                                                    uint32_t max_slots, uint32_t n_threads, kvf_activations **out, kvf_error *err);
+                                                    uint32_t max_slots, uint32_t n_threads, kvf_activations **out,
+                                                    kvf_error *err);
 
 /** Frees them; NULL is allowed.
  *  @param activations buffers. @own takes them. @threads none may use them. @errors none. @cost frees. */
@@ -80,7 +83,7 @@ typedef struct kvf_forward {
     /* Mass: as kvf_mass, for all layers. */
     float *const *prompt_sums; /* [n_seqs], each NULL or [n_layers][n_q_heads][prompt_stride]; or NULL */
     size_t prompt_stride;
-    float *row;              /* [n_decode][n_kv_heads][row_stride], reused by every layer; or NULL */
+    float *row; /* [n_decode][n_kv_heads][row_stride], reused by every layer; or NULL */
     size_t row_stride;
     const uint8_t *row_wanted, *row_gqa;
     /* Called after each layer's attention, in the caller's thread; a failure ends the pass with its status. */
@@ -116,15 +119,17 @@ enum {
  *  @param ids result. @param capacity of ids; n_bytes + 1 always does. @param n_ids how many there are (set on KVF_E_LIMIT too).
  *  @param err detail, or NULL. @own the caller's buffer. @threads any, concurrently.
  *  @errors KVF_E_LIMIT (capacity; n_bytes of 2^31 or more), KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
-KVF_API KVF_CHECK kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes, uint32_t flags,
-                                                  uint32_t *ids, size_t capacity, size_t *n_ids, kvf_error *err);
+KVF_API KVF_CHECK kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes,
+                                                  uint32_t flags, uint32_t *ids, size_t capacity, size_t *n_ids,
+                                                  kvf_error *err);
 
 /** The bytes of one token; control tokens give none unless special is set.
  *  @param tokenizer a tokenizer. @param id any value; outside the vocabulary: no bytes. @param special see above.
  *  @param buffer result. @param capacity of it; 512 always does for tokens of at most 512 bytes.
  *  @own the caller's buffer. @threads any. @errors none. @cost O(bytes). Returns the bytes the token has, of which at most
  *  capacity were written. */
-KVF_API size_t kvf_tokenizer_piece(const kvf_tokenizer *tokenizer, uint32_t id, int special, char *buffer, size_t capacity);
+KVF_API size_t kvf_tokenizer_piece(const kvf_tokenizer *tokenizer, uint32_t id, int special, char *buffer,
+                                   size_t capacity);
 
 /** Ids to text: the tokens' bytes, joined.
  *  @param tokenizer a tokenizer. @param ids ids. @param n_ids how many. @param special see kvf_tokenizer_piece.
@@ -160,8 +165,9 @@ typedef struct kvf_message {
  *  @own the caller's buffer. @threads any.
  *  @errors KVF_E_NOT_FOUND (template name; the text lists them), KVF_E_UNSUPPORTED (the file's template is none of ours, or the
  *  vocabulary lacks its control tokens), KVF_E_INVALID (no message, a role, a NULL content), KVF_E_LIMIT, KVF_E_OVERFLOW. @cost O(bytes). */
-KVF_API KVF_CHECK kvf_status kvf_chat_render(const kvf_tokenizer *tokenizer, const char *template_name, const kvf_message *messages,
-                                             uint32_t n_messages, char *buffer, size_t capacity, size_t *n_bytes, kvf_error *err);
+KVF_API KVF_CHECK kvf_status kvf_chat_render(const kvf_tokenizer *tokenizer, const char *template_name,
+                                             const kvf_message *messages, uint32_t n_messages, char *buffer,
+                                             size_t capacity, size_t *n_bytes, kvf_error *err);
 
 /** The same dialogue as ids, ready to run: only the template's own control tokens become control tokens; what a content writes
  *  out ("<|im_end|>") stays text. Begins with the beginning-of-sequence token where the model has one and wants it.
@@ -170,8 +176,9 @@ KVF_API KVF_CHECK kvf_status kvf_chat_render(const kvf_tokenizer *tokenizer, con
  *  kvf_chat_render counts + 1 always do. @param n_ids how many there are (set on KVF_E_LIMIT too). @param err detail, or NULL.
  *  @own the caller's buffer. @threads any, concurrently.
  *  @errors those of kvf_chat_render, KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
-KVF_API KVF_CHECK kvf_status kvf_chat_encode(const kvf_tokenizer *tokenizer, const char *template_name, const kvf_message *messages,
-                                             uint32_t n_messages, uint32_t *ids, size_t capacity, size_t *n_ids, kvf_error *err);
+KVF_API KVF_CHECK kvf_status kvf_chat_encode(const kvf_tokenizer *tokenizer, const char *template_name,
+                                             const kvf_message *messages, uint32_t n_messages, uint32_t *ids,
+                                             size_t capacity, size_t *n_ids, kvf_error *err);
 
 /* ---- Sampling --------------------------------------------------------------------------------------- */
 
@@ -188,8 +195,8 @@ typedef struct kvf_sampling {
  *  @param logprob natural log of the token's probability at temperature 1, or NULL.
  *  @own nothing is kept. @threads any. @errors none: NaN logits are never drawn; all NaN gives token 0.
  *  @cost O(n_vocab), with top_k or top_p a partial sort. */
-KVF_API uint32_t kvf_sample(const kvf_sampling *sampling, uint64_t step, const float *logits, uint32_t n_vocab, void *scratch,
-                            double *logprob);
+KVF_API uint32_t kvf_sample(const kvf_sampling *sampling, uint64_t step, const float *logits, uint32_t n_vocab,
+                            void *scratch, double *logprob);
 
 #ifdef __cplusplus
 }
