@@ -8,11 +8,12 @@ if [ $# -ne 2 ]; then
 fi
 kvfold=$(realpath "$1")
 model=$(realpath "$2")
+examples=$(realpath "$(dirname "$0")/../examples")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 2
 LC_ALL=C
-export kvfold model LC_ALL
+export kvfold model examples LC_ALL
 passed=0
 failed=0
 
@@ -427,6 +428,13 @@ assert list(lp) == ["tokens", "token_logprobs", "top_logprobs", "text_offset"] a
 assert by_id["tlp0"]["choices"][0]["logprobs"]["top_logprobs"] is None
 assert by_id["ids"]["usage"]["prompt_tokens"] == 3 and by_id["ids"]["choices"] == by_id["ids2"]["choices"]
 assert by_id["long"]["usage"]["completion_tokens"] <= 16
+END
+check openai_example <<'END'
+from helper import *
+out, err = run("run", "--model", model, "--input", os.environ["examples"] + "/openai_batch.jsonl", "--any-model", "--quiet")
+by_id = {r["custom_id"]: r["response"]["body"] for r in lines(out)}
+assert sorted(by_id) == ["request-1", "request-2", "request-3"] and all(b["model"] == "gpt-4o-mini" for b in by_id.values())
+assert len(by_id["request-2"]["choices"]) == 2
 END
 check openai_bad_lines <<'END'
 from helper import *
