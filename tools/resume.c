@@ -294,8 +294,8 @@ bool kvf__resume_read(kvf__resume *resume, const char *output, const json_t *hea
     struct stat status;
     if (stat(output, &status) != 0 && errno == ENOENT) return true;
     char *path = realpath(output, NULL); /* a link stays one */
-    if (!path || stat(path, &status) != 0 || !S_ISREG(status.st_mode)) {
-        kvf__say("--resume: %s: is no file that could be read again", kvf__shown(output).text);
+    if (!path || stat(path, &status) != 0 || !S_ISREG(status.st_mode) || access(path, R_OK | W_OK) != 0) {
+        kvf__say("--resume: %s: is no file that can be read and written", kvf__shown(output).text);
         free(path);
         return false;
     }
