@@ -375,13 +375,13 @@ static kvf_status read_message(kvf__line *line, const json_t *json, size_t i, js
 }
 
 static kvf_status read_messages(const kvf__line_rules *rules, kvf__line *line, const json_t *list, kvf_error *err) {
-    size_t n;
+    uint32_t n;
     kvf_status st = kvf__line_count_messages(list, &n, err);
     if (st) return st;
     kvf_message *messages = calloc(n, sizeof *messages);
     json_t *joined = json_array();
     if (!messages || !joined) st = kvf__field_fail(err, KVF_E_NO_MEMORY, "messages: out of memory");
-    for (size_t i = 0; i < n && !st; i++)
+    for (uint32_t i = 0; i < n && !st; i++)
         st = read_message(line, json_array_get(list, i), i, joined, &messages[i], err);
     if (!st) st = kvf__line_dialogue(rules, line, messages, n, err);
     json_decref(joined);

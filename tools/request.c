@@ -187,25 +187,26 @@ static kvf_status render(const kvf__line_rules *rules, kvf__line *line, const kv
     return st ? st : check_tokens(line, "messages", err);
 }
 
-kvf_status kvf__line_dialogue(const kvf__line_rules *rules, kvf__line *line, const kvf_message *messages, size_t n,
+kvf_status kvf__line_dialogue(const kvf__line_rules *rules, kvf__line *line, const kvf_message *messages, uint32_t n,
                               kvf_error *err) {
     const char *system = rules->cli->system;
-    if (!system || !strcmp(messages[0].role, "system")) return render(rules, line, messages, (uint32_t)n, err);
-    kvf_message *more = malloc((n + 1) * sizeof *more);
+    if (!system || !strcmp(messages[0].role, "system")) return render(rules, line, messages, n, err);
+    kvf_message *more = malloc(((size_t)n + 1) * sizeof *more);
     if (!more) return kvf__field_fail(err, KVF_E_NO_MEMORY, "messages: out of memory");
     more[0] = (kvf_message){"system", system, strlen(system)};
     memcpy(more + 1, messages, n * sizeof *more);
-    kvf_status st = render(rules, line, more, (uint32_t)n + 1, err);
+    kvf_status st = render(rules, line, more, n + 1, err);
     free(more);
     return st;
 }
 
-kvf_status kvf__line_count_messages(const json_t *list, size_t *n, kvf_error *err) {
+kvf_status kvf__line_count_messages(const json_t *list, uint32_t *n, kvf_error *err) {
     if (!json_is_array(list))
         return kvf__field_wrong_type(err, "messages", list, "a list of objects with role and content");
-    *n = json_array_size(list);
-    if (*n && *n <= MAX_MESSAGES) return KVF_OK;
-    return kvf__field_fail(err, KVF_E_INVALID, "messages: has %zu, must have from 1 to %d", *n, MAX_MESSAGES);
+    size_t size = json_array_size(list);
+    *n = (uint32_t)size;
+    if (size && size <= MAX_MESSAGES) return KVF_OK;
+    return kvf__field_fail(err, KVF_E_INVALID, "messages: has %zu, must have from 1 to %d", size, MAX_MESSAGES);
 }
 
 static kvf_status read_message(const json_t *json, size_t i, kvf_message *message, kvf_error *err) {
@@ -231,12 +232,12 @@ static kvf_status read_message(const json_t *json, size_t i, kvf_message *messag
 }
 
 static kvf_status read_messages(const kvf__line_rules *rules, kvf__line *line, const json_t *list, kvf_error *err) {
-    size_t n;
+    uint32_t n;
     kvf_status st = kvf__line_count_messages(list, &n, err);
     if (st) return st;
     kvf_message *messages = calloc(n, sizeof *messages);
     if (!messages) return kvf__field_fail(err, KVF_E_NO_MEMORY, "messages: out of memory");
-    for (size_t i = 0; i < n && !st; i++) st = read_message(json_array_get(list, i), i, &messages[i], err);
+    for (uint32_t i = 0; i < n && !st; i++) st = read_message(json_array_get(list, i), i, &messages[i], err);
     if (!st) st = kvf__line_dialogue(rules, line, messages, n, err);
     free(messages);
     return st;

@@ -68,12 +68,12 @@ kvf_status kvf__line_stop(const kvf__line_rules *rules, kvf__line *line, const j
 kvf_status kvf__line_policy(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err);
 /* A text, a dialogue (--system goes in front of one without a system message; n >= 1) and ids become tokens. */
 kvf_status kvf__line_text(const kvf__line_rules *rules, kvf__line *line, const json_t *text, kvf_error *err);
-kvf_status kvf__line_dialogue(const kvf__line_rules *rules, kvf__line *line, const kvf_message *messages, size_t n,
+kvf_status kvf__line_dialogue(const kvf__line_rules *rules, kvf__line *line, const kvf_message *messages, uint32_t n,
                               kvf_error *err);
 kvf_status kvf__line_token_ids(const kvf__line_rules *rules, kvf__line *line, const char *key, const json_t *list,
                                kvf_error *err);
 /* The number of messages of a list. */
-kvf_status kvf__line_count_messages(const json_t *list, size_t *n, kvf_error *err);
+kvf_status kvf__line_count_messages(const json_t *list, uint32_t *n, kvf_error *err);
 
 /* ---- The OpenAI form: openai.c ---------------------------------------------------------------------------- */
 
