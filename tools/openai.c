@@ -375,9 +375,9 @@ static kvf_status read_message(kvf__line *line, const json_t *json, size_t i, js
 }
 
 static kvf_status read_messages(const kvf__line_rules *rules, kvf__line *line, const json_t *list, kvf_error *err) {
-    uint32_t n;
-    kvf_status st = kvf__line_count_messages(list, &n, err);
-    if (st) return st;
+    kvf_status st = KVF_OK;
+    uint32_t n = kvf__line_count_messages(list, err);
+    if (!n) return KVF_E_INVALID;
     kvf_message *messages = calloc(n, sizeof *messages);
     json_t *joined = json_array();
     if (!messages || !joined) st = kvf__field_fail(err, KVF_E_NO_MEMORY, "messages: out of memory");

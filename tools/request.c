@@ -200,13 +200,13 @@ kvf_status kvf__line_dialogue(const kvf__line_rules *rules, kvf__line *line, con
     return st;
 }
 
-kvf_status kvf__line_count_messages(const json_t *list, uint32_t *n, kvf_error *err) {
+uint32_t kvf__line_count_messages(const json_t *list, kvf_error *err) {
+    size_t n = json_array_size(list);
     if (!json_is_array(list))
-        return kvf__field_wrong_type(err, "messages", list, "a list of objects with role and content");
-    size_t size = json_array_size(list);
-    *n = (uint32_t)size;
-    if (size && size <= MAX_MESSAGES) return KVF_OK;
-    return kvf__field_fail(err, KVF_E_INVALID, "messages: has %zu, must have from 1 to %d", size, MAX_MESSAGES);
+        (void)kvf__field_wrong_type(err, "messages", list, "a list of objects with role and content");
+    else if (!n || n > MAX_MESSAGES)
+        (void)kvf__field_fail(err, KVF_E_INVALID, "messages: has %zu, must have from 1 to %d", n, MAX_MESSAGES);
+    return n > MAX_MESSAGES ? 0 : (uint32_t)n;
 }
 
 static kvf_status read_message(const json_t *json, size_t i, kvf_message *message, kvf_error *err) {
@@ -232,9 +232,9 @@ static kvf_status read_message(const json_t *json, size_t i, kvf_message *messag
 }
 
 static kvf_status read_messages(const kvf__line_rules *rules, kvf__line *line, const json_t *list, kvf_error *err) {
-    uint32_t n;
-    kvf_status st = kvf__line_count_messages(list, &n, err);
-    if (st) return st;
+    kvf_status st = KVF_OK;
+    uint32_t n = kvf__line_count_messages(list, err);
+    if (!n) return KVF_E_INVALID;
     kvf_message *messages = calloc(n, sizeof *messages);
     if (!messages) return kvf__field_fail(err, KVF_E_NO_MEMORY, "messages: out of memory");
     for (uint32_t i = 0; i < n && !st; i++) st = read_message(json_array_get(list, i), i, &messages[i], err);

@@ -72,8 +72,8 @@ kvf_status kvf__line_dialogue(const kvf__line_rules *rules, kvf__line *line, con
                               kvf_error *err);
 kvf_status kvf__line_token_ids(const kvf__line_rules *rules, kvf__line *line, const char *key, const json_t *list,
                                kvf_error *err);
-/* The number of messages of a list. */
-kvf_status kvf__line_count_messages(const json_t *list, uint32_t *n, kvf_error *err);
+/* The number of messages of a list, 0 when it is none or has too few or too many. */
+uint32_t kvf__line_count_messages(const json_t *list, kvf_error *err);
 
 /* ---- The OpenAI form: openai.c ---------------------------------------------------------------------------- */
 
