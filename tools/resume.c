@@ -115,6 +115,18 @@ static bool staged_begin(staged *s, const char *path) {
     return s->file != NULL;
 }
 
+/* A new name is on the disk when its folder is; what can be done here is done, and nothing depends on it. */
+static void sync_folder(const char *path) {
+    char *folder = strdup(path), *slash = folder ? strrchr(folder, '/') : NULL;
+    if (slash) slash[slash == folder] = '\0';
+    int fd = folder ? open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        (void)fsync(fd);
+        close(fd);
+    }
+    free(folder);
+}
+
 static bool staged_end(staged *s, const char *path, bool good) {
     int error = 0;
     if (s->file) {
@@ -123,7 +135,10 @@ static bool staged_end(staged *s, const char *path, bool good) {
         if (fflush(s->file) != 0 || fsync(fileno(s->file)) != 0) error = errno;
         if (fclose(s->file) != 0 && !error) error = errno;
         if (good && !error && rename(s->part, path) != 0) error = errno;
-        if (!good || error) (void)unlink(s->part);
+        if (good && !error)
+            sync_folder(path);
+        else
+            (void)unlink(s->part);
         if (error) kvf__say("%s: %s", kvf__shown(path).text, strerror(error));
     } else {
         good = false;
