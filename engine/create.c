@@ -29,10 +29,13 @@ static kvf_status resolve(kvf_engine *e, kvf_error *err) {
     if (!c->max_running) c->max_running = 64;
     if (c->max_running > 65536)
         return kvf__fail(err, KVF_E_INVALID, "max_running %u: must be at most 65536", c->max_running);
-    if (!c->max_context) c->max_context = info->n_context;
-    if (c->max_context < 2 || c->max_context > info->n_context)
-        return kvf__fail(err, KVF_E_INVALID, "max_context %u: must be in [2, %u], the model's context", c->max_context,
-                         info->n_context);
+    uint32_t longest =
+        info->sliding_window ? info->sliding_window : info->n_context; /* the window is the shorter one */
+    if (!c->max_context) c->max_context = longest;
+    if (c->max_context < 2 || c->max_context > longest)
+        return kvf__fail(err, KVF_E_INVALID, "max_context %u: must be in [2, %u], the model's %s", c->max_context,
+                         longest,
+                         info->sliding_window ? "sliding window: attention beyond it is not computed" : "context");
     if (!c->max_prefill_tokens) c->max_prefill_tokens = c->max_context;
     if (!c->n_score_arrays) c->n_score_arrays = 1;
     if (c->n_score_arrays > 8)

@@ -35,6 +35,7 @@ typedef struct pass {
     uint32_t n_rows;
     uint32_t q, kv;           /* floats of a token's Q; of its K, and of its V */
     const float *norm_weight; /* of the norm at hand */
+    const float *qkv_bias;    /* of the layer at hand; or NULL */
     void (*row_fn)(const struct pass *p, uint32_t row);
     kvf_mass mass;
     kvf_attention attention;
@@ -131,10 +132,16 @@ static void norm_row(const pass *p, uint32_t row) {
 }
 
 /* Q and K stand side by side, so all their heads in one go. */
-static void rope_row(const pass *p, uint32_t row) {
+static void bias_and_rope_row(const pass *p, uint32_t row) {
     const kvf_model_info *info = &p->m->info;
-    kvf__rope(p->a->qkv + (size_t)row * (p->q + 2 * p->kv), info->n_q_heads + info->n_kv_heads, info->head_dim,
-              p->a->rotation + (size_t)row * p->m->n_rot, p->m->n_rot / 2);
+    const float *rotation = p->a->rotation + (size_t)row * p->m->n_rot;
+    uint32_t n = p->q + 2 * p->kv, n_heads = info->n_q_heads + info->n_kv_heads;
+    float *qkv = p->a->qkv + (size_t)row * n;
+    for (uint32_t i = 0; p->qkv_bias && i < n; i++) qkv[i] += p->qkv_bias[i];
+    if (p->m->rope_halves)
+        kvf__rope_halves(qkv, n_heads, info->head_dim, rotation, p->m->n_rot / 2);
+    else
+        kvf__rope(qkv, n_heads, info->head_dim, rotation, p->m->n_rot / 2);
 }
 
 static void swiglu_row(const pass *p, uint32_t row) {
@@ -194,6 +201,7 @@ static kvf_status check_shapes(const pass *p) {
 static kvf_status check_rows(pass *p) {
     const kvf_forward *f = &p->f;
     uint32_t n_seqs = p->view.n_seqs, n_vocab = p->m->info.n_vocab, n = f->q_begin[n_seqs];
+    uint32_t window = p->m->info.sliding_window;
     if (f->q_begin[0] != 0) return kvf__fail(p->err, KVF_E_INVALID, "q_begin[0] %u: must be 0", f->q_begin[0]);
     for (uint32_t i = 0; i < n_seqs; i++) {
         if (f->q_begin[i + 1] < f->q_begin[i] || (i < f->n_decode && f->q_begin[i + 1] - f->q_begin[i] != 1))
@@ -202,6 +210,11 @@ static kvf_status check_rows(pass *p) {
         if (f->q_begin[i + 1] - f->q_begin[i] > p->view.next_pos[i])
             return kvf__fail(p->err, KVF_E_INVALID, "forward: sequence %u has %u new tokens: only %u were appended", i,
                              f->q_begin[i + 1] - f->q_begin[i], p->view.next_pos[i]);
+        if (window && p->view.next_pos[i] > window)
+            return kvf__fail(p->err, KVF_E_UNSUPPORTED,
+                             "forward: sequence %u has %u positions: the model's attention has a sliding window of %u, "
+                             "beyond which it is not computed",
+                             i, p->view.next_pos[i], window);
     }
     if (n > p->a->max_tokens)
         return kvf__fail(p->err, KVF_E_INVALID, "forward: %u tokens: the activations take %u", n, p->a->max_tokens);
@@ -313,7 +326,8 @@ static kvf_status run_layer(pass *p, uint32_t layer) {
     normalise(p, w->attn_norm);
     kvf_status st = multiply(p, a->norm, n_embd, w->qkv, qkv, n_embd, a->qkv, qkv, false);
     if (st) return st;
-    each_row(p, rope_row);
+    p->qkv_bias = w->qkv_bias;
+    each_row(p, bias_and_rope_row);
     st = attend(p, layer);
     if (st) return st;
     if (layer + 1 == info->n_layers) keep_out_rows(p);

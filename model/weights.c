@@ -1,4 +1,4 @@
-/* Weights: dequantisation to fp32, and the memory that the forward pass multiplies with. */
+/* model/weights.c: the memory that the forward pass multiplies with, filled from the file. */
 #define _DEFAULT_SOURCE
 #include "model/weights.h"
 
@@ -6,60 +6,7 @@
 #include <math.h>
 #include <sys/mman.h>
 
-enum { BLOCK = 32, ROWS_AN_ITEM = 64 };
-
-/* A little-endian half at any address. */
-static float half_at(const unsigned char *p) { return kvf__f32_from_f16((uint16_t)(p[0] | p[1] << 8)); }
-
-static void dequantize_f16(const unsigned char *src, size_t n, float *out) {
-    for (size_t i = 0; i < n; i++) out[i] = half_at(src + 2 * i);
-}
-
-static void dequantize_q8_0(const unsigned char *src, size_t n, float *out) {
-    for (size_t i = 0; i < n; i += BLOCK, src += 34) {
-        float d = half_at(src);
-        const signed char *q = (const signed char *)src + 2;
-        for (int j = 0; j < BLOCK; j++) out[i + (size_t)j] = d * (float)q[j];
-    }
-}
-
-static void dequantize_q4_0(const unsigned char *src, size_t n, float *out) {
-    for (size_t i = 0; i < n; i += BLOCK, src += 18) {
-        float d = half_at(src), *x = out + i;
-        const unsigned char *q = src + 2;
-        for (int j = 0; j < BLOCK / 2; j++) {
-            x[j] = d * (float)((q[j] & 15) - 8);
-            x[j + BLOCK / 2] = d * (float)((q[j] >> 4) - 8);
-        }
-    }
-}
-
-static void dequantize_q4_1(const unsigned char *src, size_t n, float *out) {
-    for (size_t i = 0; i < n; i += BLOCK, src += 20) {
-        float d = half_at(src), m = half_at(src + 2), *x = out + i;
-        const unsigned char *q = src + 4;
-        for (int j = 0; j < BLOCK / 2; j++) {
-            x[j] = d * (float)(q[j] & 15) + m;
-            x[j + BLOCK / 2] = d * (float)(q[j] >> 4) + m;
-        }
-    }
-}
-
-bool kvf__dequantize(uint32_t type, const void *src, size_t n, float *out) {
-    switch (type) {
-    case KVF__TENSOR_F32: memcpy(out, src, n * sizeof *out); return true;
-    case KVF__TENSOR_F16: dequantize_f16(src, n, out); return true;
-    case KVF__TENSOR_Q8_0: dequantize_q8_0(src, n, out); return true;
-    case KVF__TENSOR_Q4_0: dequantize_q4_0(src, n, out); return true;
-    case KVF__TENSOR_Q4_1: dequantize_q4_1(src, n, out); return true;
-    default: return false;
-    }
-}
-
-void kvf__tensor_row(const kvf__tensor *t, uint32_t row, float *out) {
-    size_t row_bytes = t->bytes / t->n_rows;
-    (void)kvf__dequantize(t->type, (const unsigned char *)t->data + row_bytes * row, t->n_cols, out);
-}
+enum { ROWS_AN_ITEM = 64 };
 
 /* Where the next tensor goes. Without a base the first walk only counts; the second one dequantises. */
 typedef struct loader {
@@ -85,8 +32,8 @@ static void dequantize_rows(void *ctx, uint32_t item, uint32_t thread) {
 static bool loadable(loader *l, const kvf__tensor *t) {
     uint32_t elements, bytes;
     if (!kvf__tensor_type_geometry(t->type, &elements, &bytes))
-        l->status = kvf__fail(l->err, KVF_E_UNSUPPORTED, "tensor %s: type %u: must be F32, F16, Q4_0, Q4_1 or Q8_0",
-                              t->name, t->type);
+        l->status =
+            kvf__fail(l->err, KVF_E_UNSUPPORTED, "tensor %s: type %u: must be " KVF__TENSOR_TYPES, t->name, t->type);
     else if (t->n_cols % elements)
         l->status =
             kvf__fail(l->err, KVF_E_FORMAT, "tensor %s: rows of %u elements: must be a multiple of %u in type %s",
@@ -114,14 +61,27 @@ static const float *take(loader *l, uint32_t n, const kvf__tensor *const *tensor
     return out;
 }
 
+/* What the angle of a pair is multiplied with: a pair that turns often within the original context keeps its frequency,
+ * one that turns seldom gets 1 / factor of it, those between a mean of both by their number of turns. */
+static double llama3_scale(const kvf__rope_scaling *s, double frequency) {
+    double turns = s->original_context * frequency / (2 * acos(-1));
+    double keep = (turns - (double)s->low_turns) / ((double)s->high_turns - (double)s->low_turns);
+    keep = KVF__MIN(KVF__MAX(keep, 0), 1);
+    return keep + (1 - keep) / (double)s->factor;
+}
+
 static const double *take_frequencies(loader *l, const kvf_model *m) {
+    const kvf__rope_scaling *s = &m->rope_scaling;
     uint32_t half = m->n_rot / 2;
     double *out = kvf__slab_take(&l->slab, half, sizeof *out);
     for (uint32_t i = 0; out && i < half; i++) {
-        float factor = 1;
+        float divisor = 1;
         if (m->rope_freqs.data)
-            memcpy(&factor, (const unsigned char *)m->rope_freqs.data + i * sizeof factor, sizeof factor);
-        out[i] = pow((double)m->info.rope_base, -2.0 * i / m->n_rot) / (double)factor;
+            memcpy(&divisor, (const unsigned char *)m->rope_freqs.data + i * sizeof divisor, sizeof divisor);
+        double frequency = pow((double)m->info.rope_base, -2.0 * i / m->n_rot);
+        if (s->kind == KVF__ROPE_LINEAR) frequency /= (double)s->factor;
+        if (s->kind == KVF__ROPE_LLAMA3) frequency *= llama3_scale(s, frequency);
+        out[i] = frequency / (double)divisor;
     }
     return out;
 }
@@ -130,9 +90,11 @@ static void walk(loader *l, const kvf_model *m, kvf__weights *w) {
     kvf__layer_weights *layers = kvf__slab_take(&l->slab, m->info.n_layers, sizeof *layers);
     for (uint32_t i = 0; i < m->info.n_layers && !l->status; i++) {
         const kvf__layer *t = &m->layers[i];
-        kvf__layer_weights x;
+        kvf__layer_weights x = {.qkv_bias = NULL};
         x.attn_norm = take(l, 1, (const kvf__tensor *[]){&t->attn_norm});
         x.qkv = take(l, 3, (const kvf__tensor *[]){&t->attn_q, &t->attn_k, &t->attn_v});
+        if (t->attn_q_bias.data)
+            x.qkv_bias = take(l, 3, (const kvf__tensor *[]){&t->attn_q_bias, &t->attn_k_bias, &t->attn_v_bias});
         x.attn_output = take(l, 1, (const kvf__tensor *[]){&t->attn_output});
         x.ffn_norm = take(l, 1, (const kvf__tensor *[]){&t->ffn_norm});
         x.gate_up = take(l, 2, (const kvf__tensor *[]){&t->ffn_gate, &t->ffn_up});

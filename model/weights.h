@@ -8,6 +8,7 @@
 typedef struct kvf__layer_weights {
     const float *attn_norm;   /* (n_embd) */
     const float *qkv;         /* (q + kv + kv, n_embd): rows of Q, then of K, then of V */
+    const float *qkv_bias;    /* (q + kv + kv), or NULL */
     const float *attn_output; /* (n_embd, q) */
     const float *ffn_norm;    /* (n_embd) */
     const float *gate_up;     /* (n_ff + n_ff, n_embd): rows of gate, then of up */

@@ -1,6 +1,7 @@
-/* Dequantisation against the formats' definitions in double, and what weights_load makes of a file. */
+/* Dequantisation against stored vectors and the formats' definitions, and what weights_load makes of a file. */
 #define _DEFAULT_SOURCE
 #include <criterion/criterion.h>
+#include <jansson.h>
 #include <math.h>
 #include <unistd.h>
 
@@ -75,8 +76,62 @@ Test(dequant, random_blocks_at_odd_addresses) {
         free(out);
     }
     float x = 3;
-    cr_assert(!kvf__dequantize(6, &x, 1, &x), "a type that is none of ours");
+    cr_assert(!kvf__dequantize(10, &x, 1, &x), "a type that is none of ours");
     cr_assert(x == 3);
+}
+
+/* ---- Stored vectors ---------------------------------------------------------------------------------- */
+
+/* The bytes that a text of hexadecimal digits names, at an odd address when `odd` is 1. The caller frees *store. */
+static unsigned char *from_hex(const json_t *text, int odd, size_t *n, void **store) {
+    const char *s = json_string_value(text);
+    unsigned char *out = malloc(strlen(s) / 2 + 2);
+    *store = out;
+    out += odd;
+    *n = strlen(s) / 2;
+    for (size_t i = 0; i < *n; i++) {
+        char two[3] = {s[2 * i], s[2 * i + 1], 0};
+        out[i] = (unsigned char)strtoul(two, NULL, 16);
+    }
+    return out;
+}
+
+static void check_vector(const json_t *c) {
+    const char *name = json_string_value(json_object_get(c, "type"));
+    uint32_t type = (uint32_t)json_integer_value(json_object_get(c, "number")), elements, bytes;
+    size_t n_src, n_want;
+    void *src_store, *want_store;
+    cr_assert(kvf__tensor_type_geometry(type, &elements, &bytes), "%s", name);
+    cr_assert_str_eq(kvf__tensor_type_name(type), name);
+    const unsigned char *src = from_hex(json_object_get(c, "blocks"), 1, &n_src, &src_store);
+    const unsigned char *want = from_hex(json_object_get(c, "floats"), 0, &n_want, &want_store);
+    size_t n = n_src / bytes * elements;
+    cr_assert(n_src % bytes == 0 && n_want == n * 4 && n >= 32, "%s: %zu bytes make %zu", name, n_src, n_want / 4);
+    float *out = malloc((n + 1) * sizeof *out);
+    out[n] = 42;
+    cr_assert(kvf__dequantize(type, src, n, out), "%s", name);
+    for (size_t i = 0; i < n; i++) {
+        float x;
+        memcpy(&x, want + 4 * i, sizeof x);
+        cr_assert(isnan(x) ? isnan(out[i]) : !memcmp(&x, &out[i], sizeof x), "%s, element %zu: %a, not %a", name, i,
+                  (double)out[i], (double)x);
+    }
+    cr_assert(out[n] == 42, "%s writes past its end", name);
+    free(src_store);
+    free(want_store);
+    free(out);
+}
+
+/* The arithmetic is the same, so every bit is. */
+Test(dequant, every_type_has_the_stored_floats) {
+    json_error_t err;
+    json_t *j = json_load_file(KVF_TEST_DATA "/quant_vectors.json", 0, &err), *cases = json_object_get(j, "cases"), *c;
+    size_t i, n = 0;
+    cr_assert(j != NULL, "line %d: %s", err.line, err.text);
+    json_array_foreach(cases, i, c) check_vector(c);
+    for (uint32_t type = 1, elements, bytes; type < 64; type++) n += kvf__tensor_type_geometry(type, &elements, &bytes);
+    cr_assert_eq(n, json_array_size(cases), "%zu types, %zu vectors", n, json_array_size(cases));
+    json_decref(j);
 }
 
 static const struct tiny_model_params mixed = {.weight_type = GW_Q4_1, .embd_type_p1 = GW_Q8_0 + 1, .seed = 9};

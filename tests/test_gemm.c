@@ -116,5 +116,15 @@ Test(gemm, rotation) {
                                         : a * cos(angle) - b * sin(angle);
             cr_assert(fabs(want - x[i]) < 1e-6, "position %u, dim %d: %g, not %g", positions[p], i, (double)x[i], want);
         }
+        for (int i = 0; i < 2 * D; i++) x[i] = before[i];
+        kvf__rope_halves(x, 2, D, r, PAIRS);
+        for (int i = 0; i < 2 * D; i++) { /* dims 0..5 with 6..11 */
+            int k = i % D, pair = k % PAIRS, first = i - k + pair;
+            double a = before[first], b = before[first + PAIRS], angle = positions[p] * freqs[pair];
+            double want = k >= 2 * PAIRS ? before[i]
+                          : k >= PAIRS   ? a * sin(angle) + b * cos(angle)
+                                         : a * cos(angle) - b * sin(angle);
+            cr_assert(fabs(want - x[i]) < 1e-6, "position %u, dim %d: %g, not %g", positions[p], i, (double)x[i], want);
+        }
     }
 }

@@ -35,10 +35,13 @@ typedef struct kvf_model_info {
     int tied_output;                             /* the output head is the embedding */
     uint64_t n_params, file_bytes, weight_bytes; /* weight_bytes: in memory */
     uint32_t n_tensors;
+    uint32_t sliding_window; /* 0: none; else no sequence may have more positions: attention beyond is not computed */
+    uint32_t n_files;        /* parts of a split file; 1 otherwise */
 } kvf_model_info;
 
-/** Opens a GGUF file (v2 or v3; F32, F16, Q8_0, Q4_0, Q4_1), checks every field and prepares the weights.
- *  @param path the file. @param config or NULL. @param out the model. @param err names file, key or tensor, value and remedy, or NULL.
+/** Opens a GGUF file (v2 or v3; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K; whole or split), checks every
+ *  field and prepares the weights.
+ *  @param path the file; of a split one the first part (NAME-00001-of-00003.gguf), beside which the others lie. @param config or NULL. @param out the model. @param err names file, key or tensor, value and remedy, or NULL.
  *  @own the caller, kvf_model_close. The file stays mapped. @threads any; a model is read-only afterwards and may be shared.
  *  @errors KVF_E_INVALID (path or config), KVF_E_IO, KVF_E_FORMAT (truncated, lying, hostile), KVF_E_UNSUPPORTED (architecture,
  *  type, or a key or tensor that asks for what is not computed), KVF_E_NO_MEMORY.
@@ -99,7 +102,8 @@ typedef struct kvf_forward {
 /** Runs the pass: writes K and V of the new tokens into the pages, fills the mass and the logits.
  *  @param model a model. @param activations of it. @param stream where it runs. @param forward see above. @param err detail, or NULL.
  *  @own nothing is kept. @threads one at a time for an activations object.
- *  @errors KVF_E_INVALID (an id outside the vocabulary, sizes beyond the activations'), those of after_layer, KVF_E_NO_MEMORY (the BLAS).
+ *  @errors KVF_E_INVALID (an id outside the vocabulary, sizes beyond the activations'), KVF_E_UNSUPPORTED (more positions than the
+ *  model's sliding window), those of after_layer, KVF_E_NO_MEMORY (the BLAS).
  *  @cost 2 * parameters * tokens operations and the attention; no allocation of ours. */
 KVF_API KVF_CHECK kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activations, kvf_stream *stream,
                                                const kvf_forward *forward, kvf_error *err);
