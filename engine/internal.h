@@ -19,9 +19,12 @@ typedef struct kvf__live {
     struct kvf__live *next, *prev;
     kvf_request id;
     kvf_seq seq;
-    uint32_t *tokens; /* known: the prompt, then what was generated; capacity n_prompt + max_tokens */
-    uint32_t *forced; /* [max_tokens] or NULL */
-    double *logprobs; /* [max_tokens] */
+    uint32_t *tokens;     /* known: the prompt, then what was generated; capacity n_prompt + max_tokens */
+    uint32_t *forced;     /* [max_tokens] or NULL */
+    double *logprobs;     /* [max_tokens] */
+    uint32_t *top_tokens; /* [max_tokens][n_top], NULL when n_top is 0 */
+    double *top_logprobs; /* likewise */
+    uint32_t n_top;
     uint32_t n_prompt, n_known, max_tokens;
     kvf_sampling sampling;
     kvf_policy_options policy;

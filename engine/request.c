@@ -12,6 +12,8 @@ static void live_free(kvf_engine *e, kvf__live *r) {
     kvf__free(a, r->tokens, n * sizeof *r->tokens);
     kvf__free(a, r->forced, r->max_tokens * sizeof *r->forced);
     kvf__free(a, r->logprobs, r->max_tokens * sizeof *r->logprobs);
+    kvf__free(a, r->top_tokens, (size_t)r->max_tokens * r->n_top * sizeof *r->top_tokens);
+    kvf__free(a, r->top_logprobs, (size_t)r->max_tokens * r->n_top * sizeof *r->top_logprobs);
     kvf__free(a, r->text, r->text_capacity);
     kvf__free(a, r, sizeof *r);
 }
@@ -23,6 +25,12 @@ static bool live_copy(kvf_engine *e, kvf__live *r, const kvf_generate *g) {
     r->logprobs = kvf__alloc(a, r->max_tokens * sizeof *r->logprobs);
     if (g->forced) r->forced = kvf__alloc(a, r->max_tokens * sizeof *r->forced);
     if (g->n_stop) r->stop = kvf__alloc(a, g->n_stop * sizeof *r->stop);
+    if (r->n_top) {
+        size_t n_top = (size_t)r->max_tokens * r->n_top;
+        r->top_tokens = kvf__alloc(a, n_top * sizeof *r->top_tokens);
+        r->top_logprobs = kvf__alloc(a, n_top * sizeof *r->top_logprobs);
+        if (!r->top_tokens || !r->top_logprobs) return false;
+    }
     if (!r->tokens || !r->logprobs || (g->forced && !r->forced) || (g->n_stop && !r->stop)) return false;
     memcpy(r->tokens, g->tokens, r->n_prompt * sizeof *r->tokens);
     if (r->forced && r->max_tokens) memcpy(r->forced, g->forced, r->max_tokens * sizeof *r->forced);
@@ -64,6 +72,9 @@ static kvf_status check_generate(const kvf_engine *e, const kvf_generate *g, kvf
     if ((st = check_ids(e, g->tokens, g->n_tokens, "token id", err))) return st;
     if (g->forced && (st = check_ids(e, g->forced, g->max_tokens, "forced token id", err))) return st;
     if ((st = check_sampling(&g->sampling, err))) return st;
+    uint32_t most = KVF__MIN((uint32_t)KVF_TOP_LOGPROBS_MAX, e->info->n_vocab);
+    if (g->n_top_logprobs > most)
+        return kvf__fail(err, KVF_E_INVALID, "n_top_logprobs %u: must be at most %u", g->n_top_logprobs, most);
     for (uint32_t i = 0; i < g->n_stop; i++)
         if (!g->stop || !g->stop[i] || !g->stop[i][0])
             return kvf__fail(err, KVF_E_INVALID, "stop string %u: has no bytes; it would end every answer", i);
@@ -105,6 +116,7 @@ kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_re
     r->sampling = g.sampling;
     r->policy = policy;
     r->n_stop = g.n_stop;
+    r->n_top = g.n_top_logprobs;
     r->ignore_end = g.ignore_end || g.forced;
     r->user = g.user;
     r->on_token = g.on_token;
@@ -182,6 +194,9 @@ void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char
         .struct_size = sizeof result, .request = r->id, .user = r->user, .finish = finish, .error = error};
     result.tokens = r->tokens + r->n_prompt;
     result.logprobs = r->logprobs;
+    result.n_top_logprobs = r->n_top;
+    result.top_tokens = r->top_tokens;
+    result.top_logprobs = r->top_logprobs;
     result.n_prompt = r->n_prompt;
     result.n_tokens = r->n_known - r->n_prompt;
     result.n_preempted = r->n_preempted;

@@ -3,15 +3,37 @@
 
 #include "engine/internal.h"
 
-/* Natural log of the probability of one token. */
-static double logprob_of(const float *logits, uint32_t n_vocab, uint32_t token) {
+/* A row's largest logit and the log of its probabilities' sum relative to that. */
+typedef struct normalizer {
+    double max, log_sum;
+} normalizer;
+
+static normalizer normalize(const float *logits, uint32_t n_vocab) {
     float max = -INFINITY;
     for (uint32_t i = 0; i < n_vocab; i++)
         if (logits[i] > max) max = logits[i];
     double sum = 0;
     for (uint32_t i = 0; i < n_vocab; i++)
         if (logits[i] == logits[i]) sum += exp((double)logits[i] - (double)max);
-    return (double)logits[token] - (double)max - log(sum);
+    return (normalizer){(double)max, log(sum)};
+}
+
+/* Natural log of the probability of one token. */
+static double logprob_of(const normalizer *n, float logit) { return (double)logit - n->max - n->log_sum; }
+
+/* The r->n_top likeliest tokens of a step: a list kept sorted, which few logits enter. */
+static void take_top(const kvf__live *r, uint32_t step, const float *logits, uint32_t n_vocab) {
+    normalizer norm = normalize(logits, n_vocab);
+    uint32_t *tokens = r->top_tokens + (size_t)step * r->n_top, n = 0;
+    double *logprobs = r->top_logprobs + (size_t)step * r->n_top;
+    for (uint32_t id = 0; id < n_vocab; id++) {
+        if (logits[id] != logits[id] || (n == r->n_top && !(logits[id] > logits[tokens[n - 1]]))) continue;
+        uint32_t at = n < r->n_top ? n++ : n - 1;
+        for (; at && logits[id] > logits[tokens[at - 1]]; at--) tokens[at] = tokens[at - 1];
+        tokens[at] = id;
+    }
+    for (uint32_t i = 0; i < n; i++) logprobs[i] = logprob_of(&norm, logits[tokens[i]]);
+    for (uint32_t i = n; i < r->n_top; i++) tokens[i] = KVF_NO_TOKEN, logprobs[i] = -INFINITY;
 }
 
 static void sample_row(void *ctx, uint32_t i, uint32_t thread) {
@@ -22,12 +44,14 @@ static void sample_row(void *ctx, uint32_t i, uint32_t thread) {
     double logprob;
     if (r->forced) {
         e->tokens[i] = r->forced[step];
-        logprob = logprob_of(logits, n_vocab, r->forced[step]);
+        normalizer norm = normalize(logits, n_vocab);
+        logprob = logprob_of(&norm, logits[r->forced[step]]);
     } else {
         char *scratch = (char *)e->sample_scratch + (size_t)thread * n_vocab * 8;
         e->tokens[i] = kvf_sample(&r->sampling, step, logits, n_vocab, scratch, &logprob);
     }
     e->sampled_logprob[i] = logprob;
+    if (r->n_top) take_top(r, step, logits, n_vocab);
 }
 
 /* Takes the new token in; finishes the request when it was the last. */

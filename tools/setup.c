@@ -51,13 +51,16 @@ static bool default_model(char *path, size_t capacity) {
     return false;
 }
 
+bool kvf__model_path(const kvf__cli *cli, char path[KVF__PATH_BYTES]) {
+    if (!cli->model) return default_model(path, KVF__PATH_BYTES);
+    if ((size_t)snprintf(path, KVF__PATH_BYTES, "%s", cli->model) < KVF__PATH_BYTES) return true;
+    kvf__say("--model %s: the name is too long", kvf__shown(cli->model).text);
+    return false;
+}
+
 kvf_model *kvf__setup_model(const kvf__cli *cli, bool tokenizer_only, uint32_t *n_threads) {
-    char path[4096];
-    const char *name = cli->model;
-    if (!name) {
-        if (!default_model(path, sizeof path)) return NULL;
-        name = path;
-    }
+    char name[KVF__PATH_BYTES];
+    if (!kvf__model_path(cli, name)) return NULL;
     kvf_error err = {""};
     kvf_stream *stream = NULL;
     kvf_model *model = NULL;
