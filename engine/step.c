@@ -148,6 +148,18 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
     return st;
 }
 
+/* Blocks of a row's exact sizes; what never evicts counts with what it holds. */
+static uint64_t exact_need(const kvf_engine *e, uint32_t row) {
+    const kvf_layer_size *sizes = kvf_policy_sizes(e->policies, e->view.seq_index[row]);
+    uint64_t blocks = 0;
+    for (uint32_t l = 0; sizes && l < e->info->n_layers; l++) {
+        uint32_t held = e->view.n_slots[((size_t)row * e->info->n_layers + l) * e->n_groups];
+        uint32_t slots = sizes[l].reserve == UINT32_MAX ? held : sizes[l].reserve;
+        blocks += (uint64_t)kvf__ceil_div(slots, e->pages.block_size) * e->n_groups;
+    }
+    return blocks;
+}
+
 static kvf_status policy_moments(kvf_engine *e, const kvf_step *step, kvf_error *err) {
     double begin = kvf__clock();
     kvf_status st = kvf__engine_decode_events(e, step->n_decode, err);
@@ -156,6 +168,7 @@ static kvf_status policy_moments(kvf_engine *e, const kvf_step *step, kvf_error 
         if (!step->items[i].prompt_ends) continue;
         r->in_prompt = 0;
         if ((st = kvf__engine_prompt_end(e, i, err))) break;
+        r->blocks_needed = exact_need(e, i);
         st = kvf_sched_prompt_done(e->sched, r->id);
         if (st == KVF_E_NO_BLOCKS) { /* its exact sizes found no room: it waits and begins again */
             r->seq = 0;
@@ -211,11 +224,15 @@ static void fallen(kvf_engine *e, const kvf_step *step) {
     for (uint32_t i = 0; i < step->n_ends; i++) {
         kvf__live *r = step->ends[i].user;
         r->seq = 0;
-        const char *error = NULL;
+        kvf_error why = {""};
         if (step->ends[i].reason == KVF_END_NO_BLOCKS)
-            error = "its exact sizes need more blocks than the pool has; give more KV memory or a smaller budget";
+            kvf__fail(&why, KVF_E_NEVER_FITS,
+                      "its exact sizes need %llu blocks, the pool has %u: give more KV memory (kv_bytes), or a smaller "
+                      "budget (rho, budget_tokens)",
+                      (unsigned long long)r->blocks_needed, e->pages.n_blocks);
         else if (step->ends[i].reason == KVF_END_REFUSED)
-            error = "its policy options are refused by the policy state";
+            kvf__fail(&why, KVF_E_INVALID, "its policy options are refused by the policy state");
+        const char *error = why.text[0] ? why.text : NULL;
         kvf__live_finish(e, r, error ? KVF_FINISH_ERROR : KVF_FINISH_LENGTH, error);
     }
 }
@@ -225,6 +242,7 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     kvf_status st = kvf__engine_overflow(e, err);
     if (st) return st;
     memset(e->rows, 0, e->max_running * sizeof *e->rows);
+    kvf__live_note_lone(e);
     if ((st = kvf_sched_plan(e->sched, &step))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_running = step.n_running;
     e->stats.n_waiting = step.n_waiting;
@@ -248,6 +266,7 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
 }
 
 kvf_status kvf_engine_step(kvf_engine *e, int *more, kvf_error *err) {
+    if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
     e->in_step = 1;
     kvf_status st = e->first ? run_step(e, err) : KVF_OK;
     e->in_step = 0;
