@@ -177,6 +177,9 @@ static kvf_status create_small(kvf_engine *e, kvf_error *err) {
         e->table_slots = kvf__slab_take(&slab, e->n_tables, sizeof *e->table_slots);
         e->layers = kvf__slab_take(&slab, n_layers, sizeof *e->layers);
         e->result_layers = kvf__slab_take(&slab, n_layers, sizeof *e->result_layers);
+        e->lone_layers = kvf__slab_take(&slab, n_layers, sizeof *e->lone_layers);
+        e->lone_sizes = kvf__slab_take(&slab, n_layers, sizeof *e->lone_sizes);
+        e->lone_density = kvf__slab_take(&slab, n_layers, sizeof *e->lone_density);
         e->sample_scratch = kvf__slab_take(&slab, (size_t)kvf_stream_n_threads(e->stream) * e->info->n_vocab, 8);
         e->workspace = kvf__slab_take(&slab, e->workspace_bytes, 1);
         if (!pass && (slab.bad || !(slab.base = take(e, slab.used, 1, 0))))
@@ -207,6 +210,7 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
 
 void kvf_engine_destroy(kvf_engine *e) {
     if (!e) return;
+    e->destroying = 1; /* a callback may try to submit */
     while (e->first) kvf__live_finish(e, e->first, KVF_FINISH_ABORTED, NULL);
     kvf_activations_destroy(e->activations);
     kvf_plan_destroy(e->plan);
@@ -221,7 +225,8 @@ void kvf_engine_destroy(kvf_engine *e) {
 }
 
 kvf_status kvf_engine_get_stats(kvf_engine *e, kvf_engine_stats *out) {
-    if (!out || out->struct_size < sizeof out->struct_size || out->struct_size > sizeof *out) return KVF_E_INVALID;
+    if (!e || !out || out->struct_size < sizeof out->struct_size || out->struct_size > sizeof *out)
+        return KVF_E_INVALID;
     kvf_engine_stats s = e->stats;
     s.occupancy.struct_size = sizeof s.occupancy;
     kvf_status st = kvf_occupancy_read(e->manager, &s.occupancy, e->layers);
@@ -230,7 +235,7 @@ kvf_status kvf_engine_get_stats(kvf_engine *e, kvf_engine_stats *out) {
     s.layers = e->layers;
     s.merged = e->done_merged;
     s.dropped = e->done_dropped;
-    s.kept = e->done_kept;
+    s.kept = e->done_kept + s.occupancy.slots_used * e->pages.heads_per_group;
     for (const kvf__live *r = e->first; r; r = r->next) {
         uint32_t index;
         if (!r->seq || kvf_seq_index(e->manager, r->seq, &index)) continue;
@@ -250,6 +255,7 @@ static int ascending(const void *a, const void *b) {
 
 kvf_status kvf_engine_positions(kvf_engine *e, kvf_request request, uint32_t layer, uint32_t kv_head, uint32_t *pos,
                                 uint32_t capacity, uint32_t *n) {
+    if (!e || !pos) return KVF_E_INVALID;
     const kvf__live *r = kvf__live_find(e, request);
     if (!r || !r->seq) return KVF_E_NOT_FOUND;
     if (layer >= e->info->n_layers || kv_head >= e->info->n_kv_heads || !n) return KVF_E_INVALID;

@@ -127,7 +127,7 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     for (kvf__live *r = e->first; r; r = r->next) {
         uint32_t index;
         if (!r->seq || r->in_prompt || !r->policy.ops->match || kvf_seq_index(e->manager, r->seq, &index)) continue;
-        if (kvf_policy_sizes(e->policies, index) || r->policy.defer_first_decode) continue;
+        if (kvf_policy_sizes(e->policies, index)) continue;
         e->rows[n] = r;
         e->seqs[n++] = r->seq;
     }

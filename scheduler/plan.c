@@ -121,6 +121,7 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
 }
 
 kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
+    if (!sched) return KVF_E_INVALID;
     if (!step) return kvf__fail(&sched->error, KVF_E_INVALID, "step: is NULL");
     if (sched->planned && sched->n_items)
         return kvf__fail(&sched->error, KVF_E_STATE,
@@ -154,6 +155,7 @@ kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
 }
 
 kvf_status kvf_sched_done(kvf_sched *sched) {
+    if (!sched) return KVF_E_INVALID;
     if (!sched->planned) return kvf__fail(&sched->error, KVF_E_STATE, "no step is planned: kvf_sched_plan comes first");
     for (uint32_t i = 0; i < sched->n_items; i++) {
         const kvf_step_item *item = &sched->items[i];

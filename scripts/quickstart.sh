@@ -18,7 +18,7 @@ python3 - "$answers" <<'END'
 import json, sys, textwrap
 for line in open(sys.argv[1], encoding="utf-8"):
     answer = json.loads(line)
-    if answer["id"] in ("capital", "story"):
+    if answer.get("id") in ("capital", "story"):
         print(f'{answer["id"]} ({answer["prompt_tokens"]} tokens in, {answer["completion_tokens"]} out):')
         for line in answer["text"].strip().splitlines():
             print(textwrap.fill(line, 110, initial_indent="    ", subsequent_indent="    "))

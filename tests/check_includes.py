@@ -18,6 +18,7 @@ LIBRARIES = [  # header pattern, folders that may include it
     (r"dnnl.*", ("model", "bench", "tests")),
     (r"pcre2\.h", ("model", "tests")),
     (r"jansson\.h", ("tools", "bench", "tests")),
+    (r"(zlib|zstd)\.h", ("tools", "tests")),
     (r"criterion/.*", ("tests",)),
     (r"cuda.*|cublas.*|nccl.*|mpi\.h", ("*/cuda", "comm", "tests")),
 ]

@@ -316,7 +316,7 @@ Test(gguf, refuses_values_and_types_that_lie) {
             "eos_token_id: 4294967295:"),
         KEY("padding 301", TOKENIZER "padding_token_id", SCALAR, GW_U32, 301, KVF_E_FORMAT, "padding_token_id: 301:"),
         KEY("add_bos u8", TOKENIZER "add_bos_token", SCALAR, GW_U8, 1, KVF_E_FORMAT, "add_bos_token: type u8"),
-        TEXT_KEY("tokenizer llama", TOKENIZER "model", "llama", KVF_E_UNSUPPORTED, "tokenizer.ggml.model: \"llama\""),
+        TEXT_KEY("tokenizer bert", TOKENIZER "model", "bert", KVF_E_UNSUPPORTED, "tokenizer.ggml.model: \"bert\""),
         TEXT_KEY("pre unknown", TOKENIZER "pre", "tekken", KVF_E_UNSUPPORTED,
                  "pre-tokenizer \"tekken\": must be one of smollm, gpt-2, default, llama-bpe, qwen2"),
         KEY("vocab_size 299", LLAMA "vocab_size", SCALAR, GW_U32, 299, KVF_E_FORMAT,

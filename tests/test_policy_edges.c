@@ -79,22 +79,24 @@ Test(policy_edges, scores_of_long_runs_stay_true) {
 
 /* D8: one query head of a group decides for its KV head alone, whichever place in the group it has. */
 Test(policy_edges, a_query_head_speaks_for_its_own_group) {
-    for (int gqa = 0; gqa < 3; gqa++)
-        for (uint32_t q = 0; q < 4; q++) {
-            rig *r = rig_small(1, 2, 2);
+    /* One KV head, two, and as many as query heads. */
+    for (uint32_t n_kv = 1; n_kv <= 4; n_kv *= 2)
+        for (uint32_t i = 0; i < 12; i++) {
+            uint32_t gqa = i / 4, q = i % 4, g = 4 / n_kv;
+            rig *r = rig_small(1, n_kv, g);
             kvf_policy_options o = rig_policy("h2o", NULL);
             o.gqa = (kvf_gqa)gqa;
             rig_open_sized(r, 0, &o, 2, 2);
-            for (int i = 0; i < 8; i++) rig_put2(r, 1, 0, i, NAN);
+            for (int s = 0; s < 8; s++) rig_put2(r, 1, 0, s, NAN);
             float sums[4][8];
-            for (int i = 0; i < 32; i++) sums[i / 8][i % 8] = 0.1f;
+            for (int s = 0; s < 32; s++) sums[s / 8][s % 8] = 0.1f;
             sums[q][2] = 0.9f;
             r->prompt_sums[0] = &sums[0][0];
             r->prompt_stride = 8;
             rig_event0(r, 4, KVF_EVENT_PROMPT, 0);
-            bool heard = gqa != KVF_GQA_FIRST || q % 2 == 0;
-            for (uint32_t h = 0; h < 2; h++)
-                cr_assert_str_eq(rig_held(r, h), heard && h == q / 2 ? "0 2 6 7" : "0 1 6 7");
+            bool heard = gqa != KVF_GQA_FIRST || q % g == 0;
+            for (uint32_t h = 0; h < n_kv; h++)
+                cr_assert_str_eq(rig_held(r, h), heard && h == q / g ? "0 2 6 7" : "0 1 6 7");
             rig_free(r);
         }
 }

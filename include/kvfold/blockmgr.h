@@ -338,7 +338,7 @@ KVF_API KVF_CHECK kvf_status kvf_seq_occupancy(const kvf_manager *manager, kvf_s
 /** Checks every invariant by walking everything: free + held = total, each block's references = its appearances over
  *  all tables, holds and pins, no block both free and referenced, promises and counters; likewise score pages.
  *  @param manager a manager. @param err names the first broken invariant, or NULL.
- *  @own nothing. @threads as the manager. @errors KVF_E_CORRUPT. @cost O(everything), no allocation. */
+ *  @own nothing. @threads as the manager. @errors KVF_E_CORRUPT, KVF_E_INVALID. @cost O(everything), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_audit(const kvf_manager *manager, kvf_error *err);
 
 #ifdef __cplusplus

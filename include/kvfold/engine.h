@@ -67,7 +67,14 @@ typedef struct kvf_result {
     uint64_t kept; /* slots held, over layers and KV heads */
     uint32_t n_preempted;
     double first_token_s, total_s; /* since the submission */
+    /* The likeliest tokens at each step, at temperature 1, as the request asked for; else 0 and NULL. */
+    uint32_t n_top_logprobs;
+    const uint32_t *top_tokens; /* [n_tokens][n_top_logprobs] likeliest first, ties to the lower id; KVF_NO_TOKEN where
+                                 * logits are NaN */
+    const double *top_logprobs; /* [n_tokens][n_top_logprobs] natural logs */
 } kvf_result;
+
+enum { KVF_TOP_LOGPROBS_MAX = 20 };
 
 typedef struct kvf_generate {
     size_t struct_size;
@@ -84,6 +91,8 @@ typedef struct kvf_generate {
     void *user;
     void (*on_token)(void *user, kvf_request request, uint32_t token, double logprob); /* or NULL */
     void (*on_finish)(void *user, const kvf_result *result);
+    uint32_t
+        n_top_logprobs; /* likeliest tokens of each step to report, at most KVF_TOP_LOGPROBS_MAX and the vocabulary */
 } kvf_generate;
 
 typedef struct kvf_engine_stats {
@@ -117,7 +126,7 @@ KVF_API void kvf_engine_destroy(kvf_engine *engine);
 /** Queues a request.
  *  @param engine an engine. @param generate see above. @param out its number, or NULL. @param err names the thing, the value and the remedy, or NULL.
  *  @own nothing is kept but user. @threads as the engine; also from within a callback.
- *  @errors KVF_E_INVALID (no token, an id outside the vocabulary, options, a stop string of no bytes), KVF_E_NEVER_FITS, KVF_E_LIMIT,
+ *  @errors KVF_E_INVALID (no token, an id outside the vocabulary, options, a stop string of no bytes, n_top_logprobs), KVF_E_NEVER_FITS, KVF_E_LIMIT,
  *  KVF_E_NO_MEMORY. on_finish is not called on failure. @cost O(tokens); allocates. */
 KVF_API KVF_CHECK kvf_status kvf_engine_submit(kvf_engine *engine, const kvf_generate *generate, kvf_request *out,
                                                kvf_error *err);

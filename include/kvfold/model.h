@@ -119,9 +119,10 @@ enum {
 };
 
 /** Text to ids. Any bytes are accepted; what is not UTF-8 is encoded byte by byte. Bytes that the vocabulary has no token for
- *  (some vocabularies lack control characters and bytes that UTF-8 never has) are left out.
+ *  (some vocabularies lack control characters and bytes that UTF-8 never has) are left out, or become the unknown token of a
+ *  SentencePiece vocabulary. Most of those also put one space before a text, at its begin and after each control token.
  *  @param tokenizer a tokenizer. @param text bytes, may hold NUL. @param n_bytes how many. @param flags KVF_ENCODE_*.
- *  @param ids result. @param capacity of ids; n_bytes + 1 always does. @param n_ids how many there are (set on KVF_E_LIMIT too).
+ *  @param ids result. @param capacity of ids; n_bytes + 2 always does. @param n_ids how many there are (set on KVF_E_LIMIT too).
  *  @param err detail, or NULL. @own the caller's buffer. @threads any, concurrently.
  *  @errors KVF_E_LIMIT (capacity; n_bytes of 2^31 or more), KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
 KVF_API KVF_CHECK kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes,
@@ -136,7 +137,8 @@ KVF_API KVF_CHECK kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer
 KVF_API size_t kvf_tokenizer_piece(const kvf_tokenizer *tokenizer, uint32_t id, int special, char *buffer,
                                    size_t capacity);
 
-/** Ids to text: the tokens' bytes, joined.
+/** Ids to text: the tokens' bytes, joined. The space that kvf_tokenizer_encode puts before a text is dropped where it would stand:
+ *  at the begin, and after a control token that is written out. In the middle of a text use kvf_tokenizer_piece.
  *  @param tokenizer a tokenizer. @param ids ids. @param n_ids how many. @param special see kvf_tokenizer_piece.
  *  @param buffer result. @param capacity of it.
  *  @own the caller's buffer. @threads any. @errors none. @cost O(bytes). Returns the bytes there are, of which at most capacity were written. */
@@ -163,22 +165,23 @@ typedef struct kvf_message {
 
 /** A dialogue as the model was trained to see it, as text for display, with the opening of the assistant's answer at its end.
  *  To run it use kvf_chat_encode: in this text a control token of the template and one that a content writes out look alike.
- *  @param tokenizer a tokenizer. @param template_name "auto" (by the file's template; without one as "none"), "chatml",
- *  "none" (contents joined); NULL: "auto".
+ *  @param tokenizer a tokenizer. @param template_name "auto" (by the control words of the file's template; without one as "none"),
+ *  "chatml", "llama2", "llama3", "mistral", "none" (contents joined); NULL: "auto". In "llama2" and "mistral" messages of user and
+ *  assistant take turns, user last, after at most one of system.
  *  @param messages the dialogue. @param n_messages how many. @param buffer result. @param capacity of it.
  *  @param n_bytes the bytes there are (set on KVF_E_LIMIT too). @param err detail, or NULL.
  *  @own the caller's buffer. @threads any.
  *  @errors KVF_E_NOT_FOUND (template name; the text lists them), KVF_E_UNSUPPORTED (the file's template is none of ours, or the
- *  vocabulary lacks its control tokens), KVF_E_INVALID (no message, a role, a NULL content), KVF_E_LIMIT, KVF_E_OVERFLOW. @cost O(bytes). */
+ *  vocabulary lacks its control tokens), KVF_E_INVALID (no message, a role, a turn, a NULL content), KVF_E_LIMIT, KVF_E_OVERFLOW. @cost O(bytes). */
 KVF_API KVF_CHECK kvf_status kvf_chat_render(const kvf_tokenizer *tokenizer, const char *template_name,
                                              const kvf_message *messages, uint32_t n_messages, char *buffer,
                                              size_t capacity, size_t *n_bytes, kvf_error *err);
 
 /** The same dialogue as ids, ready to run: only the template's own control tokens become control tokens; what a content writes
- *  out ("<|im_end|>") stays text. Begins with the beginning-of-sequence token where the model has one and wants it.
+ *  out ("<|im_end|>") stays text. Begins with the beginning-of-sequence token where the model has one and it or the template wants it.
  *  @param tokenizer a tokenizer. @param template_name see kvf_chat_render.
  *  @param messages the dialogue. @param n_messages how many. @param ids result. @param capacity of it; all bytes that
- *  kvf_chat_render counts + 1 always do. @param n_ids how many there are (set on KVF_E_LIMIT too). @param err detail, or NULL.
+ *  kvf_chat_render counts + 2 always do. @param n_ids how many there are (set on KVF_E_LIMIT too). @param err detail, or NULL.
  *  @own the caller's buffer. @threads any, concurrently.
  *  @errors those of kvf_chat_render, KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
 KVF_API KVF_CHECK kvf_status kvf_chat_encode(const kvf_tokenizer *tokenizer, const char *template_name,
