@@ -1,5 +1,5 @@
 /* Measures the products of a forward pass with weights in fp32, through OpenBLAS and oneDNN, and as model/gemm.c computes
- * them from Q4_1: docs/decisions/002-blas.md and 004-quantised-weights.md quote them.
+ * them from Q4_1: docs/decisions/002-blas.md and 005-quantised-weights.md quote them.
  *
  * kvfold-bench-gemm [REPETITIONS [MAX_ROWS [WAY...]]]: one JSON line for each way (or those named), number of rows and
  * number of threads. Shapes are those of SmolLM2-135M: the four products of 30 layers, each with weights of its own, and
