@@ -14,7 +14,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 2
 LC_ALL=C
-export kvfold model examples LC_ALL
+export kvfold model examples here LC_ALL
 passed=0
 failed=0
 

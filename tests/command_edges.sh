@@ -14,6 +14,13 @@ for i in control:
     plain = ids("--plain", whole)
     assert i not in plain and plain == ids("--file", "-", "--plain", stdin=whole) and len(plain) > len(ids(whole))
 END
+check tokenize_golden <<'END'
+from helper import *
+if json.loads(run("info", model, "--json")[0])["n_vocab"] == 49152: # SmolLM2
+    for case in json.load(open(os.environ["here"] + "/data/smollm2_tokenize.json"))["tokenize"]:
+        out, _ = run("tokenize", "--model", model, "--json", "--", case["text"])
+        assert json.loads(out)["token_ids"] == case["ids"], (case, out)
+END
 refused plain_and_special 2 'give one of them' tokenize x --plain --special
 refused plain_decode 2 'not for --decode' tokenize --decode 1 --plain
 refused special_message 2 '--special: --prompt without --raw' run --model "$model" --prompt x --special

@@ -124,7 +124,8 @@ static kvf_status set_options(const kvf__line_rules *rules, kvf__line *line, con
         bool flag = !strcmp(option->values, "0|1");
         if (!option_text(value, flag, text, sizeof text))
             return json_array_size(value)
-                       ? kvf__field_fail(err, KVF_E_INVALID, "%s: a list of what it has not, must be %s", key,
+                       ? kvf__field_fail(err, KVF_E_INVALID,
+                                         "%s: the list holds what is neither a number nor a text, must be %s", key,
                                          option->values)
                        : kvf__field_wrong_type(err, key, value, option->values);
         kvf_policy_options *target = &line->policy, unused = line->policy;
