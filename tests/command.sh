@@ -8,12 +8,13 @@ if [ $# -ne 2 ]; then
 fi
 kvfold=$(realpath "$1")
 model=$(realpath "$2")
-examples=$(realpath "$(dirname "$0")/../examples")
+here=$(realpath "$(dirname "$0")")
+examples=$(realpath "$here/../examples")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 2
 LC_ALL=C
-export kvfold model examples LC_ALL
+export kvfold model examples here LC_ALL
 passed=0
 failed=0
 
@@ -516,93 +517,8 @@ bad = ['{"prompt": "x", "n": 0}', '{"prompt": "x", "n": 129}', '{"prompt": "x", 
 assert [r["finish_reason"] for r in batch("\n".join(bad), code=1)[0]] == ["error"] * 5
 END
 
-# ---- Going on ------------------------------------------------------------------------------------------------
-refused resume_to_stdout 2 '--resume: needs' run --model "$model" --input two.jsonl --resume
-refused resume_prompt 2 '--resume: needs' run --model "$model" --prompt x --output o --resume
-refused resume_compare 2 '--resume and --compare' run --model "$model" --input two.jsonl --output o --resume --compare full
-refused force_alone 2 '--force: is for --resume' run --model "$model" --input two.jsonl --output o --force
-refused bad_sync 2 '--sync' run --model "$model" --input two.jsonl --sync often
-check killed_three_times <<'END'
-from helper import *
-import random, time
-seed = random.randrange(1 << 30)
-print("seed", seed)
-rng = random.Random(seed)
-def talk(i):
-    return [{"role": "system", "content": "You are brief."}, {"role": "user", "content": f"Question {i}: " + "why? " * (i % 9)},
-            {"role": "assistant", "content": "Because."}, {"role": "user", "content": "And then?"}]
-forms = {"own": [{"id": f"c{i}", "messages": talk(i), "max_tokens": 20 + i % 13} for i in range(64)],
-         "openai": [chat(f"c{i}", messages=talk(i), max_tokens=20 + i % 13) for i in range(64)]}
-def read(path):
-    rows = {}
-    for r in lines(open(path, "rb").read()):
-        if "kvfold" in r: continue
-        key = r.get("custom_id", r.get("id"))
-        assert key not in rows, key
-        rows[key] = r["response"]["body"]["choices"] if "response" in r else (r["text"], r["token_ids"], r["finish_reason"])
-    return rows
-for form, rows in forms.items():
-    open("in", "w").write("\n".join(map(json.dumps, rows)))
-    base = ["run", "--model", model, "--input", "in", "--quiet", "--any-model", "--max-running", "8", "--output"]
-    begin = time.monotonic()
-    run(*base, "whole-" + form)
-    wall = time.monotonic() - begin
-    out, left, killed = "cut-" + form, 0, 0
-    for kill in range(3): # at a random share of what is left to do
-        p = subprocess.Popen([kvfold, *base, out, "--resume"], stderr=subprocess.PIPE)
-        try:
-            p.wait(rng.uniform(0.3, 0.7) * wall * (3 - kill) / 3)
-        except subprocess.TimeoutExpired:
-            p.kill()
-            killed += 1
-        p.wait()
-        assert b"Sanitizer" not in p.stderr.read()
-        n = open(out, "rb").read().count(b"\n") if os.path.exists(out) else 0
-        assert n >= left, (n, left)
-        left = n
-    assert killed, "every run ended before it was killed"
-    with open(out, "ab") as f: f.write(b'{"id": "c1", "te')
-    run(*base, out, "--resume")
-    whole, cut = read("whole-" + form), read(out)
-    assert len(whole) == 64 and whole == cut, [(k, whole[k], cut.get(k)) for k in whole if whole[k] != cut.get(k)][:2]
-    assert os.path.exists(out + ".kvfold-header.json") == (form == "openai")
-    before = open(out, "rb").read()
-    run(*base, out, "--resume")
-    assert open(out, "rb").read() == before
-END
-check resume_keeps_and_redoes <<'END'
-from helper import *
-rows = [{"id": "a", "prompt": "x", "max_tokens": 2}, {"id": "b", "prompt": ""}, {"prompt": "y", "max_tokens": 2}, {"id": "d", "prompt": "z", "max_tokens": 2}]
-def write(rows):
-    open("in", "w").write("\n".join(map(json.dumps, rows)))
-base = ["run", "--model", model, "--input", "in", "--output", "r"]
-write(rows)
-run(*base, code=1)
-first = answers("r")
-assert {r["id"]: r["finish_reason"] == "error" for r in first} == {"a": False, "b": True, 3: False, "d": False}
-rows[1].update(prompt="now good", max_tokens=2)
-write(rows)
-os.chmod("r", 0o640)
-os.symlink("r", "link")
-before = open("r", "rb").read()
-for more, text in ((("--seed", "3"), "seed 0 (now 3)"), (("--rho", "0.3"), "rho"), (("--temperature", "0.5"), "temperature null (now 0.5)"),
-                   (("--system", "S"), "system null"), (("--kv-dtype", "fp32"), "kv-dtype")):
-    _, err = run(*base, "--resume", *more, code=2)
-    assert text in err and "--force" in err and open("r", "rb").read() == before, err
-base[-1] = "link"
-_, err = run(*base, "--resume", "--threads", "1", "--max-running", "3", "--kv-memory", "8MiB", "--sync", "line")
-assert "3 lines are done, 1 errors are tried again" in err and "done before" in err, err
-second = answers("r")
-assert os.path.islink("link") and os.stat("r").st_mode & 0o777 == 0o640
-assert [r for r in second if r["id"] != "b"] == [r for r in first if r["id"] != "b"] and second[-1]["id"] == "b" and len(second) == 4
-_, err = run(*base, "--resume", "--force", "--seed", "3")
-assert "--force" in err and lines(open("r", "rb").read())[0]["kvfold"]["options"]["seed"] == 3 and answers("r") == second
-open("plain", "w").write('{"precious": 1}\n')
-assert "has no header" in run(*base[:-1], "plain", "--resume", code=2)[1] and open("plain").read() == '{"precious": 1}\n'
-open("torn", "w").write('{"kvfold": {"for')
-run(*base[:-1], "torn", "--resume")
-assert len(answers("torn")) == 4 and not [f for f in os.listdir(".") if f.endswith(".kvfold-part")]
-END
+. "$here/command_resume.sh"
+. "$here/command_edges.sh"
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

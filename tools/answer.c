@@ -10,6 +10,7 @@
 static const char *const reasons[] = {"stop", "length", "aborted", "error"};
 
 static json_t *count(uint64_t n) { return json_integer((json_int_t)n); }
+static json_t *count_if(bool known, uint64_t n) { return known ? count(n) : json_null(); }
 
 /* ---- Tokens and their log-probabilities --------------------------------------------------------------------- */
 
@@ -103,17 +104,19 @@ static json_t *completion_logprobs(const kvf_tokenizer *tokenizer, const kvf_res
 
 /* ---- One sample ------------------------------------------------------------------------------------------------ */
 
+/* Without tokens that a full cache would hold, the request's state was gone before its end: nothing is known. */
 static json_t *kv_json(const kvf__answer *a, const kvf_result *r) {
-    json_t *kv = json_object(), *blocks = json_array();
+    bool known = r->full_tokens != 0;
+    json_t *kv = json_object(), *blocks = known && r->layers ? json_array() : json_null();
     kvf__policy_put(kv, &a->policy);
-    json_object_set_new(kv, "held_tokens", count(r->held_tokens));
-    json_object_set_new(kv, "full_tokens", count(r->full_tokens));
-    for (uint32_t l = 0; l < a->n_layers; l++)
-        json_array_append_new(blocks, json_integer(r->layers ? r->layers[l].n_blocks : 0));
+    json_object_set_new(kv, "held_tokens", count_if(known, r->held_tokens));
+    json_object_set_new(kv, "full_tokens", count_if(known, r->full_tokens));
+    for (uint32_t l = 0; l < a->n_layers && json_is_array(blocks); l++)
+        json_array_append_new(blocks, json_integer(r->layers[l].n_blocks));
     json_object_set_new(kv, "blocks", blocks);
-    json_object_set_new(kv, "kept", count(r->kept));
-    json_object_set_new(kv, "merged", count(r->counts.merged));
-    json_object_set_new(kv, "dropped", count(r->counts.dropped));
+    json_object_set_new(kv, "kept", count_if(known, r->kept));
+    json_object_set_new(kv, "merged", count_if(known, r->counts.merged));
+    json_object_set_new(kv, "dropped", count_if(known, r->counts.dropped));
     return kv;
 }
 
@@ -188,7 +191,9 @@ void kvf__answer_add(kvf__answer *a, const kvf_tokenizer *tokenizer, uint32_t in
     json_array_set_new(a->choices, index, choice);
     a->prompt_tokens = r->n_prompt;
     a->completion_tokens += r->n_tokens;
-    if (r->finish == KVF_FINISH_ERROR) kvf__answer_fail(a, r->error ? r->error : "failed");
+    if (r->finish != KVF_FINISH_ERROR) return;
+    char words[KVF__WORDS_BYTES];
+    kvf__answer_fail(a, kvf__request_words(NULL, r->error ? r->error : "failed", words));
 }
 
 /* ---- A line's answer: kvfold's form ---------------------------------------------------------------------------- */

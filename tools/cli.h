@@ -30,7 +30,7 @@ typedef struct kvf__cli {
     uint64_t kv_memory, seed;
     double temperature, top_p; /* temperature below 0: not given */
     const char *sync;
-    int raw, special, json, quiet, resume, force, any_model;
+    int raw, special, plain, json, quiet, resume, force, any_model;
 } kvf__cli;
 
 /* options.c: the commands, ended by one without a name, and the defaults. */
@@ -57,9 +57,6 @@ bool kvf__model_path(const kvf__cli *cli, char path[KVF__PATH_BYTES]);
 /* An engine for it. any: requests may bring policy options of their own, so pages have room for what any of them needs.
  * NULL after a message. */
 kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_policy_options *policy, bool any);
-
-/* Says a text of the library, with the option in front as people know it: "kv_bytes 1: ..." as "--kv-memory 1: ...". */
-void kvf__say_option(const char *text);
 
 /* "d2o" or "d2o:serving" in two; false when a part is too long. */
 typedef struct kvf__policy_name {
@@ -97,5 +94,16 @@ bool kvf__json_print(json_t *value);
 
 /* Flushes stdout; false after a message when it could not be written. */
 bool kvf__stdout_done(void);
+
+/* ---- words.c: the library's texts in the command's words ------------------------------------------------- */
+
+enum { KVF__WORDS_BYTES = 720 };
+
+/* Says a text of the library, with the option in front as people know it: "kv_bytes 1: ..." as "--kv-memory 1: ...". */
+void kvf__say_option(const char *text);
+
+/* The text of a request that was refused or failed: what would help, as options and fields of a line; returns out.
+ * engine: the one that refused it, or NULL. */
+const char *kvf__request_words(kvf_engine *engine, const char *text, char out[KVF__WORDS_BYTES]);
 
 #endif

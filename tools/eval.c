@@ -10,6 +10,7 @@
 typedef struct score { /* what on_finish leaves */
     const kvf__cli *cli;
     const kvf_policy_options *policy;
+    const char *preset;
     uint32_t n_layers;
     bool done;
     json_t *json; /* the answer */
@@ -148,11 +149,14 @@ static bool run_engine(const kvf__cli *cli, const kvf_model *model, const uint32
     int more = 1;
     kvf_status st = kvf_engine_submit(engine, &g, NULL, &err);
     while (!st && more) st = kvf_engine_step(engine, &more, &err);
-    kvf_engine_destroy(engine);
+    char words[KVF__WORDS_BYTES] = "";
     if (st)
-        kvf__say("eval: %s", err.text[0] ? err.text : kvf_status_text(st));
+        (void)kvf__request_words(engine, err.text[0] ? err.text : kvf_status_text(st), words);
     else if (s->error[0])
-        kvf__say("eval: %s", s->error);
+        (void)kvf__request_words(engine, s->error, words);
+    kvf_engine_destroy(engine);
+    if (words[0])
+        kvf__say("eval: %s", words);
     else if (s->n_tokens < n_scored)
         kvf__say("eval: only %u of %u tokens fit the context and the KV memory; score fewer with --max-tokens",
                  s->n_tokens, n_scored);
@@ -165,8 +169,8 @@ static bool print_score(const kvf__cli *cli, score *s) {
         s->json = NULL;
         return kvf__json_print(json);
     }
-    char label[64];
-    kvf__policy_label(s->policy, label, sizeof label);
+    char label[112];
+    kvf__policy_label(s->policy, s->preset, label, sizeof label);
     printf("policy            %s\n", label);
     printf("prompt            %s tokens\n", kvf__show_count(s->n_prompt).text);
     printf("scored            %s tokens\n", kvf__show_count(s->n_tokens).text);
@@ -184,8 +188,7 @@ static bool print_score(const kvf__cli *cli, score *s) {
 
 /* ---- The command ---------------------------------------------------------------------------------------------- */
 
-static bool check_usage(const kvf__cli *cli, kvf_policy_options *policy) {
-    kvf__policy_name name;
+static bool check_usage(const kvf__cli *cli, kvf__policy_name *name, kvf_policy_options *policy) {
     kvf_error err = {""};
     if (strcmp(cli->words[0], "nll")) {
         kvf__say("eval %s: there is one measure: kvfold eval nll", kvf__shown(cli->words[0]).text);
@@ -193,23 +196,24 @@ static bool check_usage(const kvf__cli *cli, kvf_policy_options *policy) {
         kvf__say("eval nll: give one of --ids FILE and --text FILE");
     } else if (!cli->n_prompt) {
         kvf__say("eval nll: give --prompt N: how many tokens are the prompt; those after it are scored");
-    } else if (!kvf__policy_name_read(cli->policy ? cli->policy : "d2o", &name)) {
+    } else if (!kvf__policy_name_read(cli->policy ? cli->policy : "d2o", name)) {
         kvf__say("--policy %s: there is no policy of that name", kvf__shown(cli->policy).text);
     } else {
-        if (cli->preset) snprintf(name.preset, sizeof name.preset, "%s", cli->preset);
-        kvf_status st = kvf__policy_options(cli, &name, true, policy, &err);
+        if (cli->preset) snprintf(name->preset, sizeof name->preset, "%s", cli->preset);
+        kvf_status st = kvf__policy_options(cli, name, true, policy, &err);
         if (!st) return true;
         kvf__say_option(err.text[0] ? err.text : kvf_status_text(st));
     }
     return false;
 }
 
-static int score_tokens(const kvf__cli *cli, kvf_model *model, const kvf_policy_options *policy) {
+static int score_tokens(const kvf__cli *cli, kvf_model *model, const kvf_policy_options *policy, const char *preset) {
     size_t n;
     uint32_t *ids = read_tokens(cli, kvf_model_tokenizer(model), &n);
     if (!ids) return KVF__EXIT_USAGE;
     int code = KVF__EXIT_USAGE;
-    score s = {.cli = cli, .policy = policy, .n_layers = kvf_model_get_info(model)->n_layers, .json = json_object()};
+    score s = {.cli = cli, .policy = policy, .preset = preset, .json = json_object()};
+    s.n_layers = kvf_model_get_info(model)->n_layers;
     s.blocks = calloc(s.n_layers, sizeof *s.blocks);
     if (n <= cli->n_prompt || n > UINT32_MAX) {
         kvf__say("--prompt %u: there are %zu tokens, so at most %zu can be the prompt", cli->n_prompt, n,
@@ -228,11 +232,12 @@ static int score_tokens(const kvf__cli *cli, kvf_model *model, const kvf_policy_
 
 int kvf__eval_command(const void *options) {
     const kvf__cli *cli = options;
+    kvf__policy_name name;
     kvf_policy_options policy;
-    if (!check_usage(cli, &policy)) return KVF__EXIT_USAGE;
+    if (!check_usage(cli, &name, &policy)) return KVF__EXIT_USAGE;
     kvf_model *model = kvf__setup_model(cli, false, NULL);
     if (!model) return KVF__EXIT_USAGE;
-    int code = score_tokens(cli, model, &policy);
+    int code = score_tokens(cli, model, &policy, name.preset);
     kvf_model_close(model);
     return code;
 }

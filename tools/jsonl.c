@@ -21,12 +21,21 @@ static void sink_fail(kvf__sink *s) {
     s->failed = true;
 }
 
+bool kvf__file_is(int fd, const char *path) {
+    struct stat a, b;
+    int known = strcmp(path, "-") ? stat(path, &b) : fstat(STDOUT_FILENO, &b);
+    return known == 0 && fstat(fd, &a) == 0 && S_ISREG(a.st_mode) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
 bool kvf__sink_open(kvf__sink *s, const char *path, bool append, kvf__sync sync) {
-    *s = (kvf__sink){.name = path, .fd = STDOUT_FILENO, .sync = sync, .synced = kvf__now()};
+    *s = (kvf__sink){.name = path, .fd = STDOUT_FILENO, .append = append, .sync = sync, .synced = kvf__now()};
     if (!path) return true;
     bool standard = !strcmp(path, "-");
     if (standard) s->name = "standard output";
-    if (!standard) s->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | (append ? O_APPEND : O_TRUNC), 0666);
+    int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (append ? O_APPEND : 0);
+    if (!standard) s->fd = open(path, flags | O_EXCL, 0666);
+    s->made = !standard && s->fd >= 0;
+    if (s->fd < 0 && errno == EEXIST) s->fd = open(path, flags, 0666);
     if (s->fd < 0) {
         kvf__say("%s: could not be opened for writing: %s", kvf__shown(path).text, strerror(errno));
         return false;
@@ -35,6 +44,18 @@ bool kvf__sink_open(kvf__sink *s, const char *path, bool append, kvf__sync sync)
     s->is_open = true;
     s->regular = fstat(s->fd, &status) == 0 && S_ISREG(status.st_mode);
     return true;
+}
+
+bool kvf__sink_begin(kvf__sink *s) {
+    if (!s->is_open || s->append || !s->regular || s->fd == STDOUT_FILENO || ftruncate(s->fd, 0) == 0) return true;
+    kvf__say("%s: %s", kvf__shown(s->name).text, strerror(errno));
+    return false;
+}
+
+void kvf__sink_cancel(kvf__sink *s) {
+    if (s->is_open && s->fd != STDOUT_FILENO) close(s->fd);
+    if (s->is_open && s->made) (void)unlink(s->name);
+    s->is_open = false;
 }
 
 /* One write() in the usual case; the loop is for full disks, pipes and signals. */

@@ -21,6 +21,8 @@ typedef struct kvf__sink {
     int fd;
     bool is_open; /* false: nothing is written */
     bool regular; /* a file, not a pipe or device */
+    bool append;
+    bool made; /* by kvf__sink_open: there was none of that name */
     bool failed, dirty;
     kvf__sync sync;
     double synced;
@@ -28,8 +30,12 @@ typedef struct kvf__sink {
     uint64_t n_lines;
 } kvf__sink;
 
-/* path NULL: a sink that takes nothing; "-": standard output. */
+/* path NULL: a sink that takes nothing; "-": standard output. What the file holds stays until kvf__sink_begin. */
 bool kvf__sink_open(kvf__sink *sink, const char *path, bool append, kvf__sync sync);
+bool kvf__sink_begin(kvf__sink *sink);  /* empties the file, unless opened to append; false after a message */
+void kvf__sink_cancel(kvf__sink *sink); /* in place of begin: closes it, and removes what open made */
+/* Whether fd is the regular file of that name; "-" is standard output. */
+bool kvf__file_is(int fd, const char *path);
 void kvf__sink_write(kvf__sink *sink, json_t *value); /* takes value */
 void kvf__sink_tick(kvf__sink *sink);                 /* puts it on the disk when it is time */
 bool kvf__sink_close(kvf__sink *sink);                /* false when anything could not be written */

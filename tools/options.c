@@ -30,12 +30,13 @@ static const kvf__arg run_args[] = {
     {"system", "TEXT", "system message for --prompt, and for `messages` that have none", NULL, KVF__ARG_TEXT,
      AT(system), 0, 0, NULL},
     {"chat-template", "NAME",
-     "how messages become text: auto (as the model's file says), chatml, llama2, llama3, mistral, or none (their contents "
-     "joined)",
+     "how messages become text: auto (as the model's file says, but for a default system message: none is added), chatml, "
+     "llama2, llama3, mistral, or none (their contents joined)",
      "auto", KVF__ARG_CHOICE, AT(chat_template), 0, 0, "auto|chatml|llama2|llama3|mistral|none"},
     {"raw", NULL, "--prompt is text to continue, not a message", NULL, KVF__ARG_FLAG, AT(raw), 0, 0, NULL},
-    {"special", NULL, "control tokens written out in a raw prompt (<|im_end|>) become themselves", NULL, KVF__ARG_FLAG,
-     AT(special), 0, 0, NULL},
+    {"special", NULL,
+     "control tokens written out in --prompt with --raw, or in a line's `prompt` (<|im_end|>), become themselves", NULL,
+     KVF__ARG_FLAG, AT(special), 0, 0, NULL},
 };
 static const kvf__arg batch_args[] = {
     {"resume", NULL,
@@ -120,9 +121,10 @@ static const kvf__arg tokenize_args[] = {
     {"file", "FILE", "text of a file in place of TEXT; - is standard input", NULL, KVF__ARG_TEXT, AT(file), 0, 0, NULL},
     {"decode", "IDS", "the other way: ids (\"504,3575\" or \"[504, 3575]\") to text", NULL, KVF__ARG_TEXT, AT(decode),
      0, 0, NULL},
-    {"special", NULL,
-     "control tokens count: written out in the text they become themselves, in --decode they are shown", NULL,
-     KVF__ARG_FLAG, AT(special), 0, 0, NULL},
+    {"plain", NULL, "control tokens written out in the text (<|im_end|>) are so much text; else they become themselves",
+     NULL, KVF__ARG_FLAG, AT(plain), 0, 0, NULL},
+    {"special", NULL, "--decode shows control tokens; of a text it changes nothing", NULL, KVF__ARG_FLAG, AT(special),
+     0, 0, NULL},
     {"model", "FILE", "GGUF file whose tokenizer is used", "as kvfold run", KVF__ARG_TEXT, AT(model), 0, 0, NULL},
     {"json", NULL, "one JSON object: token_ids, or text with --decode", NULL, KVF__ARG_FLAG, AT(json), 0, 0, NULL},
 };
@@ -173,7 +175,7 @@ static const char run_notes[] =
     "  id, text, token_ids, finish_reason (stop, length or error), prompt_tokens, completion_tokens,\n"
     "  kv: policy, rho, held_tokens and full_tokens (slots over all layers: held at the end, and with a full cache),\n"
     "  blocks (per layer, at the end), kept, merged, dropped (tokens over layers and KV heads);\n"
-    "  with finish_reason error: error and the line's number\n"
+    "  with finish_reason error: error and the line's number; a figure of kv that is not known is null\n"
     "  --output FILE begins with a line {\"kvfold\": ...}: the model and options, for --resume.\n"
     "\n"
     "OpenAI batch files: a line that has custom_id, method, url or body is read and answered in that form:\n"

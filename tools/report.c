@@ -8,8 +8,9 @@
 
 /* ---- Adding up ---------------------------------------------------------------------------------------- */
 
-void kvf__policy_label(const kvf_policy_options *options, char *text, size_t capacity) {
-    const char *name = options->ops ? options->ops->name : "";
+void kvf__policy_label(const kvf_policy_options *options, const char *preset, char *text, size_t capacity) {
+    char name[100];
+    snprintf(name, sizeof name, "%s%s%s", options->ops ? options->ops->name : "", *preset ? ":" : "", preset);
     if (kvf__policy_keeps_all(options))
         snprintf(text, capacity, "%s", name);
     else if (options->budget_tokens)
@@ -18,7 +19,8 @@ void kvf__policy_label(const kvf_policy_options *options, char *text, size_t cap
         snprintf(text, capacity, "%s, rho %g", name, options->rho);
 }
 
-bool kvf__tally_init(kvf__tally *t, const kvf__cli *cli, const kvf_model_info *info, const kvf_policy_options *policy) {
+bool kvf__tally_init(kvf__tally *t, const kvf__cli *cli, const kvf_model_info *info, const kvf_policy_options *policy,
+                     const char *preset) {
     memset(t, 0, sizeof *t);
     t->policy = *policy;
     t->n_layers = info->n_layers;
@@ -26,7 +28,8 @@ bool kvf__tally_init(kvf__tally *t, const kvf__cli *cli, const kvf_model_info *i
     t->block_size = cli->block_size;
     t->blocks = calloc(t->n_layers, sizeof *t->blocks);
     t->blocks_max = calloc(t->n_layers, sizeof *t->blocks_max);
-    kvf__policy_label(policy, t->label, sizeof t->label);
+    snprintf(t->preset, sizeof t->preset, "%s", preset);
+    kvf__policy_label(policy, preset, t->label, sizeof t->label);
     if (t->blocks && t->blocks_max) return true;
     kvf__say("out of memory");
     kvf__tally_free(t);
@@ -40,10 +43,12 @@ void kvf__tally_free(kvf__tally *t) {
     t->blocks_max = NULL;
 }
 
-void kvf__tally_add(kvf__tally *t, const kvf_result *r) {
+void kvf__tally_add(kvf__tally *t, const kvf_result *r, bool pool_was_full) {
     t->n_stop += r->finish == KVF_FINISH_STOP;
     t->n_length += r->finish == KVF_FINISH_LENGTH;
     t->n_error += r->finish == KVF_FINISH_ERROR;
+    t->n_early += pool_was_full;
+    t->n_unknown += r->full_tokens == 0;
     t->kept += r->kept;
     t->merged += r->counts.merged;
     t->dropped += r->counts.dropped;
@@ -51,7 +56,7 @@ void kvf__tally_add(kvf__tally *t, const kvf_result *r) {
     t->full_tokens += r->full_tokens;
     t->prompt_tokens += r->n_prompt;
     t->completion_tokens += r->n_tokens;
-    if (!r->held_tokens) return;
+    if (!r->full_tokens || !r->layers) return;
     uint64_t positions = r->full_tokens / ((uint64_t)t->n_layers * t->n_groups);
     t->full_blocks += (positions + t->block_size - 1) / t->block_size * t->n_groups;
     for (uint32_t l = 0; l < t->n_layers; l++) t->blocks[l] += r->layers[l].n_blocks;
@@ -115,21 +120,22 @@ static void cell_held(const kvf__tally *t, char *text, size_t capacity) {
 static void cell_full(const kvf__tally *t, char *text, size_t capacity) {
     snprintf(text, capacity, "%s", kvf__show_bytes(t->stats.full_bytes_max).text);
 }
-static double share(const kvf__tally *t) {
-    return t->full_tokens ? (double)t->held_tokens / (double)t->full_tokens : 1;
-}
+/* Whether the sums over requests say anything: not where none of the requests' figures is known. */
+static bool known(const kvf__tally *t) { return !t->n_unknown || t->full_tokens; }
+
+static double share(const kvf__tally *t) { return (double)t->held_tokens / (double)t->full_tokens; }
 static void cell_share(const kvf__tally *t, char *text, size_t capacity) {
-    snprintf(text, capacity, "%.1f%%", share(t) * 100);
+    if (t->full_tokens)
+        snprintf(text, capacity, "%.1f%%", share(t) * 100);
+    else
+        snprintf(text, capacity, "-");
 }
-static void cell_kept(const kvf__tally *t, char *text, size_t capacity) {
-    snprintf(text, capacity, "%s", kvf__show_count(t->kept).text);
+static void cell_sum(const kvf__tally *t, uint64_t n, char *text, size_t capacity) {
+    snprintf(text, capacity, "%s", known(t) ? kvf__show_count(n).text : "-");
 }
-static void cell_merged(const kvf__tally *t, char *text, size_t capacity) {
-    snprintf(text, capacity, "%s", kvf__show_count(t->merged).text);
-}
-static void cell_dropped(const kvf__tally *t, char *text, size_t capacity) {
-    snprintf(text, capacity, "%s", kvf__show_count(t->dropped).text);
-}
+static void cell_kept(const kvf__tally *t, char *text, size_t capacity) { cell_sum(t, t->kept, text, capacity); }
+static void cell_merged(const kvf__tally *t, char *text, size_t capacity) { cell_sum(t, t->merged, text, capacity); }
+static void cell_dropped(const kvf__tally *t, char *text, size_t capacity) { cell_sum(t, t->dropped, text, capacity); }
 
 void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t n_threads, const kvf__tally *tallies,
                       uint32_t n) {
@@ -169,6 +175,11 @@ void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t 
         fputc('\n', stderr);
     }
     fputs("* over all layers and KV heads\n", stderr);
+    for (uint32_t c = 0; c < n; c++)
+        if (tallies[c].n_early)
+            fprintf(stderr, "%s%s%s request%s ended early: the KV memory was full (--kv-memory)\n",
+                    n > 1 ? tallies[c].label : "", n > 1 ? ": " : "", kvf__show_count(tallies[c].n_early).text,
+                    tallies[c].n_early == 1 ? "" : "s");
     const kvf__tally *t = &tallies[0];
     double *mean = t->n_measured ? calloc(t->n_layers, sizeof *mean) : NULL;
     if (!mean) return;
@@ -181,6 +192,8 @@ void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t 
 
 static json_t *count(uint64_t n) { return json_integer((json_int_t)n); }
 
+static json_t *sum_json(const kvf__tally *t, uint64_t n) { return known(t) ? count(n) : json_null(); }
+
 static json_t *phase(uint64_t tokens, double seconds) {
     return json_pack("{s:o, s:o, s:o}", "tokens", count(tokens), "seconds", kvf__json_number(seconds),
                      "tokens_per_second", seconds > 0 ? kvf__json_number((double)tokens / seconds) : json_null());
@@ -190,11 +203,13 @@ static json_t *tally_json(const kvf__tally *t) {
     json_t *o = json_object(), *mean = json_array(), *max = json_array();
     const kvf_engine_stats *s = &t->stats;
     kvf__policy_put(o, &t->policy);
+    json_object_set_new(o, "preset", t->preset[0] ? json_string(t->preset) : json_null());
     json_object_set_new(o, "requests",
                         json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "total",
                                   count(t->n_stop + t->n_length + t->n_error + t->n_bad + t->n_unfinished), "stop",
                                   count(t->n_stop), "length", count(t->n_length), "error", count(t->n_error + t->n_bad),
                                   "unfinished", count(t->n_unfinished), "done_before", count(t->n_skipped)));
+    json_object_set_new(o, "ended_early", count(t->n_early));
     json_object_set_new(o, "wall_seconds", kvf__json_number(t->wall_s));
     json_object_set_new(o, "prefill", phase(s->n_prompt_tokens, s->prefill_s));
     json_object_set_new(o, "decode", phase(s->n_decode_tokens, s->decode_s));
@@ -210,12 +225,12 @@ static json_t *tally_json(const kvf__tally *t) {
     json_object_set_new(o, "blocks_total", count(s->occupancy.blocks.n_total));
     json_object_set_new(o, "blocks_held_max", count(s->occupancy.blocks.n_held_max));
     json_object_set_new(o, "block_bytes", count(s->block_bytes));
-    json_object_set_new(o, "held_tokens", count(t->held_tokens));
-    json_object_set_new(o, "full_tokens", count(t->full_tokens));
-    json_object_set_new(o, "effective_ratio", kvf__json_number(share(t)));
-    json_object_set_new(o, "kept", count(t->kept));
-    json_object_set_new(o, "merged", count(t->merged));
-    json_object_set_new(o, "dropped", count(t->dropped));
+    json_object_set_new(o, "held_tokens", sum_json(t, t->held_tokens));
+    json_object_set_new(o, "full_tokens", sum_json(t, t->full_tokens));
+    json_object_set_new(o, "effective_ratio", t->full_tokens ? kvf__json_number(share(t)) : json_null());
+    json_object_set_new(o, "kept", sum_json(t, t->kept));
+    json_object_set_new(o, "merged", sum_json(t, t->merged));
+    json_object_set_new(o, "dropped", sum_json(t, t->dropped));
     double n = t->n_measured ? (double)t->n_measured : 1;
     for (uint32_t l = 0; l < t->n_layers; l++) {
         json_array_append_new(mean, kvf__json_number((double)t->blocks[l] / n));

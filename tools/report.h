@@ -6,11 +6,13 @@
 
 typedef struct kvf__tally { /* of one run of the batch */
     kvf_policy_options policy;
-    char label[64];
+    char label[112], preset[48];
     uint32_t n_layers, n_groups, block_size;
     uint64_t n_stop, n_length, n_error, n_bad, n_unfinished; /* bad: lines that never became a request */
     uint64_t n_skipped;                                      /* lines that an earlier run had done */
     uint64_t kept, merged, dropped, held_tokens, full_tokens, prompt_tokens, completion_tokens;
+    uint64_t n_early;       /* of n_length: the KV memory was full */
+    uint64_t n_unknown;     /* requests whose KV figures are not known */
     uint64_t n_measured;    /* requests in the next two */
     uint64_t *blocks;       /* [n_layers] at the requests' ends, added up */
     uint64_t full_blocks;   /* of a layer with a full cache, likewise */
@@ -20,13 +22,14 @@ typedef struct kvf__tally { /* of one run of the batch */
 } kvf__tally;
 
 bool kvf__tally_init(kvf__tally *tally, const kvf__cli *cli, const kvf_model_info *info,
-                     const kvf_policy_options *policy);
-void kvf__tally_add(kvf__tally *tally, const kvf_result *result);
+                     const kvf_policy_options *policy, const char *preset);
+/* pool_was_full: it ended early for that. */
+void kvf__tally_add(kvf__tally *tally, const kvf_result *result, bool pool_was_full);
 void kvf__tally_end(kvf__tally *tally, const kvf_engine_stats *stats, double wall_s);
 void kvf__tally_free(kvf__tally *tally);
 
-/* "d2o, rho 0.2" */
-void kvf__policy_label(const kvf_policy_options *options, char *text, size_t capacity);
+/* "d2o, rho 0.2", or with a preset (else "") "d2o:serving, rho 0.2" */
+void kvf__policy_label(const kvf_policy_options *options, const char *preset, char *text, size_t capacity);
 
 /* The summary on stderr: one column per tally, and the chart of the first. */
 void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t n_threads, const kvf__tally *tallies,

@@ -76,13 +76,14 @@ static const kvf_policy_option_info *find_option(const char *key) {
     return NULL;
 }
 
-/* A JSON value as kvf_policy_option_set reads it; false for a type that no option has. */
-static bool option_text(const json_t *value, char *text, size_t capacity) {
+/* A JSON value as kvf_policy_option_set reads it; false for a type that the option has not. flag: true and false are 1
+ * and 0. */
+static bool option_text(const json_t *value, bool flag, char *text, size_t capacity) {
     int n = -1;
     if (json_is_string(value)) n = snprintf(text, capacity, "%s", json_string_value(value));
     if (json_is_integer(value)) n = snprintf(text, capacity, "%lld", (long long)json_integer_value(value));
     if (json_is_real(value)) n = snprintf(text, capacity, "%.17g", json_real_value(value));
-    if (json_is_boolean(value)) n = snprintf(text, capacity, "%d", json_is_true(value));
+    if (json_is_boolean(value) && flag) n = snprintf(text, capacity, "%d", json_is_true(value));
     if (n >= 0) return (size_t)n < capacity;
     if (!json_is_array(value)) return false;
     size_t used = 0;
@@ -90,7 +91,7 @@ static bool option_text(const json_t *value, char *text, size_t capacity) {
     for (size_t i = 0; i < json_array_size(value); i++) {
         if (i && used + 1 < capacity) text[used++] = ',';
         if (json_is_array(json_array_get(value, i)) ||
-            !option_text(json_array_get(value, i), text + used, capacity - used))
+            !option_text(json_array_get(value, i), false, text + used, capacity - used))
             return false;
         used += strlen(text + used);
     }
@@ -120,7 +121,13 @@ static kvf_status set_options(const kvf__line_rules *rules, kvf__line *line, con
         if (!option->per_request)
             return kvf__field_fail(err, KVF_E_INVALID, "%s: holds for a whole run, not for a line; give it as --%s",
                                    key, kvf__dashed(option->name).text);
-        if (!option_text(value, text, sizeof text)) return kvf__field_wrong_type(err, key, value, option->values);
+        bool flag = !strcmp(option->values, "0|1");
+        if (!option_text(value, flag, text, sizeof text))
+            return json_array_size(value)
+                       ? kvf__field_fail(err, KVF_E_INVALID,
+                                         "%s: the list holds what is neither a number nor a text, must be %s", key,
+                                         option->values)
+                       : kvf__field_wrong_type(err, key, value, option->values);
         kvf_policy_options *target = &line->policy, unused = line->policy;
         if (kvf__policy_keeps_all(target) && kvf__policy_is_budget(key)) target = &unused; /* checked all the same */
         kvf_status st = kvf_policy_option_set(target, key, text, err);

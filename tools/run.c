@@ -24,6 +24,8 @@ typedef struct run { /* the command */
     kvf_policy_options policies[2];
     kvf__tally tallies[2];
     uint32_t n_passes, n_done;
+    kvf_engine *engine; /* of the first pass, from before the outputs are opened; NULL once it runs */
+    kvf__ids failed;    /* numbers of lines that failed in the first pass, where there is a second */
     kvf__reader reader;
     kvf__sink outputs[2], stats;
     json_t *header; /* of an output that can be resumed; NULL once it is written */
@@ -59,6 +61,7 @@ typedef struct sample { /* one submitted request: all of a line's differ in the 
 struct job { /* a line that runs */
     pass *pass;
     kvf__answer answer;
+    uint32_t max_tokens;
     uint32_t n_left; /* samples submitted and not ended */
     bool cut;        /* one was stopped before its end: nothing is written */
     sample samples[];
@@ -73,7 +76,7 @@ static void install_signals(void) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = catch_signal;
-    action.sa_flags = (int)SA_RESETHAND; /* no SA_RESTART: a wait for input ends */
+    action.sa_flags = (int)(SA_RESETHAND | SA_RESTART); /* writes go on; a wait for input is in poll() and ends */
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
@@ -81,13 +84,20 @@ static void install_signals(void) {
 
 /* ---- Results ------------------------------------------------------------------------------------------ */
 
+/* The second pass tells of lines alone that did well in the first. */
 static void say_failed(const pass *p, uint64_t line, const char *text) {
-    p->run->some_failed = true;
-    if (p->index) return;
-    if (p->run->cli->prompt)
-        kvf__say("--prompt: %s", text);
+    run *r = p->run;
+    const char *which = p->index ? "--compare: " : "";
+    json_t *number = json_integer((json_int_t)line);
+    bool told = p->index && number && kvf__ids_has(&r->failed, number);
+    if (!p->index && r->n_passes > 1 && number) (void)kvf__ids_add(&r->failed, number);
+    json_decref(number);
+    r->some_failed = true;
+    if (told) return;
+    if (r->cli->prompt)
+        kvf__say("%s--prompt: %s", which, text);
     else
-        kvf__say("%s line %llu: %s", p->run->reader.name, (unsigned long long)line, text);
+        kvf__say("%s%s line %llu: %s", which, r->reader.name, (unsigned long long)line, text);
 }
 
 static void emit(pass *p, json_t *value) {
@@ -132,6 +142,14 @@ static void job_end(job *j) {
     job_free(j);
 }
 
+/* It ended with length before its max_tokens, and not for the context. */
+static bool pool_was_full(const job *j, const kvf_result *result) {
+    const run *r = j->pass->run;
+    uint64_t context = r->cli->context ? r->cli->context : r->info->n_context;
+    return result->finish == KVF_FINISH_LENGTH && result->n_tokens < j->max_tokens &&
+           (uint64_t)result->n_prompt + result->n_tokens < context;
+}
+
 static void on_finish(void *user, const kvf_result *result) {
     sample *s = user;
     job *j = s->job;
@@ -141,7 +159,7 @@ static void on_finish(void *user, const kvf_result *result) {
         p->tally->n_unfinished++;
         j->cut = true;
     } else {
-        kvf__tally_add(p->tally, result);
+        kvf__tally_add(p->tally, result, pool_was_full(j, result));
         kvf__answer_add(&j->answer, p->rules.tokenizer, s->index, result);
     }
     if (--j->n_left == 0) job_end(j);
@@ -175,6 +193,7 @@ static void submit(pass *p, kvf__line *line) {
         return;
     }
     j->pass = p;
+    j->max_tokens = line->max_tokens;
     kvf_status st = KVF_OK;
     for (uint32_t i = 0; i < line->n_samples && !st; i++) {
         j->samples[i] = (sample){j, i};
@@ -183,7 +202,8 @@ static void submit(pass *p, kvf__line *line) {
         j->n_left++;
     }
     if (!st) return;
-    const char *text = err.text[0] ? err.text : kvf_status_text(st);
+    char words[KVF__WORDS_BYTES];
+    const char *text = kvf__request_words(p->engine, err.text[0] ? err.text : kvf_status_text(st), words);
     if (j->n_left) { /* those that run end first */
         kvf__answer_fail(&j->answer, text);
         return;
@@ -286,7 +306,9 @@ static void write_step(pass *p, const kvf_engine_stats *s) {
         json_array_append_new(blocks, json_integer(s->layers[l].n_blocks));
     json_t *o = json_object();
     json_object_set_new(o, "step", json_integer((json_int_t)s->n_steps));
+    const char *preset = p->run->names[p->index].preset;
     json_object_set_new(o, "policy", json_string(p->run->policies[p->index].ops->name));
+    json_object_set_new(o, "preset", *preset ? json_string(preset) : json_null());
     json_object_set_new(o, "time", kvf__json_number(kvf__now() - p->started));
     json_object_set_new(o, "running", json_integer(s->n_running));
     json_object_set_new(o, "waiting", json_integer(s->n_waiting));
@@ -339,9 +361,11 @@ static bool run_pass(run *r, uint32_t index) {
                                 .policy = r->names[index],
                                 .own = index == 0};
     p.ahead = cli->max_running > 16384 ? 65536 : cli->max_running * 4;
-    if (!kvf__tally_init(p.tally, cli, r->info, &r->policies[index])) return false;
+    if (!kvf__tally_init(p.tally, cli, r->info, &r->policies[index], r->names[index].preset)) return false;
     r->n_done = index + 1;
-    if (!(p.engine = kvf__setup_engine(cli, r->model, &r->policies[index], !cli->prompt))) return false;
+    p.engine = r->engine ? r->engine : kvf__setup_engine(cli, r->model, &r->policies[index], !cli->prompt);
+    r->engine = NULL;
+    if (!p.engine) return false;
     bool shows = !cli->quiet && !(r->streams && isatty(STDOUT_FILENO));
     p.progress = kvf__progress_begin(
         shows, p.tally->label, shows && !cli->prompt && isatty(STDERR_FILENO) ? kvf__reader_count(&r->reader) : 0);
@@ -387,8 +411,12 @@ static bool check_usage(const kvf__cli *cli) {
                             : "nothing to do: give --prompt TEXT or --input FILE (kvfold run --help)");
         return false;
     }
-    if ((cli->raw || cli->special) && cli->raw && !cli->prompt) {
+    if (cli->raw && !cli->prompt) {
         kvf__say("--raw: is for --prompt; a line's `prompt` is always taken as it stands");
+        return false;
+    }
+    if (cli->special && cli->prompt && !cli->raw) {
+        kvf__say("--special: --prompt without --raw is a message, whose control tokens are so much text; add --raw");
         return false;
     }
     if (cli->compare_output && !cli->compare) {
@@ -432,6 +460,29 @@ static bool read_policies(run *r, uint32_t n_layers) {
     return true;
 }
 
+/* What the files hold stays until all of them are open. The last ones first: an earlier output is changed by reading it
+ * (--resume). */
+static bool open_sinks(run *r, const char *const *paths, kvf__sink *const *sinks, size_t n) {
+    const kvf__cli *cli = r->cli;
+    kvf__sync sync = !strcmp(cli->sync, "line")    ? KVF__SYNC_LINE
+                     : !strcmp(cli->sync, "never") ? KVF__SYNC_NEVER
+                                                   : KVF__SYNC_SECOND;
+    bool good = true, prints = cli->json || r->streams;
+    for (size_t i = n; i-- > 0 && good;) {
+        for (size_t k = i + 1; k < n && good && paths[i]; k++)
+            good = !sinks[k]->is_open || !kvf__file_is(sinks[k]->fd, paths[i]);
+        if (paths[i] && prints) good = good && !kvf__file_is(STDOUT_FILENO, paths[i]);
+        if (!good)
+            kvf__say("%s: would be written twice: give each output a file of its own", kvf__shown(paths[i]).text);
+        if (good && !i && cli->resume)
+            good = kvf__resume_read(&r->resume, cli->output, r->header, cli->force, cli->quiet);
+        good = good && kvf__sink_open(sinks[i], paths[i], !i && cli->resume, i == 2 ? KVF__SYNC_NEVER : sync);
+    }
+    for (size_t i = 0; i < n && good; i++) good = kvf__sink_begin(sinks[i]);
+    for (size_t i = 0; i < n && !good; i++) kvf__sink_cancel(sinks[i]);
+    return good;
+}
+
 static bool open_outputs(run *r) {
     const kvf__cli *cli = r->cli;
     const char *paths[] = {cli->input && !cli->output ? "-" : cli->output, cli->compare_output, cli->stats};
@@ -444,12 +495,7 @@ static bool open_outputs(run *r) {
     }
     bool named = cli->input && cli->output && strcmp(cli->output, "-") != 0;
     if (named && !(r->header = kvf__header_make(cli, r->model_path, r->info, &r->policies[0]))) return false;
-    if (cli->resume && !kvf__resume_read(&r->resume, cli->output, r->header, cli->force, cli->quiet)) return false;
-    kvf__sync sync = !strcmp(cli->sync, "line")    ? KVF__SYNC_LINE
-                     : !strcmp(cli->sync, "never") ? KVF__SYNC_NEVER
-                                                   : KVF__SYNC_SECOND;
-    for (size_t i = 0; i < 3; i++)
-        if (!kvf__sink_open(sinks[i], paths[i], i == 0 && cli->resume, i == 2 ? KVF__SYNC_NEVER : sync)) return false;
+    if (!open_sinks(r, paths, sinks, 3)) return false;
     r->resumable = named && r->outputs[0].regular;
     if (r->header && (!r->resumable || r->resume.has_header)) {
         json_decref(r->header);
@@ -466,7 +512,8 @@ static bool set_up(run *r) {
     if (!kvf__model_path(cli, r->model_path) || !(r->model = kvf__setup_model(cli, false, &r->n_threads))) return false;
     r->info = kvf_model_get_info(r->model);
     r->streams = cli->prompt && !cli->output && !cli->json;
-    return read_policies(r, r->info->n_layers) && open_outputs(r);
+    return read_policies(r, r->info->n_layers) &&
+           (r->engine = kvf__setup_engine(cli, r->model, &r->policies[0], !cli->prompt)) && open_outputs(r);
 }
 
 static bool summarize(run *r) {
@@ -517,6 +564,8 @@ int kvf__run_command(const void *options) {
     json_decref(r.result);
     json_decref(r.header);
     kvf__ids_free(&r.resume.done);
+    kvf__ids_free(&r.failed);
+    kvf_engine_destroy(r.engine);
     kvf__reader_close(&r.reader);
     kvf_model_close(r.model);
     return code;

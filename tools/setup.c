@@ -11,29 +11,6 @@
 
 #define DEFAULT_MODEL "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-/* The library names its own fields; people know the options. */
-void kvf__say_option(const char *text) {
-    static const char *const options[][2] = {{"kv_bytes", "kv-memory"},    {"max_context", "context"},
-                                             {"n_threads", "threads"},     {"max_running", "max-running"},
-                                             {"block_size", "block-size"}, {"heads_per_group", "heads-per-group"},
-                                             {"chunk", "chunk"},           {"policy", "policy"},
-                                             {"preset", "preset"}};
-    size_t length = strcspn(text, " :"), n_options = sizeof options / sizeof options[0];
-    for (size_t i = 0; i < n_options; i++) {
-        if (strlen(options[i][0]) != length || strncmp(text, options[i][0], length)) continue;
-        kvf__say("--%s%s", options[i][1], text + length);
-        return;
-    }
-    uint32_t n = 0;
-    const kvf_policy_option_info *list = kvf_policy_option_list(&n);
-    for (uint32_t i = 0; i < n; i++) {
-        if (strlen(list[i].name) != length || strncmp(text, list[i].name, length)) continue;
-        kvf__say("--%s%s", kvf__dashed(list[i].name).text, text + length);
-        return;
-    }
-    kvf__say("%s", text);
-}
-
 /* ---- Model and engine ------------------------------------------------------------------------------- */
 
 static bool default_model(char *path, size_t capacity) {

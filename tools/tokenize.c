@@ -107,6 +107,10 @@ int kvf__tokenize_command(const void *options) {
         kvf__say("tokenize: give one of TEXT, --file FILE and --decode IDS");
         return KVF__EXIT_USAGE;
     }
+    if (cli->plain && (cli->special || cli->decode)) {
+        kvf__say(cli->special ? "--plain and --special: give one of them" : "--plain: is for text, not for --decode");
+        return KVF__EXIT_USAGE;
+    }
     size_t n_bytes = cli->n_words ? strlen(cli->words[0]) : 0, n = 0;
     char *from_file = NULL;
     if (cli->file && !(from_file = kvf__read_file(cli->file, "file", &n_bytes))) return KVF__EXIT_USAGE;
@@ -117,7 +121,7 @@ int kvf__tokenize_command(const void *options) {
     } else if (model) {
         kvf_error err = {""};
         const kvf_tokenizer *tokenizer = kvf_model_tokenizer(model);
-        uint32_t flags = cli->special ? KVF_ENCODE_SPECIAL : 0;
+        uint32_t flags = cli->plain ? 0 : KVF_ENCODE_SPECIAL;
         uint32_t *ids = kvf__encode(tokenizer, from_file ? from_file : cli->words[0], n_bytes, flags, &n, &err);
         if (ids)
             code = print_tokens(cli, tokenizer, ids, n);
