@@ -95,7 +95,8 @@ static kvf_status choose_kernels(kvf_cpu_path path, const kvf__kernels **out, kv
     *out = &kvf__policy_kernels_scalar;
     if (path == KVF_CPU_REF || path == KVF_CPU_SCALAR) return KVF_OK;
 #if defined(__x86_64__)
-    if ((path == KVF_CPU_AUTO || path == KVF_CPU_AVX2) && kvf__cpu_detect().avx2_fma_f16c) {
+    kvf__cpu cpu = kvf__cpu_detect();
+    if (path == KVF_CPU_AVX512 ? cpu.avx512 : (path == KVF_CPU_AUTO || path == KVF_CPU_AVX2) && cpu.avx2_fma_f16c) {
         *out = &kvf__policy_kernels_avx2;
         return KVF_OK;
     }

@@ -430,7 +430,7 @@ static inline void expect_same(const results *a, const results *b, const char *w
 }
 
 static inline const char *path_name(kvf_cpu_path path) {
-    static const char *const names[] = {"auto", "ref", "scalar", "avx2"};
+    static const char *const names[] = {"auto", "ref", "scalar", "avx2", "avx512"};
     return names[path];
 }
 

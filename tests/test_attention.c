@@ -22,7 +22,7 @@ static void against_naive(const shape *s, size_t i, bool decode) {
     for (uint32_t seq = 0; seq < s->n_seqs && decode; seq++) cut.tokens[seq] = KVF__MIN(s->tokens[seq], 3);
     world *w = make_world(cut, i + 1);
     results want = run_naive(w, gqa);
-    for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX2; path++) {
+    for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX512; path++) {
         char what[100];
         if (!kvf_cpu_has_path(path)) continue;
         snprintf(what, sizeof what, "shape %zu, %s, %s", i, path_name(path), decode ? "decode" : "prefill");
@@ -76,7 +76,7 @@ Test(attention, random_shapes_match_the_naive_model) {
 /* The mass adds up: a query gives 1 in all, so column sums give the number of queries, and a row that of its heads. */
 Test(attention, mass_adds_up) {
     world *w = make_world((shape){1, 2, 3, 64, 16, 2, {700, 10}, {5, 5}, KVF_F16, true}, 5);
-    for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX2; path++) {
+    for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX512; path++) {
         if (!kvf_cpu_has_path(path)) continue;
         results pre = run_plan(w, (plan){.path = path, .chunk = 2}),
                 dec = run_plan(w, (plan){.path = path, .decode = true});
@@ -104,7 +104,7 @@ Test(attention, mass_adds_up) {
 Test(attention, outputs_that_are_not_wanted_stay) {
     static const uint8_t wanted[MAX_SEQS] = {1, 0, 1};
     world *w = make_world((shape){1, 2, 2, 32, 16, 3, {20, 30, 1}, {2, 2, 2}, KVF_F32, false}, 6);
-    for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX2; path++) {
+    for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX512; path++) {
         if (!kvf_cpu_has_path(path)) continue;
         results r = run_plan(w, (plan){.path = path, .decode = true, .row_wanted = wanted, .seq_end = 2});
         size_t per_seq = (size_t)w->n_kv * w->stride;
@@ -125,7 +125,7 @@ Test(attention, far_apart_logits) {
         for (uint32_t j = 0; j < 1500; j++) w->bias[j] = j == 700 ? 150.0f : j % 7 ? -200.0f : 40.0f;
         for (uint32_t j = 0; hidden && j < 1024; j++) w->bias[j] = -INFINITY;
         results want = run_naive(w, NULL);
-        for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX2; path++) {
+        for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX512; path++) {
             if (!kvf_cpu_has_path(path)) continue;
             results pre = run_plan(w, (plan){.path = path}), dec = run_plan(w, (plan){.path = path, .decode = true});
             expect_near(&pre, &want, 1e-5, path_name(path), true, false);

@@ -72,7 +72,8 @@ Test(attention_bits, any_batch) {
     }
 }
 
-Test(attention_bits, scalar_and_avx2_agree) {
+/* Every path that the CPU has against plain C. */
+Test(attention_bits, tiled_paths_agree) {
     static const uint8_t gqa[MAX_SEQS] = {KVF_GQA_MAX, KVF_GQA_SUM, KVF_GQA_FIRST};
     if (!kvf_cpu_has_path(KVF_CPU_AVX2)) cr_skip_test("this CPU has no AVX2");
     for (size_t i = 0; i < N_SHAPES; i++) {
@@ -81,8 +82,12 @@ Test(attention_bits, scalar_and_avx2_agree) {
         world *w = make_world(s, i + 14);
         for (int decode = 0; decode < 2; decode++) {
             results scalar = run_plan(w, (plan){.path = KVF_CPU_SCALAR, .decode = decode, .gqa = gqa});
-            same_as(w, &scalar, (plan){.path = KVF_CPU_AVX2, .decode = decode, .gqa = gqa},
-                    decode ? "decode" : "prefill");
+            for (kvf_cpu_path path = KVF_CPU_AVX2; path <= KVF_CPU_AVX512; path++) {
+                char what[60];
+                if (!kvf_cpu_has_path(path)) continue;
+                snprintf(what, sizeof what, "shape %zu, %s, %s", i, path_name(path), decode ? "decode" : "prefill");
+                same_as(w, &scalar, (plan){.path = path, .decode = decode, .gqa = gqa}, what);
+            }
             free_results(&scalar);
         }
         free_world(w);

@@ -117,7 +117,7 @@ Test(attention_pages, copies_move_blocks_and_score_pages) {
  * first key instead of the last. */
 Test(attention_pages, causal_mask_ends_at_the_newest_key) {
     static const struct { uint32_t context, tokens, chunk; } cases[] = {{3, 2, 2}, {0, 5, 5}, {4, 1, 1}, {0, 5, 3}};
-    for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX2; path++)
+    for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX512; path++)
         for (size_t i = 0; kvf_cpu_has_path(path) && i < 4; i++) {
             world *w = make_world((shape){1, 1, 1, 8, 8, 1, {cases[i].context}, {cases[i].tokens}, KVF_F32, false}, i);
             memset(w->q, 0, w->n_total * w->q_stride * sizeof(float));
@@ -150,7 +150,7 @@ Test(attention_pages, products_beyond_half_precision_stay_finite) {
     }
     for (int decode = 0; decode < 2; decode++) {
         results want = run_plan(single, (plan){.path = KVF_CPU_REF, .decode = decode});
-        for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX2; path++) {
+        for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX512; path++) {
             if (!kvf_cpu_has_path(path)) continue;
             results got = run_plan(w, (plan){.path = path, .decode = decode});
             expect_near(&got, &want, 1e-5, path_name(path), true, true);
@@ -433,9 +433,11 @@ Test(attention_pages, errors_of_arguments_and_workspace) {
     BROKEN(PREFILL, bad, "col_stride 20: the longest table has 21 slots", b->mass.col_stride = 20);
     BROKEN(DECODE, bad, "row_stride 20: the longest table has 21 slots", b->mass.row_stride = 20);
     BROKEN(DECODE, bad, "row_gqa[1] 3: ", b->gqa[1] = 3);
-    BROKEN(ATTEND, bad, "path 4: must be a kvf_cpu_path", b->a.path = (kvf_cpu_path)4);
+    BROKEN(ATTEND, bad, "path 5: must be a kvf_cpu_path", b->a.path = (kvf_cpu_path)5);
     if (!kvf_cpu_has_path(KVF_CPU_AVX2))
-        BROKEN(ATTEND, KVF_E_UNSUPPORTED, "path 3: this CPU lacks", b->a.path = KVF_CPU_AVX2);
+        BROKEN(ATTEND, KVF_E_UNSUPPORTED, "path 3: this CPU lacks AVX2", b->a.path = KVF_CPU_AVX2);
+    if (!kvf_cpu_has_path(KVF_CPU_AVX512))
+        BROKEN(ATTEND, KVF_E_UNSUPPORTED, "path 4: this CPU lacks AVX-512", b->a.path = KVF_CPU_AVX512);
     restore(b);
     size_t bytes = b->a.workspace_bytes;
     snprintf(need, sizeof need, "workspace_bytes %zu: this call needs %zu", bytes - 1, bytes);
