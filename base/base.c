@@ -37,7 +37,7 @@ const char *kvf_version(void) {
 }
 
 size_t kvf_dtype_bytes(kvf_dtype dtype) {
-    return dtype == KVF_F32 ? 4 : dtype == KVF_F16 ? 2 : 0;
+    return dtype == KVF_F32 ? 4 : dtype == KVF_F16 || dtype == KVF_BF16 ? 2 : 0;
 }
 
 kvf_status kvf__fail(kvf_error *err, kvf_status status, const char *format, ...) {

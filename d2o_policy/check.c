@@ -21,7 +21,7 @@ static kvf_status check_pages(const kvf_policy_state *state, const kvf_policy_ba
     const kvf_pages *p = batch->pages;
     if (!p || !p->k || !p->v || !p->pos)
         return kvf__fail(err, KVF_E_INVALID, "%s: pages with k, v and pos must be set", what);
-    if ((p->dtype != KVF_F32 && p->dtype != KVF_F16) || p->head_dim != state->config.head_dim ||
+    if (kvf_dtype_bytes(p->dtype) == 0 || p->head_dim != state->config.head_dim ||
         p->block_size != batch->view->block_size || p->heads_per_group != batch->view->heads_per_group)
         return kvf__fail(
             err, KVF_E_INVALID,

@@ -11,6 +11,8 @@ static const shape shapes[] = {
     {1, 1, 64, 8, 256, 1, {1030}, {2}, KVF_F32, false},            /* most heads, least head size */
     {2, 2, 1, 256, 128, 2, {130, 1}, {8, 14}, KVF_F16, true},
     {1, 2, 1, 72, 16, 1, {505}, {20}, KVF_F16, false}, /* a chunk over a tile's edge */
+    {1, 2, 4, 72, 16, 2, {505, 3}, {20, 4}, KVF_BF16, true},
+    {2, 1, 9, 128, 32, 1, {540}, {11}, KVF_BF16, false},
     {1, 1, 5, 40, 16, 2, {0, 511}, {1, 2}, KVF_F32, false},
     {1, 2, 7, 16, 8, 1, {1}, {60}, KVF_F32, true},
 };
@@ -52,7 +54,7 @@ Test(attention, random_shapes_match_the_naive_model) {
                    .head_dim = dims[next_random(&state) % 6],
                    .block_size = sizes[next_random(&state) % 6],
                    .n_seqs = 1 + next_random(&state) % 3,
-                   .dtype = next_random(&state) % 2 ? KVF_F16 : KVF_F32,
+                   .dtype = (kvf_dtype)(next_random(&state) % 3),
                    .bias = next_random(&state) % 2};
         for (uint32_t i = 0; i < s.n_seqs; i++) {
             s.context[i] = next_random(&state) % 4 ? next_random(&state) % 90 : 480 + next_random(&state) % 90;

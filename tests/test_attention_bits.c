@@ -7,6 +7,7 @@ static const shape shapes[] = {
     {1, 2, 1, 128, 32, 3, {1020, 40, 505}, {9, 1, 9}, KVF_F16, true},
     {1, 1, 8, 96, 256, 2, {0, 7}, {30, 11}, KVF_F32, false},
     {1, 1, 7, 24, 64, 1, {200}, {5}, KVF_F16, false},
+    {1, 2, 5, 88, 16, 2, {519, 31}, {9, 2}, KVF_BF16, true},
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 static const kvf_cpu_path fast = KVF_CPU_AUTO;
@@ -129,7 +130,7 @@ Test(attention_bits, rubbish_beyond_the_length_does_not_matter) {
     for (size_t l = 0; l < 5; l++)
         for (int decode = 0; decode < 2; decode++) {
             uint32_t n = decode ? 1 : KVF__MIN(lengths[l], 6);
-            shape s = {1, 2, 3, 24, 8, 2, {lengths[l] - n, 0}, {n, 1}, l % 2 ? KVF_F16 : KVF_F32, l > 2};
+            shape s = {1, 2, 3, 24, 8, 2, {lengths[l] - n, 0}, {n, 1}, (kvf_dtype)(l % 3), l > 2};
             world *w = make_world(s, l);
             results first = {0};
             for (size_t f = 0; f < 4; f++) {

@@ -12,8 +12,8 @@ static kvf_stream *stream_of(uint32_t n) {
 }
 
 Test(attention_pages, append_writes_rows_and_metadata) {
-    for (int half = 0; half < 2; half++) {
-        world *w = make_world((shape){2, 2, 1, 40, 8, 3, {21, 5, 0}, {30, 1, 12}, half ? KVF_F16 : KVF_F32, true}, 1);
+    for (kvf_dtype dtype = KVF_F32; dtype <= KVF_BF16; dtype++) {
+        world *w = make_world((shape){2, 2, 1, 40, 8, 3, {21, 5, 0}, {30, 1, 12}, dtype, true}, 1);
         kvf_stream *stream = stream_of(2);
         for (uint32_t i = 0; i < 3; i++) {
             w->next_pos[i] += w->s.tokens[i];
@@ -34,10 +34,10 @@ Test(attention_pages, append_writes_rows_and_metadata) {
                     const float *from_v = w->v + (w->q_begin[seq] + t) * w->kv_stride + kv * 40;
                     double norm = 0;
                     for (uint32_t i = 0; i < 40; i++) {
-                        float x = half ? kvf__f32_from_f16(((const uint16_t *)(const void *)k)[in + i])
-                                       : ((const float *)(const void *)k)[in + i];
-                        float y = half ? kvf__f32_from_f16(((const uint16_t *)(const void *)v)[in + i])
-                                       : ((const float *)(const void *)v)[in + i];
+                        float x = dtype ? kvf__widen(dtype, ((const uint16_t *)(const void *)k)[in + i])
+                                        : ((const float *)(const void *)k)[in + i];
+                        float y = dtype ? kvf__widen(dtype, ((const uint16_t *)(const void *)v)[in + i])
+                                        : ((const float *)(const void *)v)[in + i];
                         cr_assert_eq(x, stored(w, from_k[i]));
                         cr_assert_eq(y, stored(w, from_v[i]));
                         norm += (double)x * (double)x;

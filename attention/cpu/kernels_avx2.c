@@ -15,10 +15,12 @@ enum { ROWS = 6, PANELS = 1 }; /* of prefill: 12 sums leave room for what is mul
 
 /* 8 elements of a row that lies in memory as dtype. */
 INLINE __m256 load8(const unsigned char *at, kvf_dtype dtype) {
-    if (dtype == KVF_F16) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)at));
-    return _mm256_loadu_ps((const float *)(const void *)at);
+    if (dtype == KVF_F32) return _mm256_loadu_ps((const float *)(const void *)at);
+    __m128i x = _mm_loadu_si128((const __m128i *)(const void *)at);
+    if (dtype == KVF_F16) return _mm256_cvtph_ps(x);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
 }
-INLINE size_t size_of(kvf_dtype dtype) { return dtype == KVF_F16 ? 2 : 4; }
+INLINE size_t size_of(kvf_dtype dtype) { return dtype == KVF_F32 ? 4 : 2; }
 
 INLINE __m256 exp8(__m256 x) {
     const __m256 magic = _mm256_set1_ps(KVF__EXP_MAGIC), one = _mm256_set1_ps(1.0f);
@@ -85,6 +87,8 @@ INLINE void pack_k_as(float *panels, uint32_t at, const kvf__rows *k, kvf_dtype 
 static void pack_k(float *panels, uint32_t at, const kvf__rows *k) {
     if (k->dtype == KVF_F16)
         pack_k_as(panels, at, k, KVF_F16);
+    else if (k->dtype == KVF_BF16)
+        pack_k_as(panels, at, k, KVF_BF16);
     else
         pack_k_as(panels, at, k, KVF_F32);
 }
@@ -294,6 +298,8 @@ INLINE void dots_as(float *s, const float *q, uint32_t g, const kvf__rows *k, kv
 static void dots(float *s, const float *q, uint32_t g, const kvf__rows *k) {
     if (k->dtype == KVF_F16)
         dots_as(s, q, g, k, KVF_F16);
+    else if (k->dtype == KVF_BF16)
+        dots_as(s, q, g, k, KVF_BF16);
     else
         dots_as(s, q, g, k, KVF_F32);
 }
@@ -352,6 +358,8 @@ INLINE void add_values_as(float *o, size_t stride, const float *p, uint32_t g, c
 static void add_values(float *o, size_t stride, const float *p, uint32_t g, const kvf__rows *v) {
     if (v->dtype == KVF_F16)
         add_values_as(o, stride, p, g, v, KVF_F16);
+    else if (v->dtype == KVF_BF16)
+        add_values_as(o, stride, p, g, v, KVF_BF16);
     else
         add_values_as(o, stride, p, g, v, KVF_F32);
 }

@@ -16,18 +16,22 @@
 enum { ROWS = 8, PANELS = 3 }; /* of prefill: 24 sums leave room for what is multiplied */
 enum { MOST = 8 };             /* heads that decode takes at a time */
 
-INLINE size_t size_of(kvf_dtype dtype) { return dtype == KVF_F16 ? 2 : 4; }
+INLINE size_t size_of(kvf_dtype dtype) { return dtype == KVF_F32 ? 4 : 2; }
+
+INLINE __m512 widen16(__m256i x, kvf_dtype dtype) {
+    if (dtype == KVF_F16) return _mm512_cvtph_ps(x);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
 
 /* 16 elements of a row that lies in memory as dtype. */
 INLINE __m512 load16(const unsigned char *at, kvf_dtype dtype) {
-    if (dtype == KVF_F16) return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)at));
-    return _mm512_loadu_ps(at);
+    if (dtype == KVF_F32) return _mm512_loadu_ps(at);
+    return widen16(_mm256_loadu_si256((const __m256i *)(const void *)at), dtype);
 }
 /* The same, and zeros beyond the first 8. */
 INLINE __m512 load8(const unsigned char *at, kvf_dtype dtype) {
-    if (dtype == KVF_F16)
-        return _mm512_cvtph_ps(_mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)at)));
-    return _mm512_zextps256_ps512(_mm256_loadu_ps((const float *)(const void *)at));
+    if (dtype == KVF_F32) return _mm512_zextps256_ps512(_mm256_loadu_ps((const float *)(const void *)at));
+    return widen16(_mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)at)), dtype);
 }
 
 INLINE __mmask16 first_lanes(uint32_t n) { return n < 16 ? (__mmask16)((1u << n) - 1) : (__mmask16)0xffff; }
@@ -106,6 +110,8 @@ INLINE void pack_k_as(float *panels, uint32_t at, const kvf__rows *k, kvf_dtype 
 static void pack_k(float *panels, uint32_t at, const kvf__rows *k) {
     if (k->dtype == KVF_F16)
         pack_k_as(panels, at, k, KVF_F16);
+    else if (k->dtype == KVF_BF16)
+        pack_k_as(panels, at, k, KVF_BF16);
     else
         pack_k_as(panels, at, k, KVF_F32);
 }
@@ -376,6 +382,8 @@ INLINE void dots_as(float *s, const float *q, uint32_t g, const kvf__rows *k, kv
 static void dots(float *s, const float *q, uint32_t g, const kvf__rows *k) {
     if (k->dtype == KVF_F16)
         dots_as(s, q, g, k, KVF_F16);
+    else if (k->dtype == KVF_BF16)
+        dots_as(s, q, g, k, KVF_BF16);
     else
         dots_as(s, q, g, k, KVF_F32);
 }
@@ -433,6 +441,8 @@ INLINE void add_values_as(float *o, size_t stride, const float *p, uint32_t g, c
 static void add_values(float *o, size_t stride, const float *p, uint32_t g, const kvf__rows *v) {
     if (v->dtype == KVF_F16)
         add_values_as(o, stride, p, g, v, KVF_F16);
+    else if (v->dtype == KVF_BF16)
+        add_values_as(o, stride, p, g, v, KVF_BF16);
     else
         add_values_as(o, stride, p, g, v, KVF_F32);
 }

@@ -3,8 +3,8 @@
 
 static float element(const kvf__rows *r, uint32_t row, uint32_t i) {
     size_t at = (size_t)row * r->d + i;
-    if (r->dtype == KVF_F16) return kvf__f32_from_f16(((const uint16_t *)(const void *)r->rows)[at]);
-    return ((const float *)(const void *)r->rows)[at];
+    if (r->dtype == KVF_F32) return ((const float *)(const void *)r->rows)[at];
+    return kvf__widen(r->dtype, ((const uint16_t *)(const void *)r->rows)[at]);
 }
 
 static void pack_k(float *panels, uint32_t at, const kvf__rows *k) {

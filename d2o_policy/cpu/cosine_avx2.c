@@ -6,7 +6,20 @@
 
 static inline __m256 load8(kvf_dtype dtype, const void *row, uint32_t i) {
     if (dtype == KVF_F32) return _mm256_loadu_ps((const float *)row + i);
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)row + i)));
+    __m128i x = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)row + i));
+    if (dtype == KVF_F16) return _mm256_cvtph_ps(x);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+
+/* kvf__bf16_from_f32 of 8. */
+static inline __m128i bf16_from_f32(__m256 x) {
+    __m256i u = _mm256_castps_si256(x), high = _mm256_srli_epi32(u, 16);
+    __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd), 16);
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    rounded = _mm256_blendv_epi8(rounded, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan);
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
+    return _mm256_castsi256_si128(packed);
 }
 
 static void load(kvf_dtype dtype, const void *row, uint32_t d, float *out) {
@@ -19,7 +32,8 @@ static void store(kvf_dtype dtype, const float *in, uint32_t d, void *row) {
         if (dtype == KVF_F32)
             _mm256_storeu_ps((float *)row + i, x);
         else
-            _mm_storeu_si128((__m128i *)(void *)((uint16_t *)row + i), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+            _mm_storeu_si128((__m128i *)(void *)((uint16_t *)row + i),
+                             dtype == KVF_F16 ? _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT) : bf16_from_f32(x));
     }
 }
 
