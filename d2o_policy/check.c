@@ -96,7 +96,11 @@ static kvf_status choose_kernels(kvf_cpu_path path, const kvf__kernels **out, kv
     if (path == KVF_CPU_REF || path == KVF_CPU_SCALAR) return KVF_OK;
 #if defined(__x86_64__)
     kvf__cpu cpu = kvf__cpu_detect();
-    if (path == KVF_CPU_AVX512 ? cpu.avx512 : (path == KVF_CPU_AUTO || path == KVF_CPU_AVX2) && cpu.avx2_fma_f16c) {
+    if ((path == KVF_CPU_AUTO || path == KVF_CPU_AVX512) && cpu.avx512) {
+        *out = &kvf__policy_kernels_avx512;
+        return KVF_OK;
+    }
+    if ((path == KVF_CPU_AUTO || path == KVF_CPU_AVX2) && cpu.avx2_fma_f16c) {
         *out = &kvf__policy_kernels_avx2;
         return KVF_OK;
     }

@@ -183,7 +183,7 @@ static void naive_reorder(list *x, uint32_t keep, uint32_t kind) {
 
 /* ---- A run: the rigs in step, the model beside the first ---------------------------------------------------- */
 
-enum { N_RIGS = 5 }; /* 0: default; 1: fresh blocks; 2: two threads; 3: groups of one head; 4: plain C */
+enum { N_RIGS = 6 }; /* 0: default; 1: fresh blocks; 2: two threads; 3: groups of one head; 4: plain C; 5: AVX2 */
 
 typedef struct run {
     rig_config c;
@@ -207,7 +207,7 @@ static void run_open(run *x, const kvf_policy_options *o) {
         rig_config v = c;
         v.threads = i == 2 ? 2 : 1;
         if (i == 3) v.hpg = 1;
-        v.path = i == 4 ? KVF_CPU_SCALAR : KVF_CPU_AUTO;
+        v.path = i == 4 ? KVF_CPU_SCALAR : i == 5 && kvf_cpu_has_path(KVF_CPU_AVX2) ? KVF_CPU_AVX2 : KVF_CPU_AUTO;
         x->r[i] = rig_new(v);
         OK(kvf_policy_open(x->r[i]->state, 0, o, err));
     }

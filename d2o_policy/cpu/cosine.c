@@ -1,4 +1,4 @@
-/* The inner loops of matching and merging in plain C: the meaning of cosine_avx2.c, bit for bit. */
+/* The inner loops of matching and merging in plain C: the meaning of the SIMD files, bit for bit. */
 #include "d2o_policy/cpu/kernels.h"
 
 static void load(kvf_dtype dtype, const void *row, uint32_t d, float *out) {

@@ -22,11 +22,11 @@ static inline __m128i bf16_from_f32(__m256 x) {
     return _mm256_castsi256_si128(packed);
 }
 
-static void load(kvf_dtype dtype, const void *row, uint32_t d, float *out) {
+void kvf__policy_load_avx2(kvf_dtype dtype, const void *row, uint32_t d, float *out) {
     for (uint32_t i = 0; i < d; i += 8) _mm256_storeu_ps(out + i, load8(dtype, row, i));
 }
 
-static void store(kvf_dtype dtype, const float *in, uint32_t d, void *row) {
+void kvf__policy_store_avx2(kvf_dtype dtype, const float *in, uint32_t d, void *row) {
     for (uint32_t i = 0; i < d; i += 8) {
         __m256 x = _mm256_loadu_ps(in + i);
         if (dtype == KVF_F32)
@@ -55,7 +55,7 @@ static inline void transpose8(__m256 r[8]) {
     }
 }
 
-static void pack(kvf_dtype dtype, const void *const rows[8], uint32_t d, float *panel, float rnorm[8]) {
+void kvf__policy_pack_avx2(kvf_dtype dtype, const void *const rows[8], uint32_t d, float *panel, float rnorm[8]) {
     __m256 sum = _mm256_setzero_ps();
     for (uint32_t i = 0; i < d; i += 8) {
         __m256 r[8];
@@ -134,7 +134,7 @@ static void nearest(const kvf__tile *tile, const float *panel, uint32_t r, uint3
     }
 }
 
-static void blend(float *acc, const float *base, const float *row, float w, uint32_t d) {
+void kvf__policy_blend_avx2(float *acc, const float *base, const float *row, float w, uint32_t d) {
     __m256 weight = _mm256_set1_ps(w);
     for (uint32_t i = 0; i < d; i += 8) {
         __m256 x = _mm256_loadu_ps(row + i);
@@ -144,13 +144,15 @@ static void blend(float *acc, const float *base, const float *row, float w, uint
 }
 
 /* A fold over one row has nothing to run side by side; here fmaf is one instruction. */
-static float norm(const float *row, uint32_t d) {
+float kvf__policy_norm_avx2(const float *row, uint32_t d) {
     float sum = 0.0f;
     for (uint32_t i = 0; i < d; i++) sum = fmaf(row[i], row[i], sum);
     return sqrtf(sum);
 }
 
-const kvf__kernels kvf__policy_kernels_avx2 = {load, store, pack, nearest, blend, norm};
+const kvf__kernels kvf__policy_kernels_avx2 = {kvf__policy_load_avx2,  kvf__policy_store_avx2,
+                                               kvf__policy_pack_avx2,  nearest,
+                                               kvf__policy_blend_avx2, kvf__policy_norm_avx2};
 #else
 typedef int kvf__policy_no_avx2; /* a translation unit is never empty */
 #endif

@@ -1,4 +1,4 @@
-/* d2o_policy/cpu/kernels.h: the inner loops of matching and merging, in plain C and for AVX2, bit-equal.
+/* d2o_policy/cpu/kernels.h: the inner loops of matching and merging, in plain C, for AVX2 and for AVX-512, bit-equal.
  *
  * Every sum is a fold over the head dimension, ascending, by fmaf; SIMD runs over kept columns (matching) or over
  * elements (merging), so that the paths round alike.
@@ -49,6 +49,14 @@ typedef struct kvf__kernels {
 extern const kvf__kernels kvf__policy_kernels_scalar;
 #if defined(__x86_64__)
 extern const kvf__kernels kvf__policy_kernels_avx2;
+extern const kvf__kernels kvf__policy_kernels_avx512;
+
+/* Of both tables: these wait for memory, so wider registers gain nothing. */
+void kvf__policy_load_avx2(kvf_dtype dtype, const void *row, uint32_t d, float *out);
+void kvf__policy_store_avx2(kvf_dtype dtype, const float *in, uint32_t d, void *row);
+void kvf__policy_pack_avx2(kvf_dtype dtype, const void *const rows[8], uint32_t d, float *panel, float rnorm[8]);
+void kvf__policy_blend_avx2(float *acc, const float *base, const float *row, float w, uint32_t d);
+float kvf__policy_norm_avx2(const float *row, uint32_t d);
 #endif
 
 /* 1 / norm from a sum of squares; 0 when the sum is zero, infinite or NaN in fp32, so that norms below about 1e-23 or
