@@ -98,11 +98,13 @@ static void raise(const kvf__tile *tile, __m256 dot0, __m256 dot1, __m256 dot2, 
     for (uint32_t c = 0; c < tile->n; c++) kvf__raise(best, u[c], tile->pos[c], tile->slot[c]);
 }
 
+enum { ROWS = 4 };
+
 /* The twelve sums of 4 rows by 24 columns stay in registers: every index is a constant once n is. */
 static inline __attribute__((always_inline)) void nearest_n(const kvf__tile *tile, const float *panel, uint32_t r,
                                                             const uint32_t n, const float *rnorm, uint32_t d,
                                                             kvf__best *best) {
-    __m256 acc[KVF__ROWS][KVF__TILE_PANELS], zero = _mm256_setzero_ps();
+    __m256 acc[ROWS][KVF__TILE_PANELS], zero = _mm256_setzero_ps();
     const float *p0 = tile->panels, *p1 = p0 + (size_t)d * KVF__PANEL, *p2 = p1 + (size_t)d * KVF__PANEL;
     const float *x = panel + r;
 #define FOR_ROWS(STEP) STEP(0) STEP(1) STEP(2) STEP(3)
@@ -126,6 +128,7 @@ static inline __attribute__((always_inline)) void nearest_n(const kvf__tile *til
 
 static void nearest(const kvf__tile *tile, const float *panel, uint32_t r, uint32_t n, const float *rnorm, uint32_t d,
                     kvf__best *best) {
+    for (; n > ROWS; n -= ROWS, r += ROWS, rnorm += ROWS, best += ROWS) nearest_n(tile, panel, r, ROWS, rnorm, d, best);
     switch (n) {
     case 1: nearest_n(tile, panel, r, 1, rnorm, d, best); break;
     case 2: nearest_n(tile, panel, r, 2, rnorm, d, best); break;

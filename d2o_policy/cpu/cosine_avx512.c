@@ -31,39 +31,48 @@ static void raise(const kvf__tile *tile, __m512 dot0, __m512 dot1, __m512 dot2, 
     }
 }
 
-/* The six sums of 2 pairs of rows by 24 columns stay in registers. */
+/* The sums of PAIRS pairs of rows by 24 columns stay in registers. Lanes of rows past the last hold rubbish or zeros. */
 static inline __attribute__((always_inline)) void nearest_n(const kvf__tile *tile, const float *panel, uint32_t r,
-                                                            const uint32_t n, const float *rnorm, uint32_t d,
-                                                            kvf__best *best) {
-    __m512 a0 = _mm512_setzero_ps(), a1 = a0, a2 = a0, b0 = a0, b1 = a0, b2 = a0;
+                                                            uint32_t n, const uint32_t PAIRS, const float *rnorm,
+                                                            uint32_t d, kvf__best *best) {
+    __m512 acc[KVF__PANEL / 2][KVF__TILE_PANELS], zero = _mm512_setzero_ps();
     const float *p0 = tile->panels, *p1 = p0 + (size_t)d * KVF__PANEL, *p2 = p1 + (size_t)d * KVF__PANEL;
     const float *x = panel + r;
+    const __mmask8 low = n >= 4 ? 0xf : (__mmask8)((1u << n) - 1), high = (__mmask8)((1u << n) - 1) >> 4;
     const __m512i first = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(2));
-    for (uint32_t i = 0; i < d; i++, x += 8, p0 += 8, p1 += 8, p2 += 8) {
-        __m512 rows = _mm512_broadcast_f32x4(_mm_maskz_loadu_ps((__mmask8)((1u << n) - 1), x));
-        __m512 c0 = twice(p0), c1 = twice(p1), c2 = twice(p2), pair = _mm512_permutevar_ps(rows, first);
-        a0 = _mm512_fmadd_ps(pair, c0, a0);
-        a1 = _mm512_fmadd_ps(pair, c1, a1);
-        a2 = _mm512_fmadd_ps(pair, c2, a2);
-        if (n <= 2) continue;
-        pair = _mm512_permutevar_ps(rows, second);
-        b0 = _mm512_fmadd_ps(pair, c0, b0);
-        b1 = _mm512_fmadd_ps(pair, c1, b1);
-        b2 = _mm512_fmadd_ps(pair, c2, b2);
+#define FOR_PAIRS(STEP) STEP(0, a, first) STEP(1, a, second) STEP(2, b, first) STEP(3, b, second)
+#define CLEAR(e, rows, order) acc[e][0] = acc[e][1] = acc[e][2] = zero;
+#define ADD(e, rows, order)                               \
+    if (e < PAIRS) {                                      \
+        __m512 pair = _mm512_permutevar_ps(rows, order);  \
+        acc[e][0] = _mm512_fmadd_ps(pair, c0, acc[e][0]); \
+        acc[e][1] = _mm512_fmadd_ps(pair, c1, acc[e][1]); \
+        acc[e][2] = _mm512_fmadd_ps(pair, c2, acc[e][2]); \
     }
-    raise(tile, a0, a1, a2, rnorm, KVF__MIN(n, 2u), best);
-    if (n > 2) raise(tile, b0, b1, b2, rnorm + 2, n - 2, best + 2);
+    FOR_PAIRS(CLEAR)
+    for (uint32_t i = 0; i < d; i++, x += 8, p0 += 8, p1 += 8, p2 += 8) {
+        __m512 a = _mm512_broadcast_f32x4(_mm_maskz_loadu_ps(low, x)), b = zero;
+        if (PAIRS > 2) b = _mm512_broadcast_f32x4(_mm_maskz_loadu_ps(high, x + 4));
+        __m512 c0 = twice(p0), c1 = twice(p1), c2 = twice(p2);
+        FOR_PAIRS(ADD)
+    }
+#define RAISE(e, rows, order)   \
+    if (e < PAIRS && 2 * e < n) \
+        raise(tile, acc[e][0], acc[e][1], acc[e][2], rnorm + 2 * e, KVF__MIN(n - 2 * e, 2u), best + 2 * e);
+    FOR_PAIRS(RAISE)
 }
 
 static void nearest(const kvf__tile *tile, const float *panel, uint32_t r, uint32_t n, const float *rnorm, uint32_t d,
                     kvf__best *best) {
-    switch (n) {
-    case 1: nearest_n(tile, panel, r, 1, rnorm, d, best); break;
-    case 2: nearest_n(tile, panel, r, 2, rnorm, d, best); break;
-    case 3: nearest_n(tile, panel, r, 3, rnorm, d, best); break;
-    default: nearest_n(tile, panel, r, 4, rnorm, d, best); break;
-    }
+    if (n == 8)
+        nearest_n(tile, panel, r, 8, 4, rnorm, d, best);
+    else if (n > 4)
+        nearest_n(tile, panel, r, n, 4, rnorm, d, best);
+    else if (n == 4)
+        nearest_n(tile, panel, r, 4, 2, rnorm, d, best);
+    else
+        nearest_n(tile, panel, r, n, 2, rnorm, d, best);
 }
 
 const kvf__kernels kvf__policy_kernels_avx512 = {kvf__policy_load_avx2,  kvf__policy_store_avx2,

@@ -16,7 +16,6 @@
 #define KVF__PANEL 8u
 #define KVF__TILE_PANELS 3u
 #define KVF__TILE_COLUMNS (KVF__PANEL * KVF__TILE_PANELS)
-#define KVF__ROWS 4u    /* evicted rows of one kernel call; divides KVF__PANEL */
 #define KVF__CHUNK 256u /* evicted rows held in float at once: 128 KiB at head_dim 128 */
 
 /* Nearest kept key so far. Starts as {-2, UINT32_MAX, UINT32_MAX}. */
@@ -38,7 +37,7 @@ typedef struct kvf__kernels {
     void (*store)(kvf_dtype dtype, const float *in, uint32_t d, void *row);
     /* Eight rows into a panel, and 1 / norm of each: 0 for a norm that is zero or out of range. */
     void (*pack)(kvf_dtype dtype, const void *const rows[8], uint32_t d, float *panel, float rnorm[8]);
-    /* Rows [r, r + n) of an evicted panel (n <= KVF__ROWS) against a tile: raises best[0..n). */
+    /* Rows [r, r + n) of an evicted panel (r + n <= KVF__PANEL) against a tile: raises best[0..n). */
     void (*nearest)(const kvf__tile *tile, const float *panel, uint32_t r, uint32_t n, const float *rnorm, uint32_t d,
                     kvf__best *best);
     /* acc[i] = fmaf(w, row[i] - base[i], acc[i]), base NULL: zeros. */
