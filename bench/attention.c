@@ -219,35 +219,35 @@ enum { SHARE = 1 << 19, ROUNDS = 1 << 17, GEMM = 512, GEMM_ITEMS = 8 };
 #if defined(__x86_64__)
 __attribute__((target("avx512f"))) static void read_avx512(const unsigned char *p, size_t n) {
     __m512i x[8];
-    for (int i = 0; i < 8; i++) x[i] = _mm512_setzero_si512();
+    UNROLL for (int i = 0; i < 8; i++) x[i] = _mm512_setzero_si512();
     for (size_t at = 0; at + 512 <= n; at += 512)
-        for (size_t i = 0; i < 8; i++) x[i] = _mm512_xor_si512(x[i], _mm512_loadu_si512(p + at + 64 * i));
-    for (int i = 1; i < 8; i++) x[0] = _mm512_xor_si512(x[0], x[i]);
+        UNROLL for (size_t i = 0; i < 8; i++) x[i] = _mm512_xor_si512(x[i], _mm512_loadu_si512(p + at + 64 * i));
+    UNROLL for (int i = 1; i < 8; i++) x[0] = _mm512_xor_si512(x[0], x[i]);
     sink = (float)_mm512_reduce_add_epi64(x[0]);
 }
 __attribute__((target("avx512f"))) static void multiply_avx512(void) {
     __m512 x[16], y = _mm512_set1_ps(sink * 0.0f + 0.5f);
-    for (int i = 0; i < 16; i++) x[i] = _mm512_set1_ps((float)i);
+    UNROLL for (int i = 0; i < 16; i++) x[i] = _mm512_set1_ps((float)i);
     for (int n = 0; n < ROUNDS; n++)
         UNROLL for (int i = 0; i < 16; i++) __asm__ volatile("vfmadd231ps %1, %1, %0" : "+v"(x[i]) : "v"(y));
-    for (int i = 1; i < 16; i++) x[0] = _mm512_add_ps(x[0], x[i]);
+    UNROLL for (int i = 1; i < 16; i++) x[0] = _mm512_add_ps(x[0], x[i]);
     sink = _mm512_reduce_add_ps(x[0]);
 }
 __attribute__((target("avx2,fma"))) static void read_avx2(const unsigned char *p, size_t n) {
     __m256i x[8];
-    for (int i = 0; i < 8; i++) x[i] = _mm256_setzero_si256();
+    UNROLL for (int i = 0; i < 8; i++) x[i] = _mm256_setzero_si256();
     for (size_t at = 0; at + 256 <= n; at += 256)
-        for (size_t i = 0; i < 8; i++)
-            x[i] = _mm256_xor_si256(x[i], _mm256_loadu_si256((const __m256i *)(const void *)(p + at + 32 * i)));
-    for (int i = 1; i < 8; i++) x[0] = _mm256_xor_si256(x[0], x[i]);
+        UNROLL for (size_t i = 0; i < 8; i++) x[i] =
+            _mm256_xor_si256(x[i], _mm256_loadu_si256((const __m256i *)(const void *)(p + at + 32 * i)));
+    UNROLL for (int i = 1; i < 8; i++) x[0] = _mm256_xor_si256(x[0], x[i]);
     sink = (float)_mm256_extract_epi64(x[0], 0);
 }
 __attribute__((target("avx2,fma"))) static void multiply_avx2(void) {
     __m256 x[12], y = _mm256_set1_ps(sink * 0.0f + 0.5f);
-    for (int i = 0; i < 12; i++) x[i] = _mm256_set1_ps((float)i);
+    UNROLL for (int i = 0; i < 12; i++) x[i] = _mm256_set1_ps((float)i);
     for (int n = 0; n < ROUNDS; n++)
         UNROLL for (int i = 0; i < 12; i++) __asm__ volatile("vfmadd231ps %1, %1, %0" : "+x"(x[i]) : "x"(y));
-    for (int i = 1; i < 12; i++) x[0] = _mm256_add_ps(x[0], x[i]);
+    UNROLL for (int i = 1; i < 12; i++) x[0] = _mm256_add_ps(x[0], x[i]);
     sink = _mm256_cvtss_f32(x[0]);
 }
 #endif

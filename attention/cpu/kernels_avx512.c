@@ -313,7 +313,7 @@ INLINE void dots_block(float *s, const float *q, const unsigned char *k, const u
     for (; i + 16 <= d; i += 16) {
         if (next) {
             UNROLL for (size_t at = 0; at < 16 * step; at += 64) {
-                _mm_prefetch((const char *)next + i * step + at, _MM_HINT_T0);
+                _mm_prefetch((const char *)next + i * step + at, _MM_HINT_T1);
             }
         }
         UNROLL for (int n = 0; n < N; n++) {
@@ -402,7 +402,7 @@ INLINE void add_block(float *o, size_t stride, const float *p, const kvf__rows *
     for (size_t j = 0; j < v->n; j++, from += row) {
         if (next) {
             UNROLL for (size_t line = 0; line < step; line += 64) {
-                _mm_prefetch((const char *)next + at * v->n * size_of(dtype) + j * step + line, _MM_HINT_T0);
+                _mm_prefetch((const char *)next + at * v->n * size_of(dtype) + j * step + line, _MM_HINT_T1);
             }
         }
         UNROLL for (int n = 0; n < N; n++) {
