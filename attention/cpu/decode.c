@@ -83,7 +83,7 @@ static void finish(const kvf__decode *d, const kvf__head *h) {
 }
 
 enum {
-    AHEAD = 2, /* runs between what is read and what is prefetched: one more hides a cache miss where a run is short */
+    AHEAD = 3,      /* runs between what is read and what is prefetched */
     MOST_HEADS = 16 /* KV heads of an item */
 };
 
