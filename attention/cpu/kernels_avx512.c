@@ -34,7 +34,7 @@ INLINE __m512 load8(const unsigned char *at, kvf_dtype dtype) {
     return widen16(_mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)at)), dtype);
 }
 
-INLINE __mmask16 first_lanes(uint32_t n) { return n < 16 ? (__mmask16)((1u << n) - 1) : (__mmask16)0xffff; }
+INLINE __mmask16 first_lanes(uint32_t n) { return (__mmask16)((1u << KVF__MIN(n, 16)) - 1); }
 
 INLINE __m512 exp16(__m512 x) {
     const __m512 magic = _mm512_set1_ps(KVF__EXP_MAGIC), one = _mm512_set1_ps(1.0f);

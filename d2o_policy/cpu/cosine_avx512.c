@@ -38,7 +38,8 @@ static inline __attribute__((always_inline)) void nearest_n(const kvf__tile *til
     __m512 acc[KVF__PANEL / 2][KVF__TILE_PANELS], zero = _mm512_setzero_ps();
     const float *p0 = tile->panels, *p1 = p0 + (size_t)d * KVF__PANEL, *p2 = p1 + (size_t)d * KVF__PANEL;
     const float *x = panel + r;
-    const __mmask8 low = n >= 4 ? 0xf : (__mmask8)((1u << n) - 1), high = (__mmask8)((1u << n) - 1) >> 4;
+    const uint32_t mask = (1u << n) - 1;
+    const __mmask8 low = (__mmask8)(mask & 0xf), high = (__mmask8)(mask >> 4);
     const __m512i first = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(2));
 #define FOR_PAIRS(STEP) STEP(0, a, first) STEP(1, a, second) STEP(2, b, first) STEP(3, b, second)
