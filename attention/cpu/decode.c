@@ -83,8 +83,8 @@ static void finish(const kvf__decode *d, const kvf__head *h) {
 }
 
 enum {
-    AHEAD = 3,      /* runs between what is read and what is prefetched */
-    MOST_HEADS = 16 /* KV heads of an item */
+    AHEAD_BYTES = 12 << 10, /* between what is read and what is prefetched */
+    MOST_HEADS = 16         /* KV heads of an item */
 };
 
 /* One tile of n KV heads that lie side by side. */
@@ -108,12 +108,13 @@ static void attend(const kvf__decode *d, kvf__item *it, float *bias_room) {
     const kvf__head *h = it->first;
     uint32_t bs = c->pages.block_size, g = c->n_per_kv, n = KVF__MIN(h->n_slots - it->begin, KVF_TILE), i = 0;
     size_t q_floats = (size_t)g * c->pages.head_dim;
+    uint32_t ahead = kvf__ceil_div(AHEAD_BYTES, (uint32_t)c->k_head_bytes); /* in runs */
     const float *q = c->a.q + (size_t)c->a.q_begin[h->seq] * c->a.q_stride + h->kv_head * q_floats;
     kvf__rows r = {NULL, NULL, 0, c->pages.head_dim, c->pages.dtype};
     for (uint32_t j = 0; j < n; j += bs)
         for (uint32_t k = 0; k < it->n; k++, i++) {
             r.rows = run_of(c, it, i);
-            r.next = run_of(c, it, i + AHEAD);
+            r.next = run_of(c, it, i + ahead);
             r.n = KVF__MIN(bs, n - j);
             d->k->dots(it->tiles[k].p + j, q + k * q_floats, g, &r);
         }
@@ -127,7 +128,7 @@ static void attend(const kvf__decode *d, kvf__item *it, float *bias_room) {
     for (uint32_t j = 0; j < n; j += bs)
         for (uint32_t k = 0; k < it->n; k++, i++) {
             r.rows = run_of(c, it, i);
-            r.next = run_of(c, it, i + AHEAD);
+            r.next = run_of(c, it, i + ahead);
             r.n = KVF__MIN(bs, n - j);
             d->k->add_values(it->tiles[k].o, d->pad, it->tiles[k].p + j, g, &r);
         }
