@@ -12,7 +12,7 @@
 
 const char *kvf_status_text(kvf_status status) {
     switch (status) {
-#define TEXT(name, number, text)                                                                 \
+#define TEXT(name, number, text) \
     case name: return text;
         KVF_STATUS_LIST(TEXT)
 #undef TEXT
@@ -22,7 +22,7 @@ const char *kvf_status_text(kvf_status status) {
 
 const char *kvf_status_name(kvf_status status) {
     switch (status) {
-#define NAME(name, number, text)                                                                 \
+#define NAME(name, number, text) \
     case name: return #name;
         KVF_STATUS_LIST(NAME)
 #undef NAME
@@ -32,13 +32,9 @@ const char *kvf_status_name(kvf_status status) {
 
 #define STR2(x) #x
 #define STR(x) STR2(x)
-const char *kvf_version(void) {
-    return STR(KVF_VERSION_MAJOR) "." STR(KVF_VERSION_MINOR) "." STR(KVF_VERSION_PATCH);
-}
+const char *kvf_version(void) { return STR(KVF_VERSION_MAJOR) "." STR(KVF_VERSION_MINOR) "." STR(KVF_VERSION_PATCH); }
 
-size_t kvf_dtype_bytes(kvf_dtype dtype) {
-    return dtype == KVF_F32 ? 4 : dtype == KVF_F16 || dtype == KVF_BF16 ? 2 : 0;
-}
+size_t kvf_dtype_bytes(kvf_dtype dtype) { return dtype == KVF_F32 ? 4 : dtype == KVF_F16 || dtype == KVF_BF16 ? 2 : 0; }
 
 kvf_status kvf__fail(kvf_error *err, kvf_status status, const char *format, ...) {
     if (err) {
@@ -96,13 +92,15 @@ kvf_status kvf__config_read(void *dst, size_t full_size, const void *src, const 
     if (!src) return kvf__fail(err, KVF_E_INVALID, "%s: is NULL", what);
     memcpy(&given, src, sizeof given);
     if (given < sizeof given)
-        return kvf__fail(err, KVF_E_INVALID, "%s: struct_size %zu: set it to sizeof(%s), or start from its default function",
-                         what, given, what);
+        return kvf__fail(err, KVF_E_INVALID,
+                         "%s: struct_size %zu: set it to sizeof(%s), or start from its default function", what, given,
+                         what);
     const unsigned char *bytes = src;
     for (size_t i = full_size; i < given; i++)
         if (bytes[i])
-            return kvf__fail(err, KVF_E_UNSUPPORTED, "%s: struct_size %zu: a field past byte %zu is set that this version does not know",
-                             what, given, full_size);
+            return kvf__fail(err, KVF_E_UNSUPPORTED,
+                             "%s: struct_size %zu: a field past byte %zu is set that this version does not know", what,
+                             given, full_size);
     memset(dst, 0, full_size);
     memcpy(dst, src, KVF__MIN(given, full_size));
     return KVF_OK;

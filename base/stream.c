@@ -22,9 +22,9 @@ struct kvf_stream {
     void *ctx;
     uint32_t n;
     bool stop;
-    _Alignas(KVF__CACHE_LINE) atomic_uint job;   /* rises by one with each job */
-    _Alignas(KVF__CACHE_LINE) atomic_uint next;  /* next item */
-    _Alignas(KVF__CACHE_LINE) atomic_uint busy;  /* workers not yet done with this job */
+    _Alignas(KVF__CACHE_LINE) atomic_uint job;  /* rises by one with each job */
+    _Alignas(KVF__CACHE_LINE) atomic_uint next; /* next item */
+    _Alignas(KVF__CACHE_LINE) atomic_uint busy; /* workers not yet done with this job */
     struct worker {
         kvf_stream *stream;
         pthread_t thread;

@@ -1,9 +1,10 @@
-/* Measures the products of a forward pass through OpenBLAS and oneDNN, as docs/decisions/002-blas.md quotes them.
+/* Measures the products of a forward pass with weights in fp32, through OpenBLAS and oneDNN, and as model/gemm.c computes
+ * them from Q4_1: docs/decisions/002-blas.md and 005-quantised-weights.md quote them.
  *
- * kvfold-bench-gemm [REPETITIONS]: one JSON line for each way, number of rows and number of threads. Shapes are those
- * of SmolLM2-135M: the four products of 30 layers, each with weights of its own, and the output head. Both libraries
- * are opened at run time; one that is not installed is left out. The ways run in turns, since machines are shared, and
- * each is checked against a plain loop before it is timed. */
+ * kvfold-bench-gemm [REPETITIONS [MAX_ROWS [WAY...]]]: one JSON line for each way (or those named), number of rows and
+ * number of threads. Shapes are those of SmolLM2-135M: the four products of 30 layers, each with weights of its own, and
+ * the output head. Both libraries are opened at run time; one that is not installed is left out. The ways run in turns,
+ * since machines are shared, and each is checked against a plain loop before it is timed. */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
 #include <math.h>
@@ -12,6 +13,9 @@
 #include <time.h>
 
 #include "base/base.h"
+#include "model/gemm.h"
+#include "model/gemv.h"
+#include "model/gguf.h"
 
 #ifndef KVF_BENCH_COMMIT
 #define KVF_BENCH_COMMIT "unknown"
@@ -32,9 +36,24 @@ enum {
 static const uint32_t shapes[N_SHAPES][2] = {{960, EMBD}, {EMBD, EMBD}, {3072, EMBD}, {EMBD, 1536}}; /* n, k */
 
 /* How a product reaches a library: in one call that shares it out itself, or in slices from our threads. */
-typedef enum way { BLAS_GEMV, BLAS_WHOLE, BLAS_SLICED, DNNL_WHOLE, DNNL_SLICED, READ, N_WAYS } way;
-static const char *const way_names[N_WAYS] = {"openblas gemv", "openblas whole", "openblas sliced",
-                                              "onednn whole",  "onednn sliced",  "read"};
+typedef enum way {
+    BLAS_GEMV,
+    BLAS_WHOLE,
+    BLAS_SLICED,
+    DNNL_WHOLE,
+    DNNL_SLICED,
+    Q_ROWS,
+    Q_ROWS_AVX2,
+    Q_SLICES,
+    READ, /* of the fp32 weights */
+    Q_READ,
+    N_WAYS
+} way;
+static const char *const way_names[N_WAYS] = {"openblas gemv", "openblas whole", "openblas sliced", "onednn whole",
+                                              "onednn sliced", "q4_1 rows",      "q4_1 rows avx2",  "q4_1 slices",
+                                              "read",          "q4_1 read"};
+static bool wanted[N_WAYS];
+enum { Q_BLOCK = 32, Q_BYTES = 20 };
 
 /* CBLAS numbers its arguments: 101 row major, 111 as it is, 112 transposed. */
 static struct {
@@ -47,8 +66,10 @@ static struct {
     void (*omp_threads)(int);
 } lib;
 
-static float *weights, *x, *y;
-static size_t layer_floats; /* of all layers; the head follows */
+static float *weights, *x, *y, *scratch;
+static unsigned char *quantised;             /* the same weights */
+enum { SCRATCH = 1 << 19, MAX_THREADS = 2 }; /* floats of a thread */
+static size_t layer_floats;                  /* of all layers; the head follows */
 static volatile float sink;
 
 static void die(const char *what) {
@@ -77,7 +98,10 @@ static void open_libraries(void) {
 }
 
 static bool have(way w, uint32_t rows) {
-    if (w == READ) return true;
+    if (w == READ || w == Q_READ) return true;
+    if (!wanted[w]) return false;
+    if (w == Q_ROWS || w == Q_SLICES) return true;
+    if (w == Q_ROWS_AVX2) return kvf__cpu_detect().avx512; /* else it is the one before */
     if (w == BLAS_GEMV) return lib.sgemv && lib.blas_threads && rows == 1;
     return w == BLAS_WHOLE || w == BLAS_SLICED ? lib.sgemm && lib.blas_threads : lib.dnnl && lib.omp_threads;
 }
@@ -109,6 +133,41 @@ static void call(const product *p, uint32_t row, uint32_t m, uint32_t column, ui
     }
 }
 
+/* Sums of words, as fast as memory gives them. */
+static void read_quantised(void *ctx, uint32_t item, uint32_t thread) {
+    const product *p = ctx;
+    uint64_t sum[8] = {0}, word;
+    (void)thread;
+    uint32_t begin = item * p->columns, end = KVF__MIN(begin + p->columns, p->n);
+    size_t row = p->k / Q_BLOCK * Q_BYTES;
+    const unsigned char *from = quantised + (size_t)(p->weight - weights) / Q_BLOCK * Q_BYTES;
+    for (size_t i = begin * row; i + 64 <= end * row; i += 64)
+        for (size_t j = 0; j < 8; j++) memcpy(&word, from + i + 8 * j, 8), sum[j] += word;
+    y[begin] = (float)(sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7]);
+}
+
+static void run_quantised(kvf_stream *stream, const product *p) {
+    size_t row = p->k / Q_BLOCK * Q_BYTES;
+    kvf__matrix w = {.n_parts = 1, .n = p->n, .k = p->k};
+    w.parts[0].type = KVF__TENSOR_Q4_1;
+    w.parts[0].n_rows = p->n;
+    w.parts[0].data = quantised + (size_t)(p->weight - weights) / Q_BLOCK * Q_BYTES;
+    w.parts[0].row_bytes = row;
+    kvf__cpu cpu = kvf__cpu_detect();
+    if (p->w == Q_ROWS_AVX2) cpu.avx512 = false;
+    kvf__gemm g = {.m = p->m,
+                   .w = &w,
+                   .x = x,
+                   .y = y,
+                   .x_stride = p->k,
+                   .y_stride = p->n,
+                   .way = p->w == Q_SLICES ? KVF__GEMM_SLICES : KVF__GEMM_ROWS,
+                   .ops = kvf__gemv_ops_for(cpu),
+                   .scratch = scratch,
+                   .scratch_floats = SCRATCH};
+    if (kvf__gemm_scratch_floats(&w) > SCRATCH || kvf__gemm_run(stream, &g)) die("kvf__gemm_run failed");
+}
+
 static void slice(void *ctx, uint32_t item, uint32_t thread) {
     const product *p = ctx;
     (void)thread;
@@ -124,18 +183,30 @@ static void run(kvf_stream *stream, way w, uint32_t m, uint32_t n, uint32_t k, c
     p.n_column_slices = kvf__ceil_div(n, p.columns);
     if (w == BLAS_GEMV || w == BLAS_WHOLE || w == DNNL_WHOLE)
         call(&p, 0, m, 0, n);
+    else if (w == Q_READ)
+        kvf__stream_for(stream, p.n_column_slices, read_quantised, &p);
+    else if (w == Q_ROWS || w == Q_ROWS_AVX2 || w == Q_SLICES)
+        run_quantised(stream, &p);
     else
         kvf__stream_for(stream, p.n_column_slices * kvf__ceil_div(m, p.rows), slice, &p);
     sink = y[0];
 }
 
-static double timed(kvf_stream *stream, way w, uint32_t m, bool head) {
+/* Seconds that the process has run: beside the wall's, since machines are shared. Of more than one thread they count the
+ * waiting for one another too. */
+static double cpu_clock(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static double timed(kvf_stream *stream, way w, uint32_t m, bool head, double *cpu) {
     /* The libraries' own threads spin for a while after a call, at the cost of the next way. */
     nanosleep(&(struct timespec){.tv_nsec = 60000000}, NULL);
     uint32_t n_threads = kvf_stream_n_threads(stream);
     if (lib.blas_threads) lib.blas_threads(w == BLAS_SLICED ? 1 : (int)n_threads);
     if (lib.omp_threads) lib.omp_threads((int)n_threads);
-    double t = kvf__clock();
+    double t = kvf__clock(), c = cpu_clock();
     const float *weight = weights;
     for (int layer = 0; !head && layer < LAYERS; layer++)
         for (int s = 0; s < N_SHAPES; s++) {
@@ -143,6 +214,7 @@ static double timed(kvf_stream *stream, way w, uint32_t m, bool head) {
             weight += (size_t)shapes[s][0] * shapes[s][1];
         }
     if (head) run(stream, w, m, HEAD_ROWS, EMBD, weights + layer_floats);
+    *cpu = cpu_clock() - c;
     return kvf__clock() - t;
 }
 
@@ -175,21 +247,23 @@ static const char *cpu_name(void) {
     return name;
 }
 
-static void report(way w, uint32_t rows, uint32_t n_threads, bool head, const double *t, int n, double read_seconds) {
-    double bytes = 4.0 * (head ? (double)HEAD_ROWS * EMBD : (double)layer_floats), median = t[n / 2];
+static void report(way w, uint32_t rows, uint32_t n_threads, bool head, const double *t, double cpu, int n,
+                   double read_seconds) {
+    double floats = head ? (double)HEAD_ROWS * EMBD : (double)layer_floats, median = t[n / 2];
+    double bytes = floats * (w >= Q_ROWS ? (double)Q_BYTES / Q_BLOCK : 4);
     printf(
         "{\"bench\": \"gemm\", \"way\": \"%s\", \"what\": \"%s\", \"rows\": %u, \"threads\": %u, \"commit\": \"%s\", "
         "\"cpu\": \"%s\", \"flags\": \"%s\", \"blas\": \"%s\", \"repetitions\": %d, "
-        "\"ms_median\": %.2f, \"ms_p5\": %.2f, \"ms_p95\": %.2f, \"gflop_per_s\": %.1f, "
+        "\"ms_median\": %.2f, \"ms_p5\": %.2f, \"ms_p95\": %.2f, \"cpu_ms_median\": %.2f, \"gflop_per_s\": %.1f, "
         "\"bytes\": %.0f, \"gb_per_s\": %.1f, \"share_of_read\": %.3f}\n",
         way_names[w], head ? "head" : "layers", rows, n_threads, KVF_BENCH_COMMIT, cpu_name(), KVF_BENCH_FLAGS,
         lib.blas_config ? lib.blas_config() : "none", n, median * 1e3, t[(int)(.05 * (n - 1) + .5)] * 1e3,
-        t[(int)(.95 * (n - 1) + .5)] * 1e3, bytes / 2 * rows / median / 1e9, bytes, bytes / median / 1e9,
+        t[(int)(.95 * (n - 1) + .5)] * 1e3, cpu * 1e3, 2 * floats * rows / median / 1e9, bytes, bytes / median / 1e9,
         read_seconds / median);
 }
 
 static void measure(uint32_t n_threads, uint32_t rows, int repetitions) {
-    static double t[2][N_WAYS][MAX_REPETITIONS];
+    static double t[2][N_WAYS][MAX_REPETITIONS], c[2][N_WAYS][MAX_REPETITIONS];
     kvf_stream *stream;
     if (kvf_stream_create_cpu(NULL, n_threads, &stream, NULL)) die("no stream");
     for (int w = 0; w < READ; w++)
@@ -197,14 +271,19 @@ static void measure(uint32_t n_threads, uint32_t rows, int repetitions) {
     for (int i = -1; i < repetitions; i++) /* the first warms up */
         for (int head = 0; head < 2; head++)
             for (int w = 0; w < N_WAYS; w++) {
-                double s = have((way)w, rows) && (!head || rows <= 32) ? timed(stream, (way)w, rows, head) : 0;
-                if (i >= 0) t[head][w][i] = s;
+                double cpu = 0, s = 0;
+                if (have((way)w, rows) && (!head || rows <= 32)) s = timed(stream, (way)w, rows, head, &cpu);
+                if (i >= 0) t[head][w][i] = s, c[head][w][i] = cpu;
             }
     for (int head = 0; head < (rows <= 32 ? 2 : 1); head++) {
-        for (int w = 0; w < N_WAYS; w++) qsort(t[head][w], (size_t)repetitions, sizeof(double), ascending);
+        for (int w = 0; w < N_WAYS; w++) {
+            qsort(t[head][w], (size_t)repetitions, sizeof(double), ascending);
+            qsort(c[head][w], (size_t)repetitions, sizeof(double), ascending);
+        }
         for (int w = 0; w < READ; w++)
             if (have((way)w, rows))
-                report((way)w, rows, n_threads, head, t[head][w], repetitions, t[head][READ][repetitions / 2]);
+                report((way)w, rows, n_threads, head, t[head][w], c[head][w][repetitions / 2], repetitions,
+                       t[head][w < Q_ROWS ? READ : Q_READ][repetitions / 2]);
     }
     fflush(stdout);
     kvf_stream_destroy(stream);
@@ -221,19 +300,46 @@ static float *random_floats(size_t n) {
     return p;
 }
 
+/* Random blocks of Q4_1, and the weights that they stand for. */
+static void make_weights(size_t n) {
+    weights = random_floats(n);
+    quantised = malloc(n / Q_BLOCK * Q_BYTES);
+    if (!quantised) die("out of memory");
+    const uint16_t d = kvf__f16_from_f32(1.0f / 15), m = kvf__f16_from_f32(-0.5f);
+    for (size_t i = 0; i < n / Q_BLOCK; i++) {
+        unsigned char *block = quantised + i * Q_BYTES;
+        memcpy(block, &d, 2);
+        memcpy(block + 2, &m, 2);
+        for (size_t j = 0; j < 16; j++) {
+            const float *pair = weights + i * Q_BLOCK + 2 * j;
+            block[4 + j] = (unsigned char)((unsigned)((pair[0] + 0.5f) * 16) | (unsigned)((pair[1] + 0.5f) * 16) << 4);
+        }
+        (void)kvf__gemv_ops_for((kvf__cpu){.avx512 = false})
+            ->dequantize(KVF__TENSOR_Q4_1, block, Q_BLOCK, weights + i * Q_BLOCK);
+    }
+}
+
 int main(int argc, char **argv) {
-    static const uint32_t rows[] = {1, 2, 4, 8, 16, 32, 128, 512};
-    int repetitions = argc > 1 ? atoi(argv[1]) : 5;
+    static const uint32_t rows[] = {1, 2, 4, 8, 16, 32, 64, 128, 512};
+    int repetitions = argc > 1 ? atoi(argv[1]) : 5, max_rows = argc > 2 ? atoi(argv[2]) : MAX_ROWS;
     if (repetitions < 1 || repetitions > MAX_REPETITIONS) die("REPETITIONS: must be in [1, 31]");
+    for (int w = 0; w < N_WAYS; w++) {
+        wanted[w] = argc <= 3;
+        for (int i = 3; i < argc; i++) wanted[w] |= !strcmp(argv[i], way_names[w]);
+    }
     open_libraries();
     for (int s = 0; s < N_SHAPES; s++) layer_floats += (size_t)LAYERS * shapes[s][0] * shapes[s][1];
-    weights = random_floats(layer_floats + (size_t)HEAD_ROWS * EMBD);
+    make_weights(layer_floats + (size_t)HEAD_ROWS * EMBD);
+    scratch = random_floats((size_t)SCRATCH * MAX_THREADS);
     x = random_floats((size_t)MAX_ROWS * MAX_WIDTH);
     y = random_floats((size_t)MAX_ROWS * MAX_WIDTH > (size_t)32 * HEAD_ROWS ? (size_t)MAX_ROWS * MAX_WIDTH
                                                                             : (size_t)32 * HEAD_ROWS);
-    for (uint32_t n_threads = 1; n_threads <= 2; n_threads++)
-        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) measure(n_threads, rows[i], repetitions);
+    for (uint32_t n_threads = 1; n_threads <= MAX_THREADS; n_threads++)
+        for (size_t i = 0; i < sizeof rows / sizeof *rows && rows[i] <= (uint32_t)max_rows; i++)
+            measure(n_threads, rows[i], repetitions);
     free(weights);
+    free(quantised);
+    free(scratch);
     free(x);
     free(y);
     return 0;

@@ -179,7 +179,7 @@ static kvf_status audit(const kvf_manager *m, kvf_error *err) {
 }
 
 kvf_status kvf_audit(const kvf_manager *manager, kvf_error *err) {
-    if (!manager) return kvf__fail(err, KVF_E_CORRUPT, "manager: is NULL");
+    if (!manager) return kvf__fail(err, KVF_E_INVALID, "manager: is NULL");
     kvf_status s = audit(manager, err);
     clear(&manager->blocks);
     clear(&manager->pages);

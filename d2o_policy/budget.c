@@ -277,7 +277,10 @@ kvf_status kvf_policy_project(const kvf_policy_options *o, uint32_t n_layers, ui
         steady = s.total;
     else
         steady = (s.total + (uint64_t)s.n * (k + block_size - 1)) / block_size;
-    if (fits) steady = KVF__MIN(steady, s.n * whole);
+    if (fits) { /* until the overflow every layer holds up to B, which whole blocks of the total need not cover */
+        steady = KVF__MAX(steady, s.n * blocks(b, block_size));
+        steady = KVF__MIN(steady, s.n * whole);
+    }
     r.steady_blocks = n_groups * (steady + s.n_full * whole);
     r.bounded = s.n_full == 0;
     *need = r;

@@ -1,8 +1,8 @@
 /* d2o: sizes per layer from the density of its attention; evicted tokens merge into the nearest kept key.
  *
- * Source: D2O, arXiv 2406.13035 (ICLR 2025). Its layer-level dynamic allocation is metric and budget; its token level is
- * observe and match (eviction), gate (the moving threshold of its compensation mechanism) and apply (the merge). README.md
- * says where its authors' code differs, docs/options.md which of the two is whose default. */
+ * Source: D2O, arXiv 2406.13035 (ICLR 2025). Its layer-level dynamic allocation is metric and budget; its token level
+ * is observe and match (eviction), gate (the moving threshold of its compensation mechanism) and apply (the merge).
+ * README.md says where its authors' code differs, docs/options.md which of the two is whose default. */
 #include "d2o_policy/policy.h"
 
 const kvf_policy_ops kvf__policy_d2o = {

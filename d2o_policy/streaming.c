@@ -1,8 +1,8 @@
 /* streaming: the first tokens and the newest; what lies between is dropped, unseen.
  *
- * Source: StreamingLLM, arXiv 2309.17453, its rolling cache with attention sinks. Of S slots min(sinks, S - 1) are sinks
- * and the rest the recent window. Keys keep the rotation of their true position, where the paper rotates again by cache
- * index. No scores: nothing is observed, so that a hit in a prefix cache needs none. */
+ * Source: StreamingLLM, arXiv 2309.17453, its rolling cache with attention sinks. Of S slots min(sinks, S - 1) are
+ * sinks and the rest the recent window. Keys keep the rotation of their true position, where the paper rotates again
+ * by cache index. No scores: nothing is observed, so that a hit in a prefix cache needs none. */
 #include "d2o_policy/policy.h"
 
 const kvf_policy_ops kvf__policy_streaming = {

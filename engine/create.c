@@ -9,7 +9,8 @@ kvf_engine_config kvf_engine_config_default(void) {
 
 static kvf_status resolve(kvf_engine *e, kvf_error *err) {
     kvf_engine_config *c = &e->config;
-    if (!c->model) return kvf__fail(err, KVF_E_INVALID, "kvf_engine_config.model: is NULL; open one with kvf_model_open");
+    if (!c->model)
+        return kvf__fail(err, KVF_E_INVALID, "kvf_engine_config.model: is NULL; open one with kvf_model_open");
     const kvf_model_info *info = e->info = kvf_model_get_info(c->model);
     e->model = c->model;
     if (kvf_dtype_bytes(c->kv_dtype) == 0)
@@ -19,19 +20,26 @@ static kvf_status resolve(kvf_engine *e, kvf_error *err) {
         return kvf__fail(err, KVF_E_INVALID, "block_size %u: must be a power of two in [8, 256]", c->block_size);
     if (!c->heads_per_group) c->heads_per_group = info->n_kv_heads;
     if (info->n_kv_heads % c->heads_per_group)
-        return kvf__fail(err, KVF_E_INVALID, "heads_per_group %u: must divide the model's %u KV heads", c->heads_per_group, info->n_kv_heads);
+        return kvf__fail(err, KVF_E_INVALID, "heads_per_group %u: must divide the model's %u KV heads",
+                         c->heads_per_group, info->n_kv_heads);
     if (!c->chunk) c->chunk = 512;
     if (c->chunk % c->block_size)
         return kvf__fail(err, KVF_E_INVALID, "chunk %u: must be a multiple of block_size %u", c->chunk, c->block_size);
     if (!c->kv_bytes) c->kv_bytes = (uint64_t)512 << 20;
     if (!c->max_running) c->max_running = 64;
-    if (c->max_running > 65536) return kvf__fail(err, KVF_E_INVALID, "max_running %u: must be at most 65536", c->max_running);
-    if (!c->max_context) c->max_context = info->n_context;
-    if (c->max_context < 2 || c->max_context > info->n_context)
-        return kvf__fail(err, KVF_E_INVALID, "max_context %u: must be in [2, %u], the model's context", c->max_context, info->n_context);
+    if (c->max_running > 65536)
+        return kvf__fail(err, KVF_E_INVALID, "max_running %u: must be at most 65536", c->max_running);
+    uint32_t longest =
+        info->sliding_window ? info->sliding_window : info->n_context; /* the window is the shorter one */
+    if (!c->max_context) c->max_context = longest;
+    if (c->max_context < 2 || c->max_context > longest)
+        return kvf__fail(err, KVF_E_INVALID, "max_context %u: must be in [2, %u], the model's %s", c->max_context,
+                         longest,
+                         info->sliding_window ? "sliding window: attention beyond it is not computed" : "context");
     if (!c->max_prefill_tokens) c->max_prefill_tokens = c->max_context;
     if (!c->n_score_arrays) c->n_score_arrays = 1;
-    if (c->n_score_arrays > 8) return kvf__fail(err, KVF_E_INVALID, "n_score_arrays %u: must be at most 8", c->n_score_arrays);
+    if (c->n_score_arrays > 8)
+        return kvf__fail(err, KVF_E_INVALID, "n_score_arrays %u: must be at most 8", c->n_score_arrays);
     e->max_running = c->max_running;
     e->n_groups = info->n_kv_heads / c->heads_per_group;
     e->n_tables = info->n_layers * e->n_groups;
@@ -43,7 +51,8 @@ static kvf_status resolve(kvf_engine *e, kvf_error *err) {
 static void *take(kvf_engine *e, size_t n, size_t element_bytes, int zero) {
     size_t bytes;
     if (e->n_buffers == KVF__ENGINE_BUFFERS || !kvf__mul(n, element_bytes, &bytes)) return NULL;
-    void *p = zero ? kvf__alloc(&e->allocator, bytes) : e->allocator.alloc(e->allocator.ctx, bytes ? bytes : 1, KVF__CACHE_LINE);
+    void *p = zero ? kvf__alloc(&e->allocator, bytes)
+                   : e->allocator.alloc(e->allocator.ctx, bytes ? bytes : 1, KVF__CACHE_LINE);
     if (p) e->buffers[e->n_buffers++] = (kvf__buffer){p, bytes};
     return p;
 }
@@ -51,14 +60,18 @@ static void *take(kvf_engine *e, size_t n, size_t element_bytes, int zero) {
 static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
     const kvf_engine_config *c = &e->config;
     kvf_pages *p = &e->pages;
-    *p = (kvf_pages){.struct_size = sizeof *p, .dtype = c->kv_dtype, .block_size = c->block_size,
-                     .heads_per_group = c->heads_per_group, .head_dim = e->info->head_dim};
+    *p = (kvf_pages){.struct_size = sizeof *p,
+                     .dtype = c->kv_dtype,
+                     .block_size = c->block_size,
+                     .heads_per_group = c->heads_per_group,
+                     .head_dim = e->info->head_dim};
     uint64_t block_bytes = kvf_pages_block_bytes(p), n_blocks = block_bytes ? c->kv_bytes / block_bytes : 0;
     uint64_t least = block_bytes * e->n_tables;
     if (n_blocks < e->n_tables)
-        return kvf__fail(err, KVF_E_INVALID,
-                         "kv_bytes %llu: one block of %u tokens in each of %u tables takes %llu bytes; give at least that",
-                         (unsigned long long)c->kv_bytes, c->block_size, e->n_tables, (unsigned long long)least);
+        return kvf__fail(
+            err, KVF_E_INVALID,
+            "kv_bytes %llu: one block of %u tokens in each of %u tables takes %llu bytes; give at least that",
+            (unsigned long long)c->kv_bytes, c->block_size, e->n_tables, (unsigned long long)least);
     p->n_blocks = (uint32_t)KVF__MIN(n_blocks, (uint64_t)1 << 31);
     size_t slots = (size_t)p->n_blocks * p->heads_per_group * p->block_size;
     size_t half = (size_t)block_bytes / 2;
@@ -71,11 +84,15 @@ static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
         p->weight = take(e, slots, sizeof *p->weight, 0);
         p->bias = take(e, slots, sizeof *p->bias, 0);
     }
-    e->scores = (kvf_score_pages){.struct_size = sizeof e->scores, .n_pages = p->n_blocks, .n_arrays = c->n_score_arrays,
-                                  .heads_per_group = p->heads_per_group, .block_size = p->block_size};
+    e->scores = (kvf_score_pages){.struct_size = sizeof e->scores,
+                                  .n_pages = p->n_blocks,
+                                  .n_arrays = c->n_score_arrays,
+                                  .heads_per_group = p->heads_per_group,
+                                  .block_size = p->block_size};
     e->scores.base = take(e, slots, c->n_score_arrays * sizeof(float), 0);
     if (!p->k || !p->v || !p->pos || !p->key_norm || !e->scores.base || (c->want_mass_bias && (!p->weight || !p->bias)))
-        return kvf__fail(err, KVF_E_NO_MEMORY, "KV memory: %llu bytes could not be allocated; lower kv_bytes", (unsigned long long)c->kv_bytes);
+        return kvf__fail(err, KVF_E_NO_MEMORY, "KV memory: %llu bytes could not be allocated; lower kv_bytes",
+                         (unsigned long long)c->kv_bytes);
     e->stats.block_bytes = block_bytes;
     return KVF_OK;
 }
@@ -96,9 +113,15 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     m.block_bytes = e->stats.block_bytes;
     m.allocator = e->allocator;
     if ((st = kvf_manager_create(&m, &e->manager, err))) return st;
-    kvf_policy_state_config p = {.struct_size = sizeof p, .n_layers = info->n_layers, .n_kv_heads = info->n_kv_heads,
-                                 .n_q_heads = info->n_q_heads, .head_dim = info->head_dim, .block_size = c->block_size,
-                                 .max_seqs = c->max_running, .max_slots = c->max_context, .allocator = e->allocator};
+    kvf_policy_state_config p = {.struct_size = sizeof p,
+                                 .n_layers = info->n_layers,
+                                 .n_kv_heads = info->n_kv_heads,
+                                 .n_q_heads = info->n_q_heads,
+                                 .head_dim = info->head_dim,
+                                 .block_size = c->block_size,
+                                 .max_seqs = c->max_running,
+                                 .max_slots = c->max_context,
+                                 .allocator = e->allocator};
     if ((st = kvf_policy_state_create(&p, &e->policies, err))) return st;
     kvf_sched_config s = kvf_sched_config_default();
     s.manager = e->manager;
@@ -112,7 +135,9 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     if ((st = kvf_sched_create(&s, &e->sched, err))) return st;
     uint64_t entries = (uint64_t)c->max_context * info->n_kv_heads; /* one layer's worst; more where it costs little */
     entries = KVF__MAX(entries, (uint64_t)1 << 20);
-    if ((st = kvf_plan_create(&e->allocator, info->n_kv_heads, KVF__MAX(info->n_layers, 1024u), entries, &e->plan, err))) return st;
+    if ((st =
+             kvf_plan_create(&e->allocator, info->n_kv_heads, KVF__MAX(info->n_layers, 1024u), entries, &e->plan, err)))
+        return st;
     return kvf_activations_create(e->model, e->max_batch_tokens, c->max_running, c->max_context,
                                   kvf_stream_n_threads(e->stream), &e->activations, err);
 }
@@ -125,17 +150,20 @@ static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
     if (st) return kvf__fail(err, st, "policy workspace: sizes of the model are out of range");
     size_t variance = (size_t)info->n_layers * info->n_q_heads; /* sampled_logprob doubles as the metric's buffer */
     size_t row_floats, logit_floats, sum_floats;
-    if (!kvf__mul(n * info->n_kv_heads, e->config.max_context, &row_floats) || !kvf__mul(n, info->n_vocab, &logit_floats) ||
-        !kvf__mul(variance, e->config.max_prefill_tokens, &sum_floats))
+    if (!kvf__mul(n * info->n_kv_heads, e->config.max_context, &row_floats) ||
+        !kvf__mul(n, info->n_vocab, &logit_floats) || !kvf__mul(variance, e->config.max_prefill_tokens, &sum_floats))
         return kvf__fail(err, KVF_E_OVERFLOW, "engine: the buffers' sizes wrap; lower max_running or max_context");
 #define TAKE(field, count) ((e->field = take(e, (count), sizeof *e->field, 0)) != NULL)
-    bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) && TAKE(q_begin, n + 1) &&
-              TAKE(out_rows, n + 1) && TAKE(sampled, n + 1) && TAKE(sampled_logprob, KVF__MAX(n, variance)) && TAKE(row_wanted, n) &&
-              TAKE(row_gqa, n) && TAKE(prompt_sums, n) && TAKE(sums, sum_floats) && TAKE(row, row_floats) && TAKE(logits, logit_floats) &&
-              TAKE(events, n_events) && TAKE(batch_events, n_events) && TAKE(items, n_events) && TAKE(item_of_event, n_events) &&
-              TAKE(batch_items, n_events);
+    bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) &&
+              TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) && TAKE(sampled, n + 1) &&
+              TAKE(sampled_logprob, KVF__MAX(n, variance)) && TAKE(row_wanted, n) && TAKE(row_gqa, n) &&
+              TAKE(prompt_sums, n) && TAKE(sums, sum_floats) && TAKE(row, row_floats) && TAKE(logits, logit_floats) &&
+              TAKE(events, n_events) && TAKE(batch_events, n_events) && TAKE(items, n_events) &&
+              TAKE(item_of_event, n_events) && TAKE(batch_items, n_events);
 #undef TAKE
-    if (!ok) return kvf__fail(err, KVF_E_NO_MEMORY, "engine: buffers could not be allocated; lower max_running or max_context");
+    if (!ok)
+        return kvf__fail(err, KVF_E_NO_MEMORY,
+                         "engine: buffers could not be allocated; lower max_running or max_context");
     return KVF_OK;
 }
 
@@ -149,6 +177,9 @@ static kvf_status create_small(kvf_engine *e, kvf_error *err) {
         e->table_slots = kvf__slab_take(&slab, e->n_tables, sizeof *e->table_slots);
         e->layers = kvf__slab_take(&slab, n_layers, sizeof *e->layers);
         e->result_layers = kvf__slab_take(&slab, n_layers, sizeof *e->result_layers);
+        e->lone_layers = kvf__slab_take(&slab, n_layers, sizeof *e->lone_layers);
+        e->lone_sizes = kvf__slab_take(&slab, n_layers, sizeof *e->lone_sizes);
+        e->lone_density = kvf__slab_take(&slab, n_layers, sizeof *e->lone_density);
         e->sample_scratch = kvf__slab_take(&slab, (size_t)kvf_stream_n_threads(e->stream) * e->info->n_vocab, 8);
         e->workspace = kvf__slab_take(&slab, e->workspace_bytes, 1);
         if (!pass && (slab.bad || !(slab.base = take(e, slab.used, 1, 0))))
@@ -168,8 +199,8 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
     e->config = c;
     e->allocator = a;
     e->stats.struct_size = sizeof e->stats;
-    if ((st = resolve(e, err)) || (st = create_pages(e, err)) || (st = create_parts(e, err)) || (st = create_buffers(e, err)) ||
-        (st = create_small(e, err))) {
+    if ((st = resolve(e, err)) || (st = create_pages(e, err)) || (st = create_parts(e, err)) ||
+        (st = create_buffers(e, err)) || (st = create_small(e, err))) {
         kvf_engine_destroy(e);
         return st;
     }
@@ -179,6 +210,7 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
 
 void kvf_engine_destroy(kvf_engine *e) {
     if (!e) return;
+    e->destroying = 1; /* a callback may try to submit */
     while (e->first) kvf__live_finish(e, e->first, KVF_FINISH_ABORTED, NULL);
     kvf_activations_destroy(e->activations);
     kvf_plan_destroy(e->plan);
@@ -193,7 +225,8 @@ void kvf_engine_destroy(kvf_engine *e) {
 }
 
 kvf_status kvf_engine_get_stats(kvf_engine *e, kvf_engine_stats *out) {
-    if (!out || out->struct_size < sizeof out->struct_size || out->struct_size > sizeof *out) return KVF_E_INVALID;
+    if (!e || !out || out->struct_size < sizeof out->struct_size || out->struct_size > sizeof *out)
+        return KVF_E_INVALID;
     kvf_engine_stats s = e->stats;
     s.occupancy.struct_size = sizeof s.occupancy;
     kvf_status st = kvf_occupancy_read(e->manager, &s.occupancy, e->layers);
@@ -202,7 +235,7 @@ kvf_status kvf_engine_get_stats(kvf_engine *e, kvf_engine_stats *out) {
     s.layers = e->layers;
     s.merged = e->done_merged;
     s.dropped = e->done_dropped;
-    s.kept = e->done_kept;
+    s.kept = e->done_kept + s.occupancy.slots_used * e->pages.heads_per_group;
     for (const kvf__live *r = e->first; r; r = r->next) {
         uint32_t index;
         if (!r->seq || kvf_seq_index(e->manager, r->seq, &index)) continue;
@@ -220,8 +253,9 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-kvf_status kvf_engine_positions(kvf_engine *e, kvf_request request, uint32_t layer, uint32_t kv_head, uint32_t *pos, uint32_t capacity,
-                                uint32_t *n) {
+kvf_status kvf_engine_positions(kvf_engine *e, kvf_request request, uint32_t layer, uint32_t kv_head, uint32_t *pos,
+                                uint32_t capacity, uint32_t *n) {
+    if (!e || !pos) return KVF_E_INVALID;
     const kvf__live *r = kvf__live_find(e, request);
     if (!r || !r->seq) return KVF_E_NOT_FOUND;
     if (layer >= e->info->n_layers || kv_head >= e->info->n_kv_heads || !n) return KVF_E_INVALID;
@@ -232,7 +266,8 @@ kvf_status kvf_engine_positions(kvf_engine *e, kvf_request request, uint32_t lay
     if (st) return st;
     if (n_slots > capacity) return KVF_E_LIMIT;
     for (uint32_t s = 0; s < n_slots; s++)
-        pos[s] = p->pos[((size_t)blocks[s / p->block_size] * p->heads_per_group + head) * p->block_size + s % p->block_size];
+        pos[s] =
+            p->pos[((size_t)blocks[s / p->block_size] * p->heads_per_group + head) * p->block_size + s % p->block_size];
     qsort(pos, n_slots, sizeof *pos, ascending);
     *n = n_slots;
     return KVF_OK;

@@ -55,9 +55,15 @@ static uint32_t layer_slots(const kvf_engine *e, uint32_t row, uint32_t layer) {
     return e->view.n_slots[((size_t)row * e->info->n_layers + layer) * e->n_groups];
 }
 
+static int has_fresh_row(const kvf_compaction *c, uint32_t item) {
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        if (c->dst_row[(size_t)item * c->n_groups + g]) return 1;
+    return 0;
+}
+
 /* Events with fresh blocks (pass 0) before those in place (pass 1), in batches that the plan can hold. */
-static kvf_status run_pass(kvf_engine *e, uint32_t n_events, const kvf_compaction *compaction, float *const *sums, int pass,
-                           kvf_error *err) {
+static kvf_status run_pass(kvf_engine *e, uint32_t n_events, const kvf_compaction *compaction, float *const *sums,
+                           int pass, kvf_error *err) {
     kvf_policy_batch b = batch_base(e);
     b.events = e->batch_events;
     b.compaction = compaction;
@@ -69,11 +75,12 @@ static kvf_status run_pass(kvf_engine *e, uint32_t n_events, const kvf_compactio
     for (uint32_t i = 0; i < n_events; i++) {
         const kvf_event *event = &e->events[i];
         uint32_t item = e->item_of_event[i];
-        int fresh = item != UINT32_MAX && compaction->dst_row[(size_t)item * e->n_groups] != NULL;
+        int fresh = item != UINT32_MAX && has_fresh_row(compaction, item);
         if (fresh == pass) continue;
         const kvf_policy_ops *next = e->rows[event->row]->policy.ops;
         uint64_t more = (uint64_t)(layer_slots(e, event->row, event->layer) - event->n_keep) * e->info->n_kv_heads;
-        if (b.n_events && (next != ops || entries + more > e->plan->entry_capacity || b.n_events == e->plan->event_capacity)) {
+        if (b.n_events &&
+            (next != ops || entries + more > e->plan->entry_capacity || b.n_events == e->plan->event_capacity)) {
             if ((st = run_batch(e, ops, &b, err))) return st;
             entries = 0;
         }
@@ -100,7 +107,8 @@ static kvf_status run_events(kvf_engine *e, uint32_t n_events, float *const *sum
     if (n_items && (st = kvf_compact_begin(e->manager, e->items, n_items, &compaction)))
         return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
     for (int pass = 0; pass < 2 && !st; pass++) st = run_pass(e, n_events, &compaction, sums, pass, err);
-    if (n_items && !st && (st = kvf_compact_commit(e->manager))) kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
+    if (n_items && !st && (st = kvf_compact_commit(e->manager)))
+        kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
     return st;
 }
 
@@ -119,7 +127,7 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     for (kvf__live *r = e->first; r; r = r->next) {
         uint32_t index;
         if (!r->seq || r->in_prompt || !r->policy.ops->match || kvf_seq_index(e->manager, r->seq, &index)) continue;
-        if (kvf_policy_sizes(e->policies, index) || r->policy.defer_first_decode) continue;
+        if (kvf_policy_sizes(e->policies, index)) continue;
         e->rows[n] = r;
         e->seqs[n++] = r->seq;
     }
@@ -130,7 +138,8 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     for (uint32_t row = 0; row < n; row++) n_events = collect(e, row, KVF_BEFORE_APPEND, KVF_EVENT_PROMPT, n_events);
     if (n_events && (st = run_events(e, n_events, NULL, err))) return st;
     for (uint32_t row = 0; row < n; row++)
-        if (kvf_policy_sizes(e->policies, e->view.seq_index[row]) && (st = kvf_sched_resize(e->sched, e->rows[row]->id)))
+        if (kvf_policy_sizes(e->policies, e->view.seq_index[row]) &&
+            (st = kvf_sched_resize(e->sched, e->rows[row]->id)))
             return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     return KVF_OK;
 }
@@ -145,7 +154,8 @@ kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err) {
         kvf_policy_batch b = batch_base(e);
         b.prompt_sums = e->prompt_sums;
         int has_metric = ops->metric && e->prompt_sums[row];
-        if (has_metric && (st = ops->metric(e->policies, e->stream, &b, row, r->n_prompt, e->sampled_logprob, err))) return st;
+        if (has_metric && (st = ops->metric(e->policies, e->stream, &b, row, r->n_prompt, e->sampled_logprob, err)))
+            return st;
         if ((st = ops->budget(e->policies, index, has_metric ? e->sampled_logprob : NULL, r->n_prompt, err))) return st;
     }
     uint32_t n_events = collect(e, row, KVF_AT_PROMPT_END, KVF_EVENT_PROMPT, 0);

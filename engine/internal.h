@@ -19,9 +19,12 @@ typedef struct kvf__live {
     struct kvf__live *next, *prev;
     kvf_request id;
     kvf_seq seq;
-    uint32_t *tokens; /* known: the prompt, then what was generated; capacity n_prompt + max_tokens */
-    uint32_t *forced; /* [max_tokens] or NULL */
-    double *logprobs; /* [max_tokens] */
+    uint32_t *tokens;     /* known: the prompt, then what was generated; capacity n_prompt + max_tokens */
+    uint32_t *forced;     /* [max_tokens] or NULL */
+    double *logprobs;     /* [max_tokens] */
+    uint32_t *top_tokens; /* [max_tokens][n_top], NULL when n_top is 0 */
+    double *top_logprobs; /* likewise */
+    uint32_t n_top;
     uint32_t n_prompt, n_known, max_tokens;
     kvf_sampling sampling;
     kvf_policy_options policy;
@@ -32,6 +35,7 @@ typedef struct kvf__live {
     char *text; /* bytes of the generated tokens */
     size_t text_bytes, text_capacity;
     uint32_t n_preempted;
+    uint64_t blocks_needed; /* of its exact sizes, once they found no room */
     double submitted, first_token;
     void *user;
     void (*on_token)(void *user, kvf_request request, uint32_t token, double logprob);
@@ -62,30 +66,35 @@ struct kvf_engine {
 
     kvf__live *first, *last;
     uint32_t n_live;
-    int in_step;
+    int in_step, destroying;
 
     /* Per step, [max_running] unless said otherwise. */
     kvf__live **rows; /* request of each row of the step's view */
     kvf_seq *seqs;
-    uint32_t *tokens; /* [max_batch_tokens] */
+    uint32_t *tokens;                       /* [max_batch_tokens] */
     uint32_t *q_begin, *out_rows, *sampled; /* [max_running + 1] */
     double *sampled_logprob;
     uint8_t *row_wanted, *row_gqa;
     float **prompt_sums;
-    float *sums;   /* see the glossary */
-    float *row;    /* [max_running][n_kv_heads][max_slots] */
-    float *logits; /* [max_running][n_vocab] */
+    float *sums;          /* see the glossary */
+    float *row;           /* [max_running][n_kv_heads][max_slots] */
+    float *logits;        /* [max_running][n_vocab] */
     void *sample_scratch; /* [n_threads][n_vocab] of 8 bytes */
     void *workspace;      /* for match, gate and apply */
     size_t workspace_bytes;
-    kvf_event *events;         /* [max_running * n_layers], as are the next three */
+    kvf_event *events; /* [max_running * n_layers], as are the next three */
     kvf_event *batch_events;
     kvf_compact_item *items;
     uint32_t *item_of_event, *batch_items;
-    uint32_t *slots, *keep;    /* [n_layers] */
-    uint32_t *table_slots;     /* [n_tables] */
+    uint32_t *slots, *keep; /* [n_layers] */
+    uint32_t *table_slots;  /* [n_tables] */
     kvf_layer_occupancy *layers, *result_layers;
-    kvf_view view;             /* of the step */
+    /* Figures of the only request in the pool before a plan that may end it: afterwards its sequence is gone. */
+    kvf_result lone;
+    kvf_layer_occupancy *lone_layers;
+    kvf_layer_size *lone_sizes;
+    double *lone_density;
+    kvf_view view; /* of the step */
     const kvf_policy_batch *observing;
 
     kvf_engine_stats stats;
@@ -102,6 +111,7 @@ kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass);
 int kvf__policy_observes(const kvf_policy_options *options);
 
 /* request.c */
+void kvf__live_note_lone(kvf_engine *e);
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request);
 void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error);
 /* Appends the token's bytes to the text; 1 when a stop string is complete (the text is then cut before it), -1 when out of memory. */

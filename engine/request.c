@@ -12,6 +12,8 @@ static void live_free(kvf_engine *e, kvf__live *r) {
     kvf__free(a, r->tokens, n * sizeof *r->tokens);
     kvf__free(a, r->forced, r->max_tokens * sizeof *r->forced);
     kvf__free(a, r->logprobs, r->max_tokens * sizeof *r->logprobs);
+    kvf__free(a, r->top_tokens, (size_t)r->max_tokens * r->n_top * sizeof *r->top_tokens);
+    kvf__free(a, r->top_logprobs, (size_t)r->max_tokens * r->n_top * sizeof *r->top_logprobs);
     kvf__free(a, r->text, r->text_capacity);
     kvf__free(a, r, sizeof *r);
 }
@@ -23,6 +25,12 @@ static bool live_copy(kvf_engine *e, kvf__live *r, const kvf_generate *g) {
     r->logprobs = kvf__alloc(a, r->max_tokens * sizeof *r->logprobs);
     if (g->forced) r->forced = kvf__alloc(a, r->max_tokens * sizeof *r->forced);
     if (g->n_stop) r->stop = kvf__alloc(a, g->n_stop * sizeof *r->stop);
+    if (r->n_top) {
+        size_t n_top = (size_t)r->max_tokens * r->n_top;
+        r->top_tokens = kvf__alloc(a, n_top * sizeof *r->top_tokens);
+        r->top_logprobs = kvf__alloc(a, n_top * sizeof *r->top_logprobs);
+        if (!r->top_tokens || !r->top_logprobs) return false;
+    }
     if (!r->tokens || !r->logprobs || (g->forced && !r->forced) || (g->n_stop && !r->stop)) return false;
     memcpy(r->tokens, g->tokens, r->n_prompt * sizeof *r->tokens);
     if (r->forced && r->max_tokens) memcpy(r->forced, g->forced, r->max_tokens * sizeof *r->forced);
@@ -38,14 +46,15 @@ static bool live_copy(kvf_engine *e, kvf__live *r, const kvf_generate *g) {
 static kvf_status check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what, kvf_error *err) {
     for (uint32_t i = 0; i < n; i++)
         if (ids[i] >= e->info->n_vocab)
-            return kvf__fail(err, KVF_E_INVALID, "%s %u at index %u: the vocabulary has %u tokens, ids are 0 to %u", what, ids[i], i,
-                             e->info->n_vocab, e->info->n_vocab - 1);
+            return kvf__fail(err, KVF_E_INVALID, "%s %u at index %u: the vocabulary has %u tokens, ids are 0 to %u",
+                             what, ids[i], i, e->info->n_vocab, e->info->n_vocab - 1);
     return KVF_OK;
 }
 
 static kvf_status check_sampling(const kvf_sampling *s, kvf_error *err) {
     if (!(s->temperature >= 0 && s->temperature <= 100))
-        return kvf__fail(err, KVF_E_INVALID, "temperature %g: must be in [0, 100]; 0 is greedy", (double)s->temperature);
+        return kvf__fail(err, KVF_E_INVALID, "temperature %g: must be in [0, 100]; 0 is greedy",
+                         (double)s->temperature);
     if (!(s->top_p >= 0 && s->top_p <= 1))
         return kvf__fail(err, KVF_E_INVALID, "top_p %g: must be in (0, 1], or 0 for all tokens", (double)s->top_p);
     return KVF_OK;
@@ -53,16 +62,19 @@ static kvf_status check_sampling(const kvf_sampling *s, kvf_error *err) {
 
 static kvf_status check_generate(const kvf_engine *e, const kvf_generate *g, kvf_error *err) {
     kvf_status st;
-    if (!g->tokens || !g->n_tokens)
-        return kvf__fail(err, KVF_E_INVALID, "prompt: has no token; give at least one");
+    if (!g->tokens || !g->n_tokens) return kvf__fail(err, KVF_E_INVALID, "prompt: has no token; give at least one");
     if (!g->on_finish) return kvf__fail(err, KVF_E_INVALID, "on_finish: is NULL; it receives the result");
     /* The length before the ids, so that a huge prompt is not walked for nothing. */
     if (g->n_tokens >= e->config.max_context)
-        return kvf__fail(err, KVF_E_NEVER_FITS, "prompt of %u tokens: the context is %u tokens and must hold one more; shorten it",
+        return kvf__fail(err, KVF_E_NEVER_FITS,
+                         "prompt of %u tokens: the context is %u tokens and must hold one more; shorten it",
                          g->n_tokens, e->config.max_context);
     if ((st = check_ids(e, g->tokens, g->n_tokens, "token id", err))) return st;
     if (g->forced && (st = check_ids(e, g->forced, g->max_tokens, "forced token id", err))) return st;
     if ((st = check_sampling(&g->sampling, err))) return st;
+    uint32_t most = KVF__MIN((uint32_t)KVF_TOP_LOGPROBS_MAX, e->info->n_vocab);
+    if (g->n_top_logprobs > most)
+        return kvf__fail(err, KVF_E_INVALID, "n_top_logprobs %u: must be at most %u", g->n_top_logprobs, most);
     for (uint32_t i = 0; i < g->n_stop; i++)
         if (!g->stop || !g->stop[i] || !g->stop[i][0])
             return kvf__fail(err, KVF_E_INVALID, "stop string %u: has no bytes; it would end every answer", i);
@@ -73,23 +85,28 @@ static kvf_status check_policy(const kvf_engine *e, const kvf_policy_options *o,
     kvf_status st = kvf_policy_options_check(o, e->info->n_layers, e->pages.block_size, err);
     if (st) return st;
     if (kvf_policy_n_arrays(o) > e->scores.n_arrays)
-        return kvf__fail(err, KVF_E_INVALID, "policy %s: needs %u score arrays, the engine has %u; create it with n_score_arrays %u",
+        return kvf__fail(err, KVF_E_INVALID,
+                         "policy %s: needs %u score arrays, the engine has %u; create it with n_score_arrays %u",
                          o->ops->name, kvf_policy_n_arrays(o), e->scores.n_arrays, kvf_policy_n_arrays(o));
     if (o->merge == KVF_MERGE_MASS && !e->pages.bias)
-        return kvf__fail(err, KVF_E_INVALID, "merge mass: needs weights and biases beside the pages; create the engine with want_mass_bias");
+        return kvf__fail(
+            err, KVF_E_INVALID,
+            "merge mass: needs weights and biases beside the pages; create the engine with want_mass_bias");
     return KVF_OK;
 }
 
 kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_request *out, kvf_error *err) {
+    if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
+    if (e->destroying) return kvf__fail(err, KVF_E_STATE, "engine: is being destroyed and takes no more requests");
     kvf_generate g;
     kvf_status st = kvf__config_read(&g, sizeof g, generate, "kvf_generate", err);
     if (st || (st = check_generate(e, &g, err))) return st;
     kvf_policy_options policy;
-    if (g.policy) {
-        policy = *g.policy;
-    } else if ((st = kvf_policy_options_init(&policy, "full", NULL, err))) {
-        return st;
-    }
+    if (g.policy)
+        st = kvf__config_read(&policy, sizeof policy, g.policy, "kvf_policy_options", err);
+    else
+        st = kvf_policy_options_init(&policy, "full", NULL, err);
+    if (st) return st;
     if ((st = check_policy(e, &policy, err))) return st;
 
     /* No more than the context can hold will ever be generated. */
@@ -101,6 +118,7 @@ kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_re
     r->sampling = g.sampling;
     r->policy = policy;
     r->n_stop = g.n_stop;
+    r->n_top = g.n_top_logprobs;
     r->ignore_end = g.ignore_end || g.forced;
     r->user = g.user;
     r->on_token = g.on_token;
@@ -110,7 +128,8 @@ kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_re
         live_free(e, r);
         return kvf__fail(err, KVF_E_NO_MEMORY, "request: %u tokens could not be allocated", g.n_tokens + max_new);
     }
-    kvf_sched_request s = {.struct_size = sizeof s, .n_prompt = g.n_tokens, .max_new = max_new, .options = &r->policy, .user = r};
+    kvf_sched_request s = {
+        .struct_size = sizeof s, .n_prompt = g.n_tokens, .max_new = max_new, .options = &r->policy, .user = r};
     if ((st = kvf_sched_submit(e->sched, &s, &r->id))) {
         live_free(e, r);
         return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
@@ -157,34 +176,69 @@ int kvf__live_text(kvf_engine *e, kvf__live *r, uint32_t token) {
     return 1;
 }
 
-/* The KV figures of a request that still has its sequence. */
-static void result_kv(kvf_engine *e, const kvf__live *r, kvf_result *result) {
+/* The KV figures of a request that has its sequence. */
+static void result_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result) {
     uint32_t index, next_pos;
     if (kvf_seq_index(e->manager, r->seq, &index) || kvf_seq_next_pos(e->manager, r->seq, &next_pos) ||
-        kvf_seq_occupancy(e->manager, r->seq, e->result_layers))
+        kvf_seq_occupancy(e->manager, r->seq, layers))
         return;
-    result->layers = e->result_layers;
+    result->layers = layers;
     result->sizes = kvf_policy_sizes(e->policies, index);
     result->density = kvf_policy_density(e->policies, index);
     result->counts = kvf_policy_get_counts(e->policies, index);
-    for (uint32_t l = 0; l < e->info->n_layers; l++) result->held_tokens += e->result_layers[l].slots_used;
+    for (uint32_t l = 0; l < e->info->n_layers; l++) result->held_tokens += layers[l].slots_used;
     result->full_tokens = (uint64_t)next_pos * e->n_tables;
     result->kept = result->held_tokens * e->pages.heads_per_group;
 }
 
+void kvf__live_note_lone(kvf_engine *e) {
+    const kvf__live *lone = NULL;
+    e->lone.request = 0;
+    for (const kvf__live *r = e->first; r; r = r->next) {
+        if (r->seq && lone) return;
+        if (r->seq) lone = r;
+    }
+    if (!lone) return;
+    kvf_result result = {.request = lone->id};
+    uint32_t n_layers = e->info->n_layers;
+    result_kv(e, lone, e->lone_layers, &result);
+    if (result.sizes) result.sizes = memcpy(e->lone_sizes, result.sizes, n_layers * sizeof *e->lone_sizes);
+    if (result.density) result.density = memcpy(e->lone_density, result.density, n_layers * sizeof *e->lone_density);
+    if (result.layers) e->lone = result;
+}
+
+/* What a request holds, or held before the scheduler ended it. */
+static void take_kv(kvf_engine *e, const kvf__live *r, kvf_result *result) {
+    memset(e->result_layers, 0, e->info->n_layers * sizeof *e->result_layers);
+    result->layers = e->result_layers;
+    if (r->seq) {
+        result_kv(e, r, e->result_layers, result);
+    } else if (e->lone.request == r->id) {
+        result->layers = e->lone.layers;
+        result->sizes = e->lone.sizes;
+        result->density = e->lone.density;
+        result->counts = e->lone.counts;
+        result->held_tokens = e->lone.held_tokens;
+        result->full_tokens = e->lone.full_tokens;
+        result->kept = e->lone.kept;
+    }
+}
+
 void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error) {
-    kvf_result result = {.struct_size = sizeof result, .request = r->id, .user = r->user, .finish = finish, .error = error};
+    kvf_result result = {
+        .struct_size = sizeof result, .request = r->id, .user = r->user, .finish = finish, .error = error};
     result.tokens = r->tokens + r->n_prompt;
     result.logprobs = r->logprobs;
+    result.n_top_logprobs = r->n_top;
+    result.top_tokens = r->top_tokens;
+    result.top_logprobs = r->top_logprobs;
     result.n_prompt = r->n_prompt;
     result.n_tokens = r->n_known - r->n_prompt;
     result.n_preempted = r->n_preempted;
     double now = kvf__clock();
     result.first_token_s = r->first_token > 0 ? r->first_token - r->submitted : 0;
     result.total_s = now - r->submitted;
-    memset(e->result_layers, 0, e->info->n_layers * sizeof *e->result_layers);
-    result.layers = e->result_layers;
-    if (r->seq) result_kv(e, r, &result);
+    take_kv(e, r, &result);
     e->done_merged += result.counts.merged;
     e->done_dropped += result.counts.dropped;
     e->done_kept += result.kept;
@@ -211,6 +265,7 @@ void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char
 }
 
 kvf_status kvf_engine_abort(kvf_engine *e, kvf_request request) {
+    if (!e) return KVF_E_INVALID;
     kvf__live *r = kvf__live_find(e, request);
     if (!r) return KVF_E_NOT_FOUND;
     if (e->in_step)

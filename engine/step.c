@@ -3,15 +3,37 @@
 
 #include "engine/internal.h"
 
-/* Natural log of the probability of one token. */
-static double logprob_of(const float *logits, uint32_t n_vocab, uint32_t token) {
+/* A row's largest logit and the log of its probabilities' sum relative to that. */
+typedef struct normalizer {
+    double max, log_sum;
+} normalizer;
+
+static normalizer normalize(const float *logits, uint32_t n_vocab) {
     float max = -INFINITY;
     for (uint32_t i = 0; i < n_vocab; i++)
         if (logits[i] > max) max = logits[i];
     double sum = 0;
     for (uint32_t i = 0; i < n_vocab; i++)
         if (logits[i] == logits[i]) sum += exp((double)logits[i] - (double)max);
-    return (double)logits[token] - (double)max - log(sum);
+    return (normalizer){(double)max, log(sum)};
+}
+
+/* Natural log of the probability of one token. */
+static double logprob_of(const normalizer *n, float logit) { return (double)logit - n->max - n->log_sum; }
+
+/* The r->n_top likeliest tokens of a step: a list kept sorted, which few logits enter. */
+static void take_top(const kvf__live *r, uint32_t step, const float *logits, uint32_t n_vocab) {
+    normalizer norm = normalize(logits, n_vocab);
+    uint32_t *tokens = r->top_tokens + (size_t)step * r->n_top, n = 0;
+    double *logprobs = r->top_logprobs + (size_t)step * r->n_top;
+    for (uint32_t id = 0; id < n_vocab; id++) {
+        if (logits[id] != logits[id] || (n == r->n_top && !(logits[id] > logits[tokens[n - 1]]))) continue;
+        uint32_t at = n < r->n_top ? n++ : n - 1;
+        for (; at && logits[id] > logits[tokens[at - 1]]; at--) tokens[at] = tokens[at - 1];
+        tokens[at] = id;
+    }
+    for (uint32_t i = 0; i < n; i++) logprobs[i] = logprob_of(&norm, logits[tokens[i]]);
+    for (uint32_t i = n; i < r->n_top; i++) tokens[i] = KVF_NO_TOKEN, logprobs[i] = -INFINITY;
 }
 
 static void sample_row(void *ctx, uint32_t i, uint32_t thread) {
@@ -22,12 +44,14 @@ static void sample_row(void *ctx, uint32_t i, uint32_t thread) {
     double logprob;
     if (r->forced) {
         e->tokens[i] = r->forced[step];
-        logprob = logprob_of(logits, n_vocab, r->forced[step]);
+        normalizer norm = normalize(logits, n_vocab);
+        logprob = logprob_of(&norm, logits[r->forced[step]]);
     } else {
         char *scratch = (char *)e->sample_scratch + (size_t)thread * n_vocab * 8;
         e->tokens[i] = kvf_sample(&r->sampling, step, logits, n_vocab, scratch, &logprob);
     }
     e->sampled_logprob[i] = logprob;
+    if (r->n_top) take_top(r, step, logits, n_vocab);
 }
 
 /* Takes the new token in; finishes the request when it was the last. */
@@ -87,17 +111,31 @@ static uint32_t lay_out(kvf_engine *e, const kvf_step *step) {
 static uint32_t longest_row(const kvf_engine *e, uint32_t n_decode) {
     uint32_t longest = 0, wanted = 0;
     for (uint32_t i = 0; i < n_decode; i++) wanted |= e->row_wanted[i];
-    for (size_t t = 0; wanted && t < (size_t)n_decode * e->n_tables; t++) longest = KVF__MAX(longest, e->view.n_slots[t]);
+    for (size_t t = 0; wanted && t < (size_t)n_decode * e->n_tables; t++)
+        longest = KVF__MAX(longest, e->view.n_slots[t]);
     return longest;
 }
 
 static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, kvf_error *err) {
     uint32_t longest = longest_row(e, step->n_decode);
-    kvf_forward f = {.struct_size = sizeof f, .view = &e->view, .pages = &e->pages, .tokens = e->tokens, .q_begin = e->q_begin,
-                     .n_decode = step->n_decode, .prompt_sums = e->prompt_sums, .prompt_stride = e->config.max_prefill_tokens,
-                     .row = longest ? e->row : NULL, .row_stride = longest, .row_wanted = e->row_wanted, .row_gqa = e->row_gqa,
-                     .after_layer = longest ? kvf__engine_observe : NULL, .ctx = e, .out_rows = e->out_rows, .n_out = n_out,
-                     .logits = e->logits, .path = e->config.path};
+    kvf_forward f = {.struct_size = sizeof f,
+                     .view = &e->view,
+                     .pages = &e->pages,
+                     .tokens = e->tokens,
+                     .q_begin = e->q_begin,
+                     .n_decode = step->n_decode,
+                     .prompt_sums = e->prompt_sums,
+                     .prompt_stride = e->config.max_prefill_tokens,
+                     .row = longest ? e->row : NULL,
+                     .row_stride = longest,
+                     .row_wanted = e->row_wanted,
+                     .row_gqa = e->row_gqa,
+                     .after_layer = longest ? kvf__engine_observe : NULL,
+                     .ctx = e,
+                     .out_rows = e->out_rows,
+                     .n_out = n_out,
+                     .logits = e->logits,
+                     .path = e->config.path};
     double begin = kvf__clock();
     kvf_status st = kvf_model_forward(e->model, e->activations, e->stream, &f, err);
     double seconds = kvf__clock() - begin;
@@ -110,6 +148,18 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
     return st;
 }
 
+/* Blocks of a row's exact sizes; what never evicts counts with what it holds. */
+static uint64_t exact_need(const kvf_engine *e, uint32_t row) {
+    const kvf_layer_size *sizes = kvf_policy_sizes(e->policies, e->view.seq_index[row]);
+    uint64_t blocks = 0;
+    for (uint32_t l = 0; sizes && l < e->info->n_layers; l++) {
+        uint32_t held = e->view.n_slots[((size_t)row * e->info->n_layers + l) * e->n_groups];
+        uint32_t slots = sizes[l].reserve == UINT32_MAX ? held : sizes[l].reserve;
+        blocks += (uint64_t)kvf__ceil_div(slots, e->pages.block_size) * e->n_groups;
+    }
+    return blocks;
+}
+
 static kvf_status policy_moments(kvf_engine *e, const kvf_step *step, kvf_error *err) {
     double begin = kvf__clock();
     kvf_status st = kvf__engine_decode_events(e, step->n_decode, err);
@@ -118,6 +168,7 @@ static kvf_status policy_moments(kvf_engine *e, const kvf_step *step, kvf_error 
         if (!step->items[i].prompt_ends) continue;
         r->in_prompt = 0;
         if ((st = kvf__engine_prompt_end(e, i, err))) break;
+        r->blocks_needed = exact_need(e, i);
         st = kvf_sched_prompt_done(e->sched, r->id);
         if (st == KVF_E_NO_BLOCKS) { /* its exact sizes found no room: it waits and begins again */
             r->seq = 0;
@@ -137,7 +188,9 @@ static kvf_status sample(kvf_engine *e, const kvf_step *step, uint32_t n_out, kv
     uint32_t n = 0;
     for (uint32_t i = 0; i < n_out; i++) { /* rows that fell out of the step leave no gap in the logits */
         if (!e->rows[e->sampled[i]]) continue;
-        if (n != i) memmove(e->logits + (size_t)n * e->info->n_vocab, e->logits + (size_t)i * e->info->n_vocab, e->info->n_vocab * sizeof(float));
+        if (n != i)
+            memmove(e->logits + (size_t)n * e->info->n_vocab, e->logits + (size_t)i * e->info->n_vocab,
+                    e->info->n_vocab * sizeof(float));
         e->sampled[n++] = e->sampled[i];
     }
     kvf__stream_for(e->stream, n, sample_row, e);
@@ -171,11 +224,15 @@ static void fallen(kvf_engine *e, const kvf_step *step) {
     for (uint32_t i = 0; i < step->n_ends; i++) {
         kvf__live *r = step->ends[i].user;
         r->seq = 0;
-        const char *error = NULL;
+        kvf_error why = {""};
         if (step->ends[i].reason == KVF_END_NO_BLOCKS)
-            error = "its exact sizes need more blocks than the pool has; give more KV memory or a smaller budget";
+            kvf__fail(&why, KVF_E_NEVER_FITS,
+                      "its exact sizes need %llu blocks, the pool has %u: give more KV memory (kv_bytes), or a smaller "
+                      "budget (rho, budget_tokens)",
+                      (unsigned long long)r->blocks_needed, e->pages.n_blocks);
         else if (step->ends[i].reason == KVF_END_REFUSED)
-            error = "its policy options are refused by the policy state";
+            kvf__fail(&why, KVF_E_INVALID, "its policy options are refused by the policy state");
+        const char *error = why.text[0] ? why.text : NULL;
         kvf__live_finish(e, r, error ? KVF_FINISH_ERROR : KVF_FINISH_LENGTH, error);
     }
 }
@@ -185,13 +242,15 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     kvf_status st = kvf__engine_overflow(e, err);
     if (st) return st;
     memset(e->rows, 0, e->max_running * sizeof *e->rows);
+    kvf__live_note_lone(e);
     if ((st = kvf_sched_plan(e->sched, &step))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_running = step.n_running;
     e->stats.n_waiting = step.n_waiting;
     e->stats.n_running_max = KVF__MAX(e->stats.n_running_max, step.n_running);
     fallen(e, &step);
     if (step.copies.n) {
-        if ((st = kvf_copies_run(&e->pages, &e->scores, &step.copies)) || (st = kvf_copies_done(e->manager, &step.copies)))
+        if ((st = kvf_copies_run(&e->pages, &e->scores, &step.copies)) ||
+            (st = kvf_copies_done(e->manager, &step.copies)))
             return kvf__fail(err, st, "copies of a step: %s", kvf_manager_error(e->manager));
     }
     if (!step.n_items) return (st = kvf_sched_done(e->sched)) == KVF_E_STATE ? KVF_OK : st;
@@ -207,6 +266,7 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
 }
 
 kvf_status kvf_engine_step(kvf_engine *e, int *more, kvf_error *err) {
+    if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
     e->in_step = 1;
     kvf_status st = e->first ? run_step(e, err) : KVF_OK;
     e->in_step = 0;

@@ -1,4 +1,4 @@
-/* model/bpe.c: text to ids: control tokens, words, and byte-level merges within a word.
+/* model/bpe.c: text to ids: control tokens (of any vocabulary), words, and byte-level merges within a word.
  *
  * A word is a linked list of symbols, one a byte at first. The merge of lowest rank, the leftmost of equals, goes
  * first: a heap of candidates, where those that no longer stand are dropped when they come up. O(n log n) for a word
@@ -33,6 +33,7 @@ kvf_status kvf__encoder_id(kvf__encoder *e, uint32_t id) {
         return no_memory(e, e->n_ids + 1);
     e->ids = ids;
     e->ids[e->n_ids++] = id;
+    e->at_begin = kvf__token_begins_text(e->tokenizer, id);
     return KVF_OK;
 }
 
@@ -155,9 +156,10 @@ uint32_t kvf__utf8_length(const char *text, size_t n) {
     return length;
 }
 
-/* Text without control tokens: runs of UTF-8 by words, other bytes one by one. PCRE2 sees only the former. */
+/* Text without control tokens, with merges: runs of UTF-8 by words, other bytes one by one. PCRE2 sees only the former. */
 static kvf_status encode_plain(kvf__encoder *e, const char *text, size_t n) {
     const kvf_tokenizer *t = e->tokenizer;
+    if (t->scores) return kvf__spm_text(e, text, n);
     kvf_status status = KVF_OK;
     size_t begin = 0, at = 0;
     while (at < n && status == KVF_OK) {
@@ -203,6 +205,8 @@ kvf_status kvf__encoder_text(kvf__encoder *e, const char *text, size_t n, bool s
             continue;
         }
         status = encode_plain(e, text + begin, at - begin);
+        bool in_text = e->tokenizer->scores && e->tokenizer->types[id] == KVF__TOKEN_USER_DEFINED;
+        if (status == KVF_OK && in_text) status = kvf__spm_begin(e);
         if (status == KVF_OK) status = kvf__encoder_id(e, id);
         begin = at += e->tokenizer->texts[id].bytes;
     }
@@ -213,6 +217,8 @@ kvf_status kvf__encoder_open(kvf__encoder *e, const kvf_tokenizer *tokenizer, kv
     memset(e, 0, sizeof *e);
     e->tokenizer = tokenizer;
     e->err = err;
+    e->at_begin = true;
+    if (tokenizer->scores) return kvf__spm_open(e);
     e->match = kvf__pretokenize_begin(tokenizer->pre);
     return e->match ? KVF_OK : no_memory(e, 0);
 }
@@ -223,6 +229,7 @@ void kvf__encoder_close(kvf__encoder *e) {
     kvf__free(allocator, e->symbols, e->symbol_capacity * sizeof *e->symbols);
     kvf__free(allocator, e->heap, 2 * e->symbol_capacity * sizeof *e->heap);
     kvf__pretokenize_end(e->match);
+    kvf__spm_close(e);
 }
 
 kvf_status kvf__encoder_result(const kvf__encoder *e, uint32_t *ids, size_t capacity, size_t *n_ids) {

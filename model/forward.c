@@ -1,5 +1,6 @@
 /* The forward pass of a Llama decoder over paged K and V, for a mixed batch of decode and prefill rows. */
 #include "model/gemm.h"
+#include "model/gemv.h"
 #include "model/ops.h"
 #include "model/weights.h"
 
@@ -11,7 +12,7 @@ struct kvf_activations {
     kvf_allocator allocator;
     size_t slab_bytes;
     uint32_t max_tokens, max_seqs, max_slots, n_threads;
-    bool avx2;
+    kvf__cpu cpu;
     float *x;           /* (max_tokens, n_embd): the residual stream */
     float *norm;        /* (max_tokens, n_embd) */
     float *qkv;         /* (max_tokens, q + kv + kv) */
@@ -20,6 +21,7 @@ struct kvf_activations {
     float *rotation;    /* (max_tokens, n_rot): cos and sin of every pair */
     uint32_t *position; /* (max_tokens) */
     float **col_sums;   /* (max_seqs): of the layer at hand */
+    float *scratch;     /* (n_threads, scratch_floats of the weights) */
     void *workspace;
     size_t workspace_bytes;
 };
@@ -30,11 +32,13 @@ typedef struct pass {
     const kvf_activations *a;
     kvf_stream *stream;
     const kvf__ops *ops;
+    const kvf__gemv_ops *gemv_ops;
     kvf_forward f;
     kvf_view view;
     uint32_t n_rows;
     uint32_t q, kv;           /* floats of a token's Q; of its K, and of its V */
     const float *norm_weight; /* of the norm at hand */
+    const float *qkv_bias;    /* of the layer at hand; or NULL */
     void (*row_fn)(const struct pass *p, uint32_t row);
     kvf_mass mass;
     kvf_attention attention;
@@ -52,6 +56,7 @@ static bool carve(kvf_activations *a, kvf__slab *s) {
     a->rotation = kvf__slab_take(s, n, a->model->n_rot * f);
     a->position = kvf__slab_take(s, n, sizeof *a->position);
     a->col_sums = kvf__slab_take(s, a->max_seqs, sizeof *a->col_sums);
+    a->scratch = kvf__slab_take(s, a->n_threads, a->model->weights->scratch_floats * f);
     a->workspace = kvf__slab_take(s, a->workspace_bytes, 1);
     return !s->bad;
 }
@@ -76,7 +81,7 @@ kvf_status kvf_activations_create(const kvf_model *model, uint32_t max_tokens, u
                          .max_seqs = max_seqs,
                          .max_slots = max_slots,
                          .n_threads = n_threads,
-                         .avx2 = kvf__cpu_detect().avx2_fma_f16c};
+                         .cpu = kvf__cpu_detect()};
     kvf_status st = kvf_attention_workspace_bytes(n_threads, info->head_dim, info->n_q_heads, info->n_kv_heads,
                                                   max_slots, max_seqs, max_tokens, &a.workspace_bytes);
     if (st)
@@ -131,10 +136,16 @@ static void norm_row(const pass *p, uint32_t row) {
 }
 
 /* Q and K stand side by side, so all their heads in one go. */
-static void rope_row(const pass *p, uint32_t row) {
+static void bias_and_rope_row(const pass *p, uint32_t row) {
     const kvf_model_info *info = &p->m->info;
-    kvf__rope(p->a->qkv + (size_t)row * (p->q + 2 * p->kv), info->n_q_heads + info->n_kv_heads, info->head_dim,
-              p->a->rotation + (size_t)row * p->m->n_rot, p->m->n_rot / 2);
+    const float *rotation = p->a->rotation + (size_t)row * p->m->n_rot;
+    uint32_t n = p->q + 2 * p->kv, n_heads = info->n_q_heads + info->n_kv_heads;
+    float *qkv = p->a->qkv + (size_t)row * n;
+    for (uint32_t i = 0; p->qkv_bias && i < n; i++) qkv[i] += p->qkv_bias[i];
+    if (p->m->rope_halves)
+        kvf__rope_halves(qkv, n_heads, info->head_dim, rotation, p->m->n_rot / 2);
+    else
+        kvf__rope(qkv, n_heads, info->head_dim, rotation, p->m->n_rot / 2);
 }
 
 static void swiglu_row(const pass *p, uint32_t row) {
@@ -149,12 +160,21 @@ static void normalise(pass *p, const float *weight) {
 }
 
 /* y (n_rows, n) = x (n_rows, k) times w (n, k) transposed. */
-static kvf_status multiply(pass *p, const float *x, size_t x_stride, const float *w, uint32_t n, uint32_t k, float *y,
-                           size_t y_stride, bool accumulate) {
-    kvf__gemm g = {p->n_rows, n, k, x, w, y, x_stride, y_stride, accumulate};
+static kvf_status multiply(pass *p, const float *x, size_t x_stride, const kvf__matrix *w, float *y, size_t y_stride,
+                           bool accumulate) {
+    kvf__gemm g = {.m = p->n_rows,
+                   .w = w,
+                   .x = x,
+                   .y = y,
+                   .x_stride = x_stride,
+                   .y_stride = y_stride,
+                   .accumulate = accumulate,
+                   .ops = p->gemv_ops,
+                   .scratch = p->a->scratch,
+                   .scratch_floats = p->m->weights->scratch_floats};
     kvf_status st = kvf__gemm_run(p->stream, &g);
-    return st ? kvf__fail(p->err, st, "forward: a product of %u rows, %u by %u, found no memory in %s", p->n_rows, n, k,
-                          kvf__gemm_library())
+    return st ? kvf__fail(p->err, st, "forward: a product of %u rows, %u by %u, found no memory in oneDNN", p->n_rows,
+                          w->n, w->k)
               : KVF_OK;
 }
 
@@ -194,6 +214,7 @@ static kvf_status check_shapes(const pass *p) {
 static kvf_status check_rows(pass *p) {
     const kvf_forward *f = &p->f;
     uint32_t n_seqs = p->view.n_seqs, n_vocab = p->m->info.n_vocab, n = f->q_begin[n_seqs];
+    uint32_t window = p->m->info.sliding_window;
     if (f->q_begin[0] != 0) return kvf__fail(p->err, KVF_E_INVALID, "q_begin[0] %u: must be 0", f->q_begin[0]);
     for (uint32_t i = 0; i < n_seqs; i++) {
         if (f->q_begin[i + 1] < f->q_begin[i] || (i < f->n_decode && f->q_begin[i + 1] - f->q_begin[i] != 1))
@@ -202,6 +223,11 @@ static kvf_status check_rows(pass *p) {
         if (f->q_begin[i + 1] - f->q_begin[i] > p->view.next_pos[i])
             return kvf__fail(p->err, KVF_E_INVALID, "forward: sequence %u has %u new tokens: only %u were appended", i,
                              f->q_begin[i + 1] - f->q_begin[i], p->view.next_pos[i]);
+        if (window && p->view.next_pos[i] > window)
+            return kvf__fail(p->err, KVF_E_UNSUPPORTED,
+                             "forward: sequence %u has %u positions: the model's attention has a sliding window of %u, "
+                             "beyond which it is not computed",
+                             i, p->view.next_pos[i], window);
     }
     if (n > p->a->max_tokens)
         return kvf__fail(p->err, KVF_E_INVALID, "forward: %u tokens: the activations take %u", n, p->a->max_tokens);
@@ -240,7 +266,9 @@ static void prepare(pass *p) {
     const kvf_forward *f = &p->f;
     const kvf_activations *a = p->a;
     const kvf_model_info *info = &p->m->info;
-    p->ops = kvf__ops_for(a->avx2 && f->path != KVF_CPU_REF && f->path != KVF_CPU_SCALAR);
+    kvf__cpu cpu = f->path == KVF_CPU_REF || f->path == KVF_CPU_SCALAR ? (kvf__cpu){0} : a->cpu;
+    p->ops = kvf__ops_for(cpu.avx2_fma_f16c);
+    p->gemv_ops = kvf__gemv_ops_for(cpu);
     p->q = info->n_q_heads * info->head_dim;
     p->kv = info->n_kv_heads * info->head_dim;
     for (uint32_t i = 0; i < p->view.n_seqs; i++)
@@ -311,20 +339,21 @@ static kvf_status run_layer(pass *p, uint32_t layer) {
     const kvf__layer_weights *w = &p->m->weights->layers[layer];
     uint32_t n_embd = info->n_embd, n_ff = info->n_ff, qkv = p->q + 2 * p->kv;
     normalise(p, w->attn_norm);
-    kvf_status st = multiply(p, a->norm, n_embd, w->qkv, qkv, n_embd, a->qkv, qkv, false);
+    kvf_status st = multiply(p, a->norm, n_embd, &w->qkv, a->qkv, qkv, false);
     if (st) return st;
-    each_row(p, rope_row);
+    p->qkv_bias = w->qkv_bias;
+    each_row(p, bias_and_rope_row);
     st = attend(p, layer);
     if (st) return st;
     if (layer + 1 == info->n_layers) keep_out_rows(p);
     if (p->n_rows == 0) return KVF_OK;
-    st = multiply(p, a->attention, p->q, w->attn_output, n_embd, p->q, a->x, n_embd, true);
+    st = multiply(p, a->attention, p->q, &w->attn_output, a->x, n_embd, true);
     if (st) return st;
     normalise(p, w->ffn_norm);
-    st = multiply(p, a->norm, n_embd, w->gate_up, 2 * n_ff, n_embd, a->gate_up, 2 * (size_t)n_ff, false);
+    st = multiply(p, a->norm, n_embd, &w->gate_up, a->gate_up, 2 * (size_t)n_ff, false);
     if (st) return st;
     each_row(p, swiglu_row);
-    return multiply(p, a->gate_up, 2 * (size_t)n_ff, w->ffn_down, n_embd, n_ff, a->x, n_embd, true);
+    return multiply(p, a->gate_up, 2 * (size_t)n_ff, &w->ffn_down, a->x, n_embd, true);
 }
 
 kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activations, kvf_stream *stream,
@@ -343,5 +372,5 @@ kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activation
     if (p.n_rows == 0) return KVF_OK;
     normalise(&p, model->weights->output_norm);
     uint32_t n_embd = model->info.n_embd, n_vocab = model->info.n_vocab;
-    return multiply(&p, activations->norm, n_embd, model->weights->output, n_vocab, n_embd, p.f.logits, n_vocab, false);
+    return multiply(&p, activations->norm, n_embd, &model->weights->output, p.f.logits, n_vocab, false);
 }

@@ -1,12 +1,25 @@
-/* Products with a weight matrix, through oneDNN (KVF_ONEDNN defined) or OpenBLAS: docs/decisions/002-blas.md. */
+/* Products with a weight matrix: docs/decisions/002-blas.md, 005-quantised-weights.md. */
 #include "model/gemm.h"
 
+#include <dnnl.h>
 #include <stdatomic.h>
 
-/* Slices of columns keep the part of w that a call packs within the second-level cache and give every thread some. */
-#ifndef SLICE_PARTS
-enum { SLICE_ROWS = 256, SLICE_PARTS = 8, SLICE_COLUMNS_MAX = 1024 };
-#endif
+#include "model/gemv.h"
+#include "model/gguf.h"
+
+/* Slices of rows of w (columns of y) give every thread some. Of few rows of x: no wider than a step's waiting for the
+ * last slice is worth. Through oneDNN: so that the slice in fp32 stays in the second-level cache. */
+enum {
+    SLICE_ROWS = 256,
+    SLICE_PARTS = 8,
+    SLICE_COLUMNS_MIN = 32,
+    SLICE_FLOATS = 1 << 18,
+    FEW_PARTS = 16,
+    FEW_COLUMNS_MAX = 256,
+    FEW_X_FLOATS = 1 << 18, /* of x, which is read once for KVF__GEMV_ROWS rows of w: beyond them it leaves the cache */
+    FEW_K = 1024, /* elements of KVF__GEMV_ROWS rows that stay in the first-level cache; whole blocks of all types */
+    LINE = KVF__CACHE_LINE / sizeof(float)
+};
 
 struct slices {
     const kvf__gemm *g;
@@ -14,64 +27,132 @@ struct slices {
     atomic_bool failed;
 };
 
-#ifdef KVF_ONEDNN
-#include <dnnl.h>
+static uint32_t round_up(uint32_t n, uint32_t to) { return kvf__ceil_div(n, to) * to; }
+
+static uint32_t slice_columns(const kvf__matrix *w) {
+    uint32_t fitting = KVF__MAX((uint32_t)SLICE_FLOATS / w->k / 32 * 32, (uint32_t)SLICE_COLUMNS_MIN);
+    return KVF__MIN(round_up(kvf__ceil_div(w->n, SLICE_PARTS), 32), fitting);
+}
+
+size_t kvf__gemm_scratch_floats(const kvf__matrix *w) {
+    size_t floats = (size_t)KVF__MIN(slice_columns(w), w->n) * w->k, few = (size_t)KVF__GEMV_ROWS * FEW_K;
+    return (KVF__MAX(floats, few) + LINE - 1) / LINE * LINE;
+}
+
+/* A run of rows of one part of w. */
+typedef struct run {
+    uint32_t type, n;
+    const unsigned char *data;
+    size_t row_bytes;
+} run;
+
+/* The longest run from row `begin` on, up to `end`. */
+static run run_at(const kvf__matrix *w, uint32_t begin, uint32_t end) {
+    uint32_t i = 0, first = 0;
+    while (begin - first >= w->parts[i].n_rows) first += w->parts[i++].n_rows;
+    uint32_t in_part = begin - first;
+    return (run){w->parts[i].type, KVF__MIN(end - begin, w->parts[i].n_rows - in_part),
+                 (const unsigned char *)w->parts[i].data + in_part * w->parts[i].row_bytes, w->parts[i].row_bytes};
+}
+
+/* ---- Few rows of x ----------------------------------------------------------------------------------- */
+
+/* All of x with up to KVF__GEMV_ROWS rows of w, dequantised into the scratch piece by piece. */
+static void few_columns(const kvf__gemm *g, const run *r, uint32_t column, float *scratch) {
+    uint32_t elements = 1, bytes = 0, k = g->w->k;
+    (void)kvf__tensor_type_geometry(r->type, &elements, &bytes);
+    kvf__dots d = {.x = g->x,
+                   .y = g->y + column,
+                   .w = (const float *)(const void *)r->data,
+                   .w_stride = r->row_bytes / sizeof(float),
+                   .x_stride = g->x_stride,
+                   .y_stride = g->y_stride,
+                   .n_w = r->n,
+                   .m = g->m,
+                   .n = k,
+                   .accumulate = g->accumulate};
+    if (r->type == KVF__TENSOR_F32) {
+        g->ops->dots(&d);
+        return;
+    }
+    d.w = scratch;
+    d.w_stride = KVF__MIN(k, (uint32_t)FEW_K);
+    for (uint32_t e = 0; e < k; e += d.n) {
+        d.n = KVF__MIN(k - e, (uint32_t)FEW_K);
+        const unsigned char *from = r->data + (size_t)e / elements * bytes;
+        uint32_t n_calls = d.n == k ? 1 : r->n; /* whole rows follow one another here and there */
+        for (uint32_t i = 0; i < n_calls; i++)
+            (void)g->ops->dequantize(r->type, from + i * r->row_bytes, d.n == k ? (size_t)r->n * k : d.n,
+                                     scratch + i * d.w_stride);
+        g->ops->dots(&d);
+        d.x += d.n;
+        d.accumulate = true;
+    }
+}
+
+static void few_rows(void *ctx, uint32_t item, uint32_t thread) {
+    const struct slices *s = ctx;
+    const kvf__gemm *g = s->g;
+    uint32_t column = item * s->columns, end = KVF__MIN(column + s->columns, g->w->n);
+    for (; column < end;) {
+        run r = run_at(g->w, column, KVF__MIN(column + KVF__GEMV_ROWS, end));
+        few_columns(g, &r, column, g->scratch + thread * g->scratch_floats);
+        column += r.n;
+    }
+}
+
+/* ---- Many rows of x ---------------------------------------------------------------------------------- */
 
 /* oneDNN runs on OpenMP, whose number of threads is the calling thread's own: one for the time of a call, since our
  * stream says how many work. Declared here because omp.h comes with a compiler, but the runtime with oneDNN. */
 extern int omp_get_max_threads(void);
 extern void omp_set_num_threads(int n_threads);
 
-const char *kvf__gemm_library(void) { return "oneDNN"; }
-
-static bool sliced(void) { return true; }
-
-static bool multiply(const kvf__gemm *g, uint32_t row, uint32_t m, uint32_t column, uint32_t n) {
+static bool multiply(const kvf__gemm *g, const float *w, uint32_t row, uint32_t m, uint32_t column, uint32_t n) {
     int n_threads = omp_get_max_threads();
     omp_set_num_threads(1);
-    dnnl_status_t status = dnnl_sgemm('N', 'T', m, n, g->k, 1, g->x + row * g->x_stride, (dnnl_dim_t)g->x_stride,
-                                      g->w + (size_t)column * g->k, g->k, g->accumulate ? 1 : 0,
-                                      g->y + row * g->y_stride + column, (dnnl_dim_t)g->y_stride);
+    dnnl_status_t status =
+        dnnl_sgemm('N', 'T', m, n, g->w->k, 1, g->x + row * g->x_stride, (dnnl_dim_t)g->x_stride, w, g->w->k,
+                   g->accumulate ? 1 : 0, g->y + row * g->y_stride + column, (dnnl_dim_t)g->y_stride);
     omp_set_num_threads(n_threads);
     return status == dnnl_success;
 }
-#else
-#include <cblas.h>
 
-const char *kvf__gemm_library(void) { return "OpenBLAS"; }
-
-/* The number of OpenBLAS's threads belongs to the process and is not ours to change: with one the slices go to our
- * threads, with more it gets the whole product and shares it out itself. */
-static bool sliced(void) { return openblas_get_num_threads() == 1; }
-
-static bool multiply(const kvf__gemm *g, uint32_t row, uint32_t m, uint32_t column, uint32_t n) {
-    const float *x = g->x + row * g->x_stride, *w = g->w + (size_t)column * g->k;
-    float *y = g->y + row * g->y_stride + column, beta = g->accumulate ? 1 : 0;
-    if (m <= 2) /* its product packs w first, which takes longer than two passes over it */
-        for (uint32_t i = 0; i < m; i++)
-            cblas_sgemv(CblasRowMajor, CblasNoTrans, (int)n, (int)g->k, 1, w, (int)g->k, x + i * g->x_stride, 1, beta,
-                        y + i * g->y_stride, 1);
-    else
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)m, (int)n, (int)g->k, 1, x, (int)g->x_stride, w,
-                    (int)g->k, beta, y, (int)g->y_stride);
-    return true;
+/* A slice in fp32: where it lies in the file, when it does, or dequantised into the scratch. */
+static const float *slice_of(const kvf__gemm *g, uint32_t column, uint32_t n, float *scratch) {
+    for (uint32_t done = 0; done < n;) {
+        run r = run_at(g->w, column + done, column + n);
+        if (r.n == n && r.type == KVF__TENSOR_F32) return (const float *)(const void *)r.data;
+        (void)g->ops->dequantize(r.type, r.data, (size_t)r.n * g->w->k, scratch + (size_t)done * g->w->k);
+        done += r.n;
+    }
+    return scratch;
 }
-#endif
 
 static void one_slice(void *ctx, uint32_t item, uint32_t thread) {
     struct slices *s = ctx;
     const kvf__gemm *g = s->g;
-    (void)thread;
     uint32_t column = item % s->n_column_slices * s->columns, row = item / s->n_column_slices * SLICE_ROWS;
-    uint32_t m = KVF__MIN((uint32_t)SLICE_ROWS, g->m - row), n = KVF__MIN(s->columns, g->n - column);
-    if (!multiply(g, row, m, column, n)) atomic_store_explicit(&s->failed, true, memory_order_relaxed);
+    uint32_t m = KVF__MIN((uint32_t)SLICE_ROWS, g->m - row), n = KVF__MIN(s->columns, g->w->n - column);
+    const float *w = slice_of(g, column, n, g->scratch + thread * g->scratch_floats);
+    if (!multiply(g, w, row, m, column, n)) atomic_store_explicit(&s->failed, true, memory_order_relaxed);
+}
+
+static bool by_rows(const kvf__gemm *g) {
+    if (g->way != KVF__GEMM_AUTO) return g->way == KVF__GEMM_ROWS;
+    return g->m <= g->ops->few && (g->m <= KVF__GEMV_ROWS || (size_t)g->m * g->w->k <= FEW_X_FLOATS);
 }
 
 kvf_status kvf__gemm_run(kvf_stream *stream, const kvf__gemm *g) {
-    if (!sliced()) return multiply(g, 0, g->m, 0, g->n) ? KVF_OK : KVF_E_NO_MEMORY;
-    uint32_t part = kvf__ceil_div(g->n, SLICE_PARTS);
-    struct slices s = {.g = g, .columns = KVF__MIN(kvf__ceil_div(part, 32) * 32, (uint32_t)SLICE_COLUMNS_MAX)};
-    s.n_column_slices = kvf__ceil_div(g->n, s.columns);
+    struct slices s = {.g = g};
+    if (by_rows(g)) {
+        uint32_t part = round_up(kvf__ceil_div(g->w->n, FEW_PARTS), KVF__GEMV_ROWS);
+        s.columns = KVF__MIN(part, (uint32_t)FEW_COLUMNS_MAX);
+        kvf__stream_for(stream, kvf__ceil_div(g->w->n, s.columns), few_rows, &s);
+        return KVF_OK;
+    }
+    s.columns = slice_columns(g->w);
+    s.n_column_slices = kvf__ceil_div(g->w->n, s.columns);
     kvf__stream_for(stream, s.n_column_slices * kvf__ceil_div(g->m, SLICE_ROWS), one_slice, &s);
     return atomic_load_explicit(&s.failed, memory_order_relaxed) ? KVF_E_NO_MEMORY : KVF_OK;
 }

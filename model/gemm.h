@@ -1,25 +1,50 @@
-/* model/gemm.h: products with a weight matrix. */
+/* model/gemm.h: products with a weight matrix that stays in the file's types. */
 #ifndef KVF_MODEL_GEMM_H
 #define KVF_MODEL_GEMM_H
 
 #include "base/base.h"
 
-/* y (m, n) = x (m, k) times the transpose of w (n, k), added to y when accumulate is set. Rows of x and y are x_stride
- * and y_stride floats apart, those of w k. All sizes fit an int. */
+enum { KVF__MATRIX_PARTS = 3 };
+
+/* A matrix (n, k), row major, of up to three tensors that stand one after another: what reads the same input is one
+ * product. Each part has a type of its own; a row is whole blocks of it. */
+typedef struct kvf__matrix {
+    uint32_t n_parts, n, k;
+    struct {
+        uint32_t type; /* kvf__tensor_type */
+        uint32_t n_rows;
+        const void *data; /* in the map */
+        size_t row_bytes;
+    } parts[KVF__MATRIX_PARTS];
+} kvf__matrix;
+
+typedef enum kvf__gemm_way {
+    KVF__GEMM_AUTO,  /* by m */
+    KVF__GEMM_ROWS,  /* a few rows of w at a time, dequantised into the first-level cache, by kernels of our own */
+    KVF__GEMM_SLICES /* a slice of w dequantised into the second-level cache, by oneDNN */
+} kvf__gemm_way;
+
+/* y (m, n) = x (m, k) times the transpose of w, added to y when accumulate is set. Rows of x and y are x_stride and
+ * y_stride floats apart. All sizes fit an int. */
 typedef struct kvf__gemm {
-    uint32_t m, n, k;
-    const float *x, *w;
+    uint32_t m;
+    const kvf__matrix *w;
+    const float *x;
     float *y;
     size_t x_stride, y_stride;
     bool accumulate;
+    kvf__gemm_way way;
+    const struct kvf__gemv_ops *ops; /* kvf__gemv_ops_for */
+    float *scratch;                  /* for each thread kvf__gemm_scratch_floats of the largest matrix */
+    size_t scratch_floats;           /* of one thread */
 } kvf__gemm;
 
-/* The work is cut into slices of fixed sizes, so that the result does not depend on the number of threads (an OpenBLAS
- * with threads of its own cuts as it likes). It may depend on m: logits of one token in batches of different sizes
- * agree within rounding. KVF_E_NO_MEMORY: the library behind it had none; y is then undefined. */
+/* The work is cut into slices of fixed sizes, so that the result does not depend on the number of threads. It
+ * may depend on m: logits of one token in batches of different sizes agree within rounding. KVF_E_NO_MEMORY: the library
+ * behind it had none; y is then undefined. */
 kvf_status kvf__gemm_run(kvf_stream *stream, const kvf__gemm *g);
 
-/* What multiplies: "oneDNN" or "OpenBLAS". */
-const char *kvf__gemm_library(void);
+/* Of one thread, for products with this matrix; a multiple of a cache line. */
+size_t kvf__gemm_scratch_floats(const kvf__matrix *w);
 
 #endif

@@ -90,10 +90,16 @@ const char *kvf__tensor_type_name(uint32_t type) {
 bool kvf__tensor_type_geometry(uint32_t type, uint32_t *block_elements, uint32_t *block_bytes) {
     switch (type) {
     case KVF__TENSOR_F32: *block_elements = 1, *block_bytes = 4; return true;
-    case KVF__TENSOR_F16: *block_elements = 1, *block_bytes = 2; return true;
+    case KVF__TENSOR_F16:
+    case KVF__TENSOR_BF16: *block_elements = 1, *block_bytes = 2; return true;
     case KVF__TENSOR_Q4_0: *block_elements = 32, *block_bytes = 18; return true;
     case KVF__TENSOR_Q4_1: *block_elements = 32, *block_bytes = 20; return true;
+    case KVF__TENSOR_Q5_0: *block_elements = 32, *block_bytes = 22; return true;
+    case KVF__TENSOR_Q5_1: *block_elements = 32, *block_bytes = 24; return true;
     case KVF__TENSOR_Q8_0: *block_elements = 32, *block_bytes = 34; return true;
+    case KVF__TENSOR_Q4_K: *block_elements = 256, *block_bytes = 144; return true;
+    case KVF__TENSOR_Q5_K: *block_elements = 256, *block_bytes = 176; return true;
+    case KVF__TENSOR_Q6_K: *block_elements = 256, *block_bytes = 210; return true;
     default: return false;
     }
 }
@@ -218,8 +224,8 @@ static kvf_status size_tensor(cursor *c, kvf__gguf_tensor *t, const char *name) 
     }
     if (!kvf__tensor_type_geometry(t->type, &block, &block_bytes))
         return kvf__fail(c->err, KVF_E_UNSUPPORTED,
-                         "%s: tensor %s: type %" PRIu32 " (%s): must be F32, F16, Q8_0, Q4_0 or Q4_1: convert the file",
-                         path, name, t->type, kvf__tensor_type_name(t->type));
+                         "%s: tensor %s: type %" PRIu32 " (%s): must be " KVF__TENSOR_TYPES ": convert the file", path,
+                         name, t->type, kvf__tensor_type_name(t->type));
     if (t->dims[0] % block)
         return kvf__fail(c->err, KVF_E_FORMAT,
                          "%s: tensor %s: rows of %" PRIu64 " elements: must be a multiple of %" PRIu32 " for %s", path,
@@ -384,14 +390,19 @@ static int compare_places(const void *a, const void *b) {
     return (x->data > y->data) - (x->data < y->data);
 }
 
-/* Sorts, and refuses what is there twice or lies over one another. */
-static kvf_status check_unique(kvf__gguf *g, kvf_error *err) {
-    kvf__shown a, b;
+static kvf_status sort_keys(kvf__gguf *g, kvf_error *err) {
+    kvf__shown shown;
     if (g->n_keys) qsort(g->keys_by_name, g->n_keys, sizeof *g->keys_by_name, compare_keys);
     for (size_t i = 1; i < g->n_keys; i++)
         if (!compare_keys(&g->keys_by_name[i - 1], &g->keys_by_name[i]))
             return kvf__fail(err, KVF_E_FORMAT, "%s: key %s: is there twice", g->path.text,
-                             kvf__show(&a, g->keys_by_name[i]->name));
+                             kvf__show(&shown, g->keys_by_name[i]->name));
+    return KVF_OK;
+}
+
+/* Refuses what is there twice or lies over one another. */
+kvf_status kvf__gguf_sort_tensors(kvf__gguf *g, kvf_error *err) {
+    kvf__shown a, b;
     if (g->n_tensors) qsort(g->tensors_by_name, g->n_tensors, sizeof *g->tensors_by_name, compare_places);
     for (size_t i = 1; i < g->n_tensors; i++) {
         const kvf__gguf_tensor *x = g->tensors_by_name[i - 1], *y = g->tensors_by_name[i];
@@ -418,7 +429,7 @@ static kvf_status take_arrays(kvf__gguf *g, kvf_error *err) {
     return KVF_OK;
 }
 
-kvf_status kvf__gguf_open(const char *path, const kvf_allocator *allocator, kvf__gguf *out, kvf_error *err) {
+kvf_status kvf__gguf_open_file(const char *path, const kvf_allocator *allocator, kvf__gguf *out, kvf_error *err) {
     memset(out, 0, sizeof *out);
     kvf__gguf g = {.allocator = *allocator, .alignment = 32};
     kvf__show_path(&g.path, path);
@@ -429,7 +440,8 @@ kvf_status kvf__gguf_open(const char *path, const kvf_allocator *allocator, kvf_
     if (status == KVF_OK) status = walk(&g, err);
     if (status == KVF_OK) status = take_arrays(&g, err);
     if (status == KVF_OK) status = walk(&g, err);
-    if (status == KVF_OK) status = check_unique(&g, err);
+    if (status == KVF_OK) status = sort_keys(&g, err);
+    if (status == KVF_OK) status = kvf__gguf_sort_tensors(&g, err);
     if (status != KVF_OK) {
         kvf__gguf_close(&g);
         return status;
@@ -440,6 +452,12 @@ kvf_status kvf__gguf_open(const char *path, const kvf_allocator *allocator, kvf_
 
 void kvf__gguf_close(kvf__gguf *g) {
     if (!g->map) return;
+    for (kvf__gguf *part = g->next_part, *next; part; part = next) {
+        next = part->next_part;
+        part->next_part = NULL;
+        kvf__gguf_close(part);
+        kvf__free(&g->allocator, part, sizeof *part);
+    }
     kvf__free(&g->allocator, g->keys, g->n_keys * sizeof *g->keys);
     kvf__free(&g->allocator, g->tensors, g->n_tensors * sizeof *g->tensors);
     kvf__free(&g->allocator, g->keys_by_name, g->n_keys * sizeof *g->keys_by_name);

@@ -1,8 +1,8 @@
-/* model/gguf.h: a GGUF file (v2 or v3, little endian), mapped and checked.
+/* model/gguf.h: a GGUF file (v2 or v3, little endian), mapped and checked, with the other parts of a split one.
  *
  * The whole index (keys and tensors) is checked by kvf__gguf_open: after it, every pointer and length below lies
- * within the map, every tensor has 1 to 4 non-zero dims, a size that did not wrap and data of its own, aligned,
- * within the file. What the values mean (an architecture, a config) is not this file's matter.
+ * within a map, every tensor has 1 to 4 non-zero dims, a size that did not wrap and data of its own, aligned,
+ * within its file. What the values mean (an architecture, a config) is not this file's matter.
  */
 #ifndef KVF_MODEL_GGUF_H
 #define KVF_MODEL_GGUF_H
@@ -26,21 +26,40 @@ typedef enum kvf__gguf_type {
     KVF__GGUF_F64 = 12
 } kvf__gguf_type;
 
-/* Tensor types as the format numbers them: only those we read.
+/* Tensor types as the format numbers them: only those we read. Halves and all else are little endian; d and m are
+ * halves, "q" is a number of 4, 5, 6 or 8 bits.
  *   F32   float
  *   F16   IEEE half
- *   Q4_0  32 elements in 18 bytes: half d; 16 bytes qs.
+ *   BF16  the upper half of a float
+ *   Q4_0  32 elements in 18 bytes: d; 16 bytes qs.
  *         x[j] = d * ((qs[j] & 15) - 8), x[j + 16] = d * ((qs[j] >> 4) - 8)
- *   Q4_1  32 elements in 20 bytes: half d, m; 16 bytes qs.
+ *   Q4_1  32 elements in 20 bytes: d, m; 16 bytes qs.
  *         x[j] = d * (qs[j] & 15) + m,   x[j + 16] = d * (qs[j] >> 4) + m
- *   Q8_0  32 elements in 34 bytes: half d; 32 signed bytes. x[j] = d * qs[j] */
+ *   Q5_0  32 elements in 22 bytes: d; 4 bytes qh, of which bit j is the fifth of element j; 16 bytes qs as in Q4_0.
+ *         x[j] = d * (q - 16)
+ *   Q5_1  32 elements in 24 bytes: d, m; qh, qs as in Q5_0. x[j] = d * q + m
+ *   Q8_0  32 elements in 34 bytes: d; 32 signed bytes. x[j] = d * qs[j]
+ *   Q4_K  256 elements in 144 bytes: d, m; 12 bytes of scales s[8] and minima t[8], of 6 bits; 128 bytes qs.
+ *         Of the four runs of 64 elements each has 32 bytes of qs: their low halves are the first 32, the high ones
+ *         the others. x in the i-th run of 32 = d * s[i] * q - m * t[i]
+ *   Q5_K  256 elements in 176 bytes: as Q4_K, with 32 bytes qh before qs: bit i of qh[j] is the fifth of element j of
+ *         the i-th run of 32.
+ *   Q6_K  256 elements in 210 bytes: 128 bytes ql (low 4 bits), 64 bytes qh (high 2 bits), 16 signed bytes s, d.
+ *         x in the i-th run of 16 = d * s[i] * (q - 32) */
 typedef enum kvf__tensor_type {
     KVF__TENSOR_F32 = 0,
     KVF__TENSOR_F16 = 1,
     KVF__TENSOR_Q4_0 = 2,
     KVF__TENSOR_Q4_1 = 3,
-    KVF__TENSOR_Q8_0 = 8
+    KVF__TENSOR_Q5_0 = 6,
+    KVF__TENSOR_Q5_1 = 7,
+    KVF__TENSOR_Q8_0 = 8,
+    KVF__TENSOR_Q4_K = 12,
+    KVF__TENSOR_Q5_K = 13,
+    KVF__TENSOR_Q6_K = 14,
+    KVF__TENSOR_BF16 = 30 /* the largest: arrays over the types are this long */
 } kvf__tensor_type;
+#define KVF__TENSOR_TYPES "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K" /* for error texts */
 
 /* Bytes in the map; not NUL terminated. */
 typedef struct kvf__text {
@@ -77,18 +96,26 @@ typedef struct kvf__gguf {
     kvf_allocator allocator;
     kvf__shown path;          /* for error texts */
     const unsigned char *map; /* whole file, read only */
-    size_t file_bytes;
+    size_t file_bytes;        /* of this file, without its other parts */
     uint32_t version, alignment;
     size_t n_keys, n_tensors;
     kvf__gguf_key *keys;       /* in file order */
     kvf__gguf_tensor *tensors; /* in file order */
     const kvf__gguf_key **keys_by_name;
     const kvf__gguf_tensor **tensors_by_name;
+    struct kvf__gguf *next_part; /* of a split file; its tensors stand in the first part's arrays as well */
 } kvf__gguf;
 
-/* Maps and checks a file. On failure *out is all zero. allocator: resolved. */
+/* Maps and checks a file. One that is the first of several parts (PREFIX-00001-of-00003.gguf, key split.count 3) brings
+ * the others: tensors are those of all parts, part after part; keys those of the first. On failure *out is all zero.
+ * allocator: resolved. */
 kvf_status kvf__gguf_open(const char *path, const kvf_allocator *allocator, kvf__gguf *out, kvf_error *err);
 void kvf__gguf_close(kvf__gguf *gguf); /* a zeroed one is allowed */
+
+/* What kvf__gguf_open is made of: one file, whatever it says about parts; and tensors_by_name sorted, with tensors that
+ * are there twice or lie over one another refused. */
+kvf_status kvf__gguf_open_file(const char *path, const kvf_allocator *allocator, kvf__gguf *out, kvf_error *err);
+kvf_status kvf__gguf_sort_tensors(kvf__gguf *gguf, kvf_error *err);
 
 const kvf__gguf_key *kvf__gguf_find(const kvf__gguf *gguf, const char *name);
 const kvf__gguf_tensor *kvf__gguf_find_tensor(const kvf__gguf *gguf, const char *name);

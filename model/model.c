@@ -8,10 +8,16 @@
 #include "model/tokenizer.h"
 
 /* The architectures we read. Their keys begin with the name. */
-static const struct architecture {
+typedef struct architecture {
     const char *name;
-} architectures[] = {
-    {"llama"}, /* Q and K rows permuted for interleaved rotation */
+    bool rope_halves; /* the rows of Q and K are not permuted for rotation in pairs */
+    bool qkv_bias;
+} architecture;
+
+static const architecture architectures[] = {
+    {"llama", false, false},
+    {"mistral", false, false}, /* most Mistral files say llama */
+    {"qwen2", true, true},
 };
 
 enum {
@@ -25,7 +31,8 @@ enum {
 
 typedef struct opening {
     kvf_model *m;
-    const char *arch;
+    const char *arch; /* its name */
+    bool qkv_bias;
     kvf_error *err;
     size_t n_matched; /* tensors of the file that have their place */
 } opening;
@@ -86,8 +93,13 @@ static kvf_status read_architecture(opening *o) {
     if (status != KVF_OK) return status;
     char list[128] = "";
     for (size_t i = 0; i < sizeof architectures / sizeof *architectures; i++) {
-        if (kvf__text_equal(arch, architectures[i].name)) o->arch = architectures[i].name;
-        strcat(strcat(list, i ? ", " : ""), architectures[i].name);
+        const architecture *a = &architectures[i];
+        if (kvf__text_equal(arch, a->name)) {
+            o->arch = a->name;
+            o->qkv_bias = a->qkv_bias;
+            m->rope_halves = a->rope_halves;
+        }
+        strcat(strcat(list, i ? ", " : ""), a->name);
     }
     kvf__shown shown;
     if (!o->arch)
@@ -102,13 +114,57 @@ static kvf_status read_architecture(opening *o) {
     copy_text(m->info.tokenizer, sizeof m->info.tokenizer, model);
     copy_text(m->info.pre_tokenizer, sizeof m->info.pre_tokenizer, pre);
     m->info.gguf_version = m->gguf.version;
-    m->info.file_bytes = m->gguf.file_bytes;
+    for (const kvf__gguf *part = &m->gguf; part; part = part->next_part) {
+        m->info.file_bytes += part->file_bytes;
+        m->info.n_files++;
+    }
+    return KVF_OK;
+}
+
+/* embedding_length / head_count. */
+static kvf_status derive_head_dim(const opening *o, uint32_t *out) {
+    const kvf_model_info *info = &o->m->info;
+    const char *path = o->m->gguf.path.text;
+    if (info->n_embd % info->n_q_heads)
+        return kvf__fail(o->err, KVF_E_FORMAT,
+                         "%s: key %s.embedding_length: %" PRIu32 ": must be a multiple of the %" PRIu32
+                         " heads of %s.attention.head_count",
+                         path, o->arch, info->n_embd, info->n_q_heads, o->arch);
+    *out = info->n_embd / info->n_q_heads;
+    if (*out % 8 || *out > MAX_HEAD_DIM)
+        return kvf__fail(o->err, KVF_E_UNSUPPORTED,
+                         "%s: key %s.embedding_length: %" PRIu32 " over %" PRIu32 " heads gives heads of %" PRIu32
+                         ": must be a multiple of 8, at most %d",
+                         path, o->arch, info->n_embd, info->n_q_heads, *out, MAX_HEAD_DIM);
+    return KVF_OK;
+}
+
+/* Of K and of V, each with a key of its own; those that have none are derived. They must be alike. */
+static kvf_status read_head_dim(const opening *o) {
+    static const char *const lengths[] = {"attention.key_length", "attention.value_length"};
+    char value[16];
+    uint32_t v[2] = {0, 0}, derived = 0;
+    kvf_status status = KVF_OK;
+    for (int i = 0; i < 2; i++) {
+        status = read_count(o, lengths[i], 0, 1, UINT32_MAX, &v[i]);
+        if (status != KVF_OK) return status;
+        snprintf(value, sizeof value, "%" PRIu32, v[i]);
+        if (v[i] % 8 || v[i] > MAX_HEAD_DIM)
+            return unsupported(o, lengths[i], value, "must be a multiple of 8, at most 256");
+    }
+    if (!v[0] || !v[1]) status = derive_head_dim(o, &derived);
+    if (status != KVF_OK) return status;
+    int given = v[1] ? 1 : 0;
+    snprintf(value, sizeof value, "%" PRIu32, v[given]);
+    for (int i = 0; i < 2; i++)
+        if (!v[i]) v[i] = derived;
+    if (v[0] != v[1]) return unsupported(o, lengths[given], value, "the heads of K and V must have the same length");
+    o->m->info.head_dim = v[0];
     return KVF_OK;
 }
 
 static kvf_status read_heads(const opening *o) {
     kvf_model_info *info = &o->m->info;
-    char value[96];
     kvf_status status = read_count(o, "attention.head_count", 1, 1, MAX_HEADS, &info->n_q_heads);
     info->n_kv_heads = info->n_q_heads;
     if (status == KVF_OK) status = read_count(o, "attention.head_count_kv", 0, 1, MAX_HEADS, &info->n_kv_heads);
@@ -124,56 +180,64 @@ static kvf_status read_heads(const opening *o) {
                          "%s: key %s.attention.head_count_kv: %" PRIu32 " for %" PRIu32
                          " heads: must be at most %d heads a KV head",
                          path, o->arch, info->n_kv_heads, info->n_q_heads, MAX_GROUP);
-    if (info->n_embd % info->n_q_heads)
+    return read_head_dim(o);
+}
+
+/* The keys that llama3 has besides the factor. */
+static kvf_status read_llama3(const opening *o, kvf__rope_scaling *s) {
+    s->low_turns = 1;
+    s->high_turns = 4;
+    kvf_status status = read_count(o, "rope.scaling.original_context_length", 1, 1, MAX_CONTEXT, &s->original_context);
+    if (status == KVF_OK) status = read_positive(o, "rope.scaling.low_freq_factor", 0, &s->low_turns);
+    if (status == KVF_OK) status = read_positive(o, "rope.scaling.high_freq_factor", 0, &s->high_turns);
+    if (status == KVF_OK && !(s->high_turns > s->low_turns))
         return kvf__fail(o->err, KVF_E_FORMAT,
-                         "%s: key %s.embedding_length: %" PRIu32 ": must be a multiple of the %" PRIu32
-                         " heads of %s.attention.head_count",
-                         path, o->arch, info->n_embd, info->n_q_heads, o->arch);
-    info->head_dim = info->n_embd / info->n_q_heads;
-    if (info->head_dim % 8 || info->head_dim > MAX_HEAD_DIM)
-        return kvf__fail(o->err, KVF_E_UNSUPPORTED,
-                         "%s: key %s.embedding_length: %" PRIu32 " over %" PRIu32 " heads gives heads of %" PRIu32
-                         ": must be a multiple of 8, at most %d",
-                         path, o->arch, info->n_embd, info->n_q_heads, info->head_dim, MAX_HEAD_DIM);
-    static const char *const lengths[] = {"attention.key_length", "attention.value_length"};
-    for (int i = 0; i < 2; i++) {
-        uint32_t v = info->head_dim;
-        status = read_count(o, lengths[i], 0, 0, UINT32_MAX, &v);
+                         "%s: key %s.rope.scaling.high_freq_factor: %g: must exceed low_freq_factor, %g",
+                         o->m->gguf.path.text, o->arch, (double)s->high_turns, (double)s->low_turns);
+    return status;
+}
+
+/* A factor without a type is linear; rope.scale_linear is the key that older files have. With type none no other key
+ * means anything. */
+static kvf_status read_rope_scaling(const opening *o) {
+    static const char *const names[] = {"rope.scaling.factor", "rope.scale_linear", "rope.scaling.attn_factor"};
+    kvf__rope_scaling *s = &o->m->rope_scaling;
+    kvf__text type = {"linear", 6};
+    key_name key;
+    kvf__shown shown;
+    char value[32];
+    bool has_type, found[3];
+    float v[3] = {1, 1, 1};
+    kvf_status status = kvf__gguf_text(&o->m->gguf, key_of(o, "rope.scaling.type", &key), 0, &type, &has_type, o->err);
+    if (status != KVF_OK || kvf__text_equal(type, "none")) return status;
+    bool llama3 = kvf__text_equal(type, "llama3");
+    if (!llama3 && !kvf__text_equal(type, "linear"))
+        return unsupported(o, "rope.scaling.type", kvf__show(&shown, type), "must be one of none, linear, llama3");
+    for (int i = 0; i < 3; i++) {
+        status = read_positive(o, names[i], 0, &v[i]);
         if (status != KVF_OK) return status;
-        snprintf(value, sizeof value, "%" PRIu32, v);
-        if (v != info->head_dim) return unsupported(o, lengths[i], value, "must be embedding_length / head_count");
+        found[i] = kvf__gguf_find(&o->m->gguf, key_of(o, names[i], &key)) != NULL;
     }
-    return KVF_OK;
+    snprintf(value, sizeof value, "%g", (double)v[2]);
+    if (v[2] < 1 || v[2] > 1) return unsupported(o, names[2], value, "only 1 is supported");
+    if (found[0] && found[1] && (v[0] < v[1] || v[0] > v[1]))
+        return kvf__fail(o->err, KVF_E_FORMAT, "%s: key %s.rope.scale_linear: %g: rope.scaling.factor says %g",
+                         o->m->gguf.path.text, o->arch, (double)v[1], (double)v[0]);
+    if (has_type && !found[0] && (llama3 || !found[1]))
+        return kvf__fail(o->err, KVF_E_FORMAT, "%s: key %s.rope.scaling.factor: is missing", o->m->gguf.path.text,
+                         o->arch);
+    s->factor = found[0] ? v[0] : v[1];
+    s->kind = llama3 ? KVF__ROPE_LLAMA3 : s->factor < 1 || s->factor > 1 ? KVF__ROPE_LINEAR : KVF__ROPE_PLAIN;
+    return llama3 ? read_llama3(o, s) : KVF_OK;
 }
 
 /* Keys that would change what is computed, and that we do not compute. */
 static kvf_status refuse_variants(const opening *o) {
-    static const char *const zero[] = {"expert_count", "attention.sliding_window"};
-    static const char *const one[] = {"rope.scale_linear", "rope.scaling.factor"};
-    key_name key;
-    char value[96];
-    kvf__text scaling = {"", 0};
-    bool found;
-    kvf_status status = kvf__gguf_text(&o->m->gguf, key_of(o, "rope.scaling.type", &key), 0, &scaling, &found, o->err);
-    if (status != KVF_OK) return status;
-    bool off = found && kvf__text_equal(scaling, "none");
-    copy_text(value, sizeof value, scaling);
-    if (found && !off) return unsupported(o, "rope.scaling.type", value, "only \"none\" is supported");
-    for (int i = 0; i < 2; i++) {
-        uint32_t v = 0;
-        status = read_count(o, zero[i], 0, 0, UINT32_MAX, &v);
-        if (status != KVF_OK) return status;
-        snprintf(value, sizeof value, "%" PRIu32, v);
-        if (v) return unsupported(o, zero[i], value, "only 0 is supported");
-    }
-    for (int i = 0; i < 2; i++) {
-        float v = 1;
-        status = read_positive(o, one[i], 0, &v);
-        if (status != KVF_OK) return status;
-        snprintf(value, sizeof value, "%g", (double)v);
-        if ((v < 1 || v > 1) && !off) return unsupported(o, one[i], value, "only 1 is supported");
-    }
-    return KVF_OK;
+    char value[16];
+    uint32_t experts = 0;
+    kvf_status status = read_count(o, "expert_count", 0, 0, UINT32_MAX, &experts);
+    snprintf(value, sizeof value, "%" PRIu32, experts);
+    return status == KVF_OK && experts ? unsupported(o, "expert_count", value, "only 0 is supported") : status;
 }
 
 static kvf_status read_config(const opening *o) {
@@ -193,7 +257,10 @@ static kvf_status read_config(const opening *o) {
                          m->gguf.path.text, o->arch, m->n_rot);
     if (status == KVF_OK) status = read_positive(o, "rope.freq_base", 0, &info->rope_base);
     if (status == KVF_OK) status = read_positive(o, "attention.layer_norm_rms_epsilon", 1, &info->norm_epsilon);
+    if (status == KVF_OK) status = read_rope_scaling(o);
     if (status == KVF_OK) status = refuse_variants(o);
+    if (status == KVF_OK) status = read_count(o, "attention.sliding_window", 0, 0, UINT32_MAX, &info->sliding_window);
+    if (status == KVF_OK && info->sliding_window >= info->n_context) info->sliding_window = 0; /* sees it all */
     info->n_vocab = kvf_tokenizer_n_vocab(m->tokenizer);
     uint32_t n_vocab = info->n_vocab;
     if (status == KVF_OK) status = read_count(o, "vocab_size", 0, 0, UINT32_MAX, &n_vocab);
@@ -246,23 +313,29 @@ static kvf_status take_layer(opening *o, uint32_t i, kvf__layer *out) {
     uint64_t q = (uint64_t)info->n_q_heads * info->head_dim, kv = (uint64_t)info->n_kv_heads * info->head_dim;
     const struct {
         const char *suffix;
+        int required;
         uint64_t n_rows, n_cols;
         kvf__tensor *tensor;
     } table[] = {
-        {"attn_norm", 1, info->n_embd, &out->attn_norm},
-        {"attn_q", q, info->n_embd, &out->attn_q},
-        {"attn_k", kv, info->n_embd, &out->attn_k},
-        {"attn_v", kv, info->n_embd, &out->attn_v},
-        {"attn_output", info->n_embd, q, &out->attn_output},
-        {"ffn_norm", 1, info->n_embd, &out->ffn_norm},
-        {"ffn_gate", info->n_ff, info->n_embd, &out->ffn_gate},
-        {"ffn_up", info->n_ff, info->n_embd, &out->ffn_up},
-        {"ffn_down", info->n_embd, info->n_ff, &out->ffn_down},
+        {"attn_norm.weight", 1, 1, info->n_embd, &out->attn_norm},
+        {"attn_q.weight", 1, q, info->n_embd, &out->attn_q},
+        {"attn_k.weight", 1, kv, info->n_embd, &out->attn_k},
+        {"attn_v.weight", 1, kv, info->n_embd, &out->attn_v},
+        {"attn_q.bias", o->qkv_bias, 1, q, &out->attn_q_bias},
+        {"attn_k.bias", o->qkv_bias, 1, kv, &out->attn_k_bias},
+        {"attn_v.bias", o->qkv_bias, 1, kv, &out->attn_v_bias},
+        {"attn_output.weight", 1, info->n_embd, q, &out->attn_output},
+        {"ffn_norm.weight", 1, 1, info->n_embd, &out->ffn_norm},
+        {"ffn_gate.weight", 1, info->n_ff, info->n_embd, &out->ffn_gate},
+        {"ffn_up.weight", 1, info->n_ff, info->n_embd, &out->ffn_up},
+        {"ffn_down.weight", 1, info->n_embd, info->n_ff, &out->ffn_down},
     };
     kvf_status status = KVF_OK;
+    memset(out, 0, sizeof *out);
     for (size_t t = 0; t < sizeof table / sizeof *table && status == KVF_OK; t++) {
         char name[sizeof table[t].tensor->name];
-        snprintf(name, sizeof name, "blk.%" PRIu32 ".%s.weight", i, table[t].suffix);
+        if (!table[t].required) continue; /* what the architecture does not have is a tensor of no place */
+        snprintf(name, sizeof name, "blk.%" PRIu32 ".%s", i, table[t].suffix);
         status = take_tensor(o, name, 1, table[t].n_rows, table[t].n_cols, table[t].tensor);
     }
     return status;
@@ -274,10 +347,11 @@ static bool is_taken(const kvf_model *m, kvf__text name) {
         if (whole[i]->data && kvf__text_equal(name, whole[i]->name)) return true;
     for (uint32_t i = 0; i < m->info.n_layers; i++) {
         const kvf__layer *l = &m->layers[i];
-        const kvf__tensor *parts[] = {&l->attn_norm, &l->attn_q,   &l->attn_k, &l->attn_v,  &l->attn_output,
-                                      &l->ffn_norm,  &l->ffn_gate, &l->ffn_up, &l->ffn_down};
+        const kvf__tensor *parts[] = {&l->attn_norm,   &l->attn_q,      &l->attn_k,      &l->attn_v,
+                                      &l->attn_q_bias, &l->attn_k_bias, &l->attn_v_bias, &l->attn_output,
+                                      &l->ffn_norm,    &l->ffn_gate,    &l->ffn_up,      &l->ffn_down};
         for (size_t t = 0; t < sizeof parts / sizeof *parts; t++)
-            if (kvf__text_equal(name, parts[t]->name)) return true;
+            if (parts[t]->data && kvf__text_equal(name, parts[t]->name)) return true;
     }
     return false;
 }
@@ -296,6 +370,10 @@ static kvf_status refuse_unknown_tensor(const opening *o) {
 static kvf_status check_rope_freqs(const opening *o) {
     const kvf__tensor *t = &o->m->rope_freqs;
     const float *x = t->data;
+    if (x && o->m->rope_scaling.kind == KVF__ROPE_LLAMA3)
+        return kvf__fail(o->err, KVF_E_UNSUPPORTED,
+                         "%s: tensor %s: scales what %s.rope.scaling.type llama3 scales: only one of them is supported",
+                         o->m->gguf.path.text, t->name, o->arch);
     for (uint32_t i = 0; x && i < t->n_cols; i++)
         if (!(x[i] > 0 && isfinite(x[i])))
             return kvf__fail(o->err, KVF_E_FORMAT,
@@ -325,9 +403,9 @@ static kvf_status take_tensors(opening *o) {
     return status == KVF_OK ? refuse_unknown_tensor(o) : status;
 }
 
-/* "Q4_1 x 210, F32 x 61": the most frequent first. */
+/* "Q4_1 x 210, F32 x 61": the most frequent first; what there is no room for is left out. */
 static void count_tensors(kvf_model *m) {
-    uint32_t counts[KVF__TENSOR_Q8_0 + 1] = {0};
+    uint32_t counts[KVF__TENSOR_BF16 + 1] = {0};
     kvf_model_info *info = &m->info;
     info->n_tensors = (uint32_t)m->gguf.n_tensors;
     for (size_t i = 0; i < m->gguf.n_tensors; i++) {
@@ -335,19 +413,23 @@ static void count_tensors(kvf_model *m) {
         info->n_params += m->gguf.tensors[i].n_elements;
     }
     for (size_t used = 0;;) {
+        char one[40];
         uint32_t best = 0;
-        for (uint32_t type = 1; type <= KVF__TENSOR_Q8_0; type++)
+        for (uint32_t type = 1; type <= KVF__TENSOR_BF16; type++)
             if (counts[type] > counts[best]) best = type;
         if (!counts[best]) break;
-        used += (size_t)snprintf(info->weights + used, sizeof info->weights - used, "%s%s x %" PRIu32, used ? ", " : "",
-                                 kvf__tensor_type_name(best), counts[best]);
+        int n =
+            snprintf(one, sizeof one, "%s%s x %" PRIu32, used ? ", " : "", kvf__tensor_type_name(best), counts[best]);
+        if (used + (size_t)n >= sizeof info->weights) break;
+        memcpy(info->weights + used, one, (size_t)n + 1);
+        used += (size_t)n;
         counts[best] = 0;
     }
 }
 
 /* ---- Opening -------------------------------------------------------------------------------------------- */
 
-static kvf_status open_model(opening *o, const char *path, kvf_stream *stream) {
+static kvf_status open_model(opening *o, const char *path) {
     kvf_model *m = o->m;
     m->info.struct_size = sizeof m->info;
     kvf_status status = kvf__gguf_open(path, &m->allocator, &m->gguf, o->err);
@@ -361,7 +443,7 @@ static kvf_status open_model(opening *o, const char *path, kvf_stream *stream) {
     count_tensors(m);
     m->info.tied_output = m->output.data == NULL;
     if (m->info.tied_output) m->output = m->token_embd;
-    return m->tokenizer_only ? KVF_OK : kvf__weights_load(m, stream, o->err);
+    return m->tokenizer_only ? KVF_OK : kvf__weights_load(m, o->err);
 }
 
 kvf_status kvf_model_open(const char *path, const kvf_model_config *config, kvf_model **out, kvf_error *err) {
@@ -376,7 +458,7 @@ kvf_status kvf_model_open(const char *path, const kvf_model_config *config, kvf_
     m->allocator = allocator;
     m->tokenizer_only = c.tokenizer_only != 0;
     opening o = {.m = m, .err = err};
-    status = open_model(&o, path, c.stream);
+    status = open_model(&o, path);
     if (status == KVF_OK)
         *out = m;
     else

@@ -4,14 +4,13 @@
  * descriptors below and then calls kvf__weights_load (weights.c), which takes memory for what forward.c multiplies
  * with. After open a model is read-only.
  *
- * Invariants after the checks: n_q_heads is a multiple of n_kv_heads; head_dim is a multiple of 8, at most 256, and
- * n_q_heads * head_dim = n_embd; n_rot is even, 2..head_dim; every size below is non-zero, and
+ * Invariants after the checks: n_q_heads is a multiple of n_kv_heads; head_dim is a multiple of 8, at most 256; n_rot is even, 2..head_dim; every size below is non-zero, and
  * n_rows * n_cols of every tensor is below 2^40.
  *
  * Rotation: a Llama GGUF stores the rows of Q and K permuted, so that the two partners of a rotation lie side by
  * side. The forward pass rotates the pairs (2i, 2i + 1) of a head by position * rope_base^(-2i / n_rot) /
- * rope_freqs[i] and keeps this order in the cache: dot products and norms of keys do not depend on it. An
- * architecture whose files are not permuted must rotate (i, i + n_rot / 2).
+ * rope_freqs[i], scaled as rope_scaling says, and keeps this order in the cache: dot products and norms of keys do not
+ * depend on it. An architecture whose files are not permuted has rope_halves and rotates (i, i + n_rot / 2).
  */
 #ifndef KVF_MODEL_MODEL_H
 #define KVF_MODEL_MODEL_H
@@ -31,12 +30,16 @@ typedef struct kvf__tensor {
     size_t bytes;
 } kvf__tensor;
 
-/* Shapes as (n_rows, n_cols); q = n_q_heads * head_dim, kv = n_kv_heads * head_dim. */
+/* Shapes as (n_rows, n_cols); q = n_q_heads * head_dim, kv = n_kv_heads * head_dim. The three biases
+ * are there together or not at all. */
 typedef struct kvf__layer {
     kvf__tensor attn_norm;   /* (1, n_embd), F32 */
     kvf__tensor attn_q;      /* (q, n_embd) */
     kvf__tensor attn_k;      /* (kv, n_embd) */
     kvf__tensor attn_v;      /* (kv, n_embd) */
+    kvf__tensor attn_q_bias; /* (1, q), F32, or data NULL */
+    kvf__tensor attn_k_bias; /* (1, kv) */
+    kvf__tensor attn_v_bias; /* (1, kv) */
     kvf__tensor attn_output; /* (n_embd, q) */
     kvf__tensor ffn_norm;    /* (1, n_embd), F32 */
     kvf__tensor ffn_gate;    /* (n_ff, n_embd) */
@@ -44,13 +47,25 @@ typedef struct kvf__layer {
     kvf__tensor ffn_down;    /* (n_embd, n_ff) */
 } kvf__layer;
 
+/* How the frequencies of the rotation are stretched for a context longer than the one trained first. */
+typedef enum kvf__rope_kind { KVF__ROPE_PLAIN, KVF__ROPE_LINEAR, KVF__ROPE_LLAMA3 } kvf__rope_kind;
+
+typedef struct kvf__rope_scaling {
+    kvf__rope_kind kind;
+    float factor;              /* linear: divides every frequency; llama3: those of few turns */
+    uint32_t original_context; /* llama3, as what follows: tokens that turns are counted over */
+    float low_turns, high_turns;
+} kvf__rope_scaling;
+
 /* What weights.c keeps in memory; defined there. */
 typedef struct kvf__weights kvf__weights;
 
 struct kvf_model {
     kvf_allocator allocator; /* resolved */
     kvf_model_info info;
-    uint32_t n_rot; /* dims of a head that rotate */
+    uint32_t n_rot;   /* dims of a head that rotate */
+    bool rope_halves; /* see above */
+    kvf__rope_scaling rope_scaling;
     int tokenizer_only;
     kvf__gguf gguf;
     kvf_tokenizer *tokenizer;
@@ -64,8 +79,8 @@ struct kvf_model {
 };
 
 /* Prepares the weights: sets model->weights and model->info.weight_bytes. On failure model->weights is NULL again.
- * stream may be NULL. Not called with tokenizer_only. */
-kvf_status kvf__weights_load(kvf_model *model, kvf_stream *stream, kvf_error *err);
+ * Not called with tokenizer_only. */
+kvf_status kvf__weights_load(kvf_model *model, kvf_error *err);
 void kvf__weights_free(kvf_model *model); /* also when weights is NULL */
 
 #endif

@@ -40,3 +40,12 @@ void kvf__rope(float *heads, uint32_t n_heads, uint32_t head_dim, const float *r
             heads[2 * i + 1] = a * s + b * c;
         }
 }
+
+void kvf__rope_halves(float *heads, uint32_t n_heads, uint32_t head_dim, const float *rotation, uint32_t n_pairs) {
+    for (uint32_t h = 0; h < n_heads; h++, heads += head_dim)
+        for (uint32_t i = 0; i < n_pairs; i++) {
+            float a = heads[i], b = heads[i + n_pairs], c = rotation[2 * i], s = rotation[2 * i + 1];
+            heads[i] = a * c - b * s;
+            heads[i + n_pairs] = a * s + b * c;
+        }
+}

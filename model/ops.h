@@ -20,6 +20,8 @@ void kvf__rope_angles(uint32_t position, const double *freqs, uint32_t n_pairs, 
 
 /* Rotates the pairs (2i, 2i + 1) of each of n_heads heads; dims from 2 * n_pairs on stay. */
 void kvf__rope(float *heads, uint32_t n_heads, uint32_t head_dim, const float *rotation, uint32_t n_pairs);
+/* The same with the pairs (i, i + n_pairs). */
+void kvf__rope_halves(float *heads, uint32_t n_heads, uint32_t head_dim, const float *rotation, uint32_t n_pairs);
 
 void kvf__rms_norm_avx2(const float *x, const float *weight, uint32_t n, float epsilon, float *out);
 void kvf__swiglu_avx2(float *gate, const float *up, uint32_t n);

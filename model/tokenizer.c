@@ -1,7 +1,9 @@
-/* model/tokenizer.c: reads a byte-level BPE tokenizer from a GGUF file; looks tokens up; gives their bytes. */
+/* model/tokenizer.c: reads a tokenizer (byte-level BPE or SentencePiece) from a GGUF file; looks tokens up; gives their
+ * bytes. */
 #include "model/tokenizer.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 
 /* ---- The byte-level alphabet ---------------------------------------------------------------------------- */
@@ -38,7 +40,19 @@ static bool decode_alphabet(kvf__text text, char *out, size_t *n) {
     return true;
 }
 
-/* "<0x0A>": a byte token as other vocabularies write it; -1 when the text is not exactly that. */
+/* A text of a SentencePiece vocabulary, where U+2581 stands for a space. Returns the bytes written. */
+static size_t decode_spaces(kvf__text text, char *out) {
+    static const char space[] = "\xe2\x96\x81";
+    size_t used = 0;
+    for (size_t i = 0; i < text.bytes;) {
+        bool is_space = text.bytes - i >= 3 && !memcmp(text.data + i, space, 3);
+        out[used++] = is_space ? ' ' : text.data[i];
+        i += is_space ? 3 : 1;
+    }
+    return used;
+}
+
+/* "<0x0A>": a byte token as SentencePiece writes it; -1 when the text is not exactly that. */
 static int parse_byte_token(kvf__text text) {
     static const char digits[] = "0123456789ABCDEF";
     if (text.bytes != 6 || memcmp(text.data, "<0x", 3) || text.data[5] != '>') return -1;
@@ -94,11 +108,6 @@ typedef struct loading {
     kvf_error *err;
 } loading;
 
-/* What the text of a file may become. */
-static bool is_plain(uint8_t type) {
-    return type == KVF__TOKEN_NORMAL || type == KVF__TOKEN_USER_DEFINED || type == KVF__TOKEN_UNUSED;
-}
-
 static kvf_status no_memory(const loading *l) {
     return kvf__fail(l->err, KVF_E_NO_MEMORY, "%s: no memory for the tokenizer", l->gguf->path.text);
 }
@@ -141,14 +150,30 @@ static kvf_status same_length(const loading *l, const kvf__gguf_key *key, const 
                      l->gguf->path.text, name, key->n, l->t->n_vocab);
 }
 
-static kvf_status load_types(const loading *l) {
+static kvf_status load_scores(const loading *l, const kvf__gguf_key *scores) {
+    kvf_tokenizer *t = l->t;
+    t->scores = kvf__alloc(&t->allocator, t->n_vocab * sizeof *t->scores);
+    if (!t->scores) return no_memory(l);
+    memcpy(t->scores, scores->data, t->n_vocab * sizeof *t->scores);
+    for (uint32_t id = 0; id < t->n_vocab; id++) {
+        if (isnan(t->scores[id]))
+            return kvf__fail(l->err, KVF_E_FORMAT,
+                             "%s: key tokenizer.ggml.scores: token %" PRIu32 " has score NaN: must be a number",
+                             l->gguf->path.text, id);
+        t->max_text_bytes = KVF__MAX(t->max_text_bytes, t->texts[id].bytes);
+    }
+    return KVF_OK;
+}
+
+static kvf_status load_types(const loading *l, bool spm) {
     static const char types_name[] = "tokenizer.ggml.token_type", scores_name[] = "tokenizer.ggml.scores";
     kvf_tokenizer *t = l->t;
     const kvf__gguf_key *types, *scores;
-    kvf_status status = kvf__gguf_array(l->gguf, types_name, KVF__GGUF_I32, 0, &types, l->err);
+    kvf_status status = kvf__gguf_array(l->gguf, types_name, KVF__GGUF_I32, spm, &types, l->err);
     if (status == KVF_OK && types) status = same_length(l, types, types_name);
-    if (status == KVF_OK) status = kvf__gguf_array(l->gguf, scores_name, KVF__GGUF_F32, 0, &scores, l->err);
+    if (status == KVF_OK) status = kvf__gguf_array(l->gguf, scores_name, KVF__GGUF_F32, spm, &scores, l->err);
     if (status == KVF_OK && scores) status = same_length(l, scores, scores_name);
+    if (status == KVF_OK && spm) status = load_scores(l, scores);
     if (status != KVF_OK) return status;
     for (uint32_t id = 0; id < t->n_vocab; id++) {
         int32_t type = KVF__TOKEN_NORMAL;
@@ -161,7 +186,33 @@ static kvf_status load_types(const loading *l) {
     return KVF_OK;
 }
 
-/* What each token stands for. Normal tokens are written in the alphabet; one that is not stands for its text. */
+/* The bytes that a token stands for, at most as many as its text has. */
+static kvf_status token_bytes(const loading *l, uint32_t id, char *out, size_t *n) {
+    kvf_tokenizer *t = l->t;
+    kvf__text text = t->texts[id];
+    uint8_t type = t->types[id];
+    *n = text.bytes;
+    if (type == KVF__TOKEN_BYTE) {
+        int byte = parse_byte_token(text);
+        kvf__shown shown;
+        if (byte < 0)
+            return kvf__fail(l->err, KVF_E_FORMAT,
+                             "%s: key tokenizer.ggml.tokens: byte token %" PRIu32
+                             " \"%s\": must be \"<0x00>\" to \"<0xFF>\"",
+                             l->gguf->path.text, id, kvf__show(&shown, text));
+        out[0] = (char)byte;
+        *n = 1;
+        if (t->byte_ids[byte] == KVF_NO_TOKEN) t->byte_ids[byte] = id;
+    } else if (t->scores && kvf__token_is_plain(type)) {
+        *n = decode_spaces(text, out);
+    } else if (t->scores || type != KVF__TOKEN_NORMAL || !decode_alphabet(text, out, n)) {
+        memcpy(out, text.data, text.bytes);
+    }
+    return KVF_OK;
+}
+
+/* What each token stands for. A normal token of a byte-level vocabulary is written in the alphabet; one that is not
+ * stands for its text. */
 static kvf_status load_bytes(const loading *l) {
     kvf_tokenizer *t = l->t;
     size_t total = 0; /* cannot wrap: the texts lie in the file, one after the other */
@@ -171,29 +222,15 @@ static kvf_status load_bytes(const loading *l) {
     t->begins = kvf__alloc(&t->allocator, ((size_t)t->n_vocab + 1) * sizeof *t->begins);
     if (!t->bytes || !t->begins) return no_memory(l);
     memset(t->byte_ids, 0xff, sizeof t->byte_ids);
-    size_t used = 0;
+    size_t used = 0, n;
     for (uint32_t id = 0; id < t->n_vocab; id++) {
-        kvf__text text = t->texts[id];
-        size_t n = text.bytes;
-        int byte = parse_byte_token(text);
         t->begins[id] = used;
-        if (t->types[id] == KVF__TOKEN_BYTE) {
-            kvf__shown shown;
-            if (byte < 0)
-                return kvf__fail(l->err, KVF_E_FORMAT,
-                                 "%s: key tokenizer.ggml.tokens: byte token %" PRIu32
-                                 " \"%s\": must be \"<0x00>\" to \"<0xFF>\"",
-                                 l->gguf->path.text, id, kvf__show(&shown, text));
-            t->bytes[used] = (char)byte;
-            n = 1;
-            if (t->byte_ids[byte] == KVF_NO_TOKEN) t->byte_ids[byte] = id;
-        } else if (t->types[id] != KVF__TOKEN_NORMAL || !decode_alphabet(text, t->bytes + used, &n)) {
-            memcpy(t->bytes + used, text.data, text.bytes);
-        }
+        kvf_status status = token_bytes(l, id, t->bytes + used, &n);
+        if (status != KVF_OK) return status;
         used += n;
     }
     t->begins[t->n_vocab] = used;
-    for (unsigned byte = 0; byte < 256; byte++) {
+    for (unsigned byte = 0; byte < 256 && !t->scores; byte++) {
         uint32_t c = kvf__byte_to_code_point(byte);
         char text[2] = {(char)(c < 128 ? c : 0xc0 | c >> 6), (char)(0x80 | (c & 63))};
         uint32_t id = kvf__tokenizer_lookup(t, (kvf__text){text, c < 128 ? 1 : 2});
@@ -219,7 +256,8 @@ static kvf_status load_merge(const loading *l, uint64_t rank, kvf__text text) {
                         kvf__tokenizer_lookup2(t, left, right)};
     if (merge.left == KVF_NO_TOKEN || merge.right == KVF_NO_TOKEN || merge.result == KVF_NO_TOKEN)
         return bad_merge(l, rank, text, "its parts and their sum must be tokens");
-    if (!is_plain(t->types[merge.left]) || !is_plain(t->types[merge.right]) || !is_plain(t->types[merge.result]))
+    if (!kvf__token_is_plain(t->types[merge.left]) || !kvf__token_is_plain(t->types[merge.right]) ||
+        !kvf__token_is_plain(t->types[merge.result]))
         return bad_merge(l, rank, text, "a control, unknown or byte token takes part in it");
     kvf__merge *slot = &t->merges[merge_slot(t, merge.left, merge.right)];
     if (slot->left == KVF_NO_TOKEN) *slot = merge;
@@ -292,22 +330,23 @@ static kvf_status load_marks(const loading *l) {
                                            "tokenizer.ggml.eom_token_id"};
     static const char *const end_texts[] = {"<|im_end|>", "<|eot_id|>",    "<|eom_id|>",
                                             "<|end|>",    "<|endoftext|>", "<|end_of_text|>"};
-    static const char *const other_keys[] = {"tokenizer.ggml.unknown_token_id", "tokenizer.ggml.padding_token_id"};
     kvf_tokenizer *t = l->t;
-    uint32_t id;
+    uint32_t id, unknown = KVF_NO_TOKEN;
     kvf_status status = KVF_OK;
     for (size_t i = 0; i < sizeof end_keys / sizeof *end_keys && status == KVF_OK; i++) {
         status = load_id(l, end_keys[i], &id);
         if (status == KVF_OK && id != KVF_NO_TOKEN) t->is_end[id] = 1;
     }
-    for (size_t i = 0; i < sizeof other_keys / sizeof *other_keys && status == KVF_OK; i++)
-        status = load_id(l, other_keys[i], &id);
+    if (status == KVF_OK) status = load_id(l, "tokenizer.ggml.padding_token_id", &id);
+    if (status == KVF_OK) status = load_id(l, "tokenizer.ggml.unknown_token_id", &unknown);
+    t->unknown_id =
+        t->scores && unknown != KVF_NO_TOKEN && t->types[unknown] == KVF__TOKEN_UNKNOWN ? unknown : KVF_NO_TOKEN;
     for (size_t i = 0; i < sizeof end_texts / sizeof *end_texts; i++) {
         id = kvf_tokenizer_find(t, end_texts[i]);
         if (id != KVF_NO_TOKEN && t->types[id] == KVF__TOKEN_CONTROL) t->is_end[id] = 1;
     }
     if (status == KVF_OK) status = load_id(l, "tokenizer.ggml.bos_token_id", &t->bos_id);
-    t->add_bos = kvf__pretokenizer_adds_bos(t->pre);
+    t->add_bos = t->scores || kvf__pretokenizer_adds_bos(t->pre);
     if (status == KVF_OK)
         status = kvf__gguf_bool(l->gguf, "tokenizer.ggml.add_bos_token", 0, &t->add_bos, NULL, l->err);
     if (status == KVF_OK)
@@ -315,24 +354,49 @@ static kvf_status load_marks(const loading *l) {
     return status;
 }
 
+/* How a SentencePiece vocabulary wants a text prepared. Llama's take it as it is, but for one space before it. */
+static kvf_status load_spm(const loading *l) {
+    static const char strip[] = "tokenizer.ggml.remove_extra_whitespaces",
+                      map[] = "tokenizer.ggml.precompiled_charsmap";
+    bool strips = false;
+    const kvf__gguf_key *key = kvf__gguf_find(l->gguf, map);
+    l->t->add_space = true;
+    kvf_status status = kvf__gguf_bool(l->gguf, "tokenizer.ggml.add_space_prefix", 0, &l->t->add_space, NULL, l->err);
+    if (status == KVF_OK) status = kvf__gguf_bool(l->gguf, strip, 0, &strips, NULL, l->err);
+    if (status == KVF_OK && strips)
+        return kvf__fail(l->err, KVF_E_UNSUPPORTED, "%s: key %s: true: must be false or absent", l->gguf->path.text,
+                         strip);
+    if (status == KVF_OK && key && (key->n || key->type != KVF__GGUF_ARRAY))
+        return kvf__fail(l->err, KVF_E_UNSUPPORTED,
+                         "%s: key %s: a table of %" PRIu64 " elements that replaces characters: must be absent",
+                         l->gguf->path.text, map, key->n);
+    return status;
+}
+
+static kvf_status load_bpe(const loading *l) {
+    kvf__text pre = {"default", 7};
+    kvf_status status = kvf__gguf_text(l->gguf, "tokenizer.ggml.pre", 0, &pre, NULL, l->err);
+    if (status == KVF_OK) status = kvf__pretokenizer_create(l->gguf, pre, &l->t->allocator, &l->t->pre, l->err);
+    return status == KVF_OK ? load_merges(l) : status;
+}
+
 static kvf_status load(const loading *l) {
     const kvf__gguf_key *tokens;
-    kvf__text model, pre = {"default", 7};
+    kvf__text model;
     kvf__shown shown;
     kvf_status status = kvf__gguf_text(l->gguf, "tokenizer.ggml.model", 1, &model, NULL, l->err);
     if (status != KVF_OK) return status;
-    if (!kvf__text_equal(model, "gpt2"))
-        return kvf__fail(l->err, KVF_E_UNSUPPORTED,
-                         "%s: key tokenizer.ggml.model: \"%s\": must be \"gpt2\" (byte-level BPE)", l->gguf->path.text,
-                         kvf__show(&shown, model));
-    status = kvf__gguf_text(l->gguf, "tokenizer.ggml.pre", 0, &pre, NULL, l->err);
-    if (status == KVF_OK) status = kvf__pretokenizer_create(l->gguf, pre, &l->t->allocator, &l->t->pre, l->err);
-    if (status == KVF_OK)
-        status = kvf__gguf_array(l->gguf, "tokenizer.ggml.tokens", KVF__GGUF_STRING, 1, &tokens, l->err);
+    bool spm = kvf__text_equal(model, "llama");
+    if (!spm && !kvf__text_equal(model, "gpt2"))
+        return kvf__fail(
+            l->err, KVF_E_UNSUPPORTED,
+            "%s: key tokenizer.ggml.model: \"%s\": must be \"gpt2\" (byte-level BPE) or \"llama\" (SentencePiece)",
+            l->gguf->path.text, kvf__show(&shown, model));
+    status = kvf__gguf_array(l->gguf, "tokenizer.ggml.tokens", KVF__GGUF_STRING, 1, &tokens, l->err);
     if (status == KVF_OK) status = load_texts(l, tokens);
-    if (status == KVF_OK) status = load_types(l);
+    if (status == KVF_OK) status = load_types(l, spm);
     if (status == KVF_OK) status = load_bytes(l);
-    if (status == KVF_OK) status = load_merges(l);
+    if (status == KVF_OK) status = spm ? load_spm(l) : load_bpe(l);
     if (status == KVF_OK) status = load_specials(l);
     return status == KVF_OK ? load_marks(l) : status;
 }
@@ -360,6 +424,7 @@ void kvf__tokenizer_destroy(kvf_tokenizer *t) {
     kvf__free(&a, t->by_text, (t->text_mask + 1) * sizeof *t->by_text);
     kvf__free(&a, t->bytes, t->n_bytes);
     kvf__free(&a, t->begins, ((size_t)t->n_vocab + 1) * sizeof *t->begins);
+    kvf__free(&a, t->scores, t->n_vocab * sizeof *t->scores);
     kvf__free(&a, t->merges, (t->merge_mask + 1) * sizeof *t->merges);
     kvf__free(&a, t->special_lengths, t->special_capacity * sizeof *t->special_lengths);
     kvf__pretokenizer_destroy(t->pre);
@@ -376,12 +441,21 @@ size_t kvf_tokenizer_piece(const kvf_tokenizer *t, uint32_t id, int special, cha
     return n;
 }
 
+/* The space that encoding puts before a text is not of the text: it goes where that stood, at the begin and, where control
+ * tokens are written out, after each of them. */
 size_t kvf_tokenizer_decode(const kvf_tokenizer *t, const uint32_t *ids, size_t n_ids, int special, char *buffer,
                             size_t capacity) {
     size_t n = 0;
+    bool at_begin = t->add_space;
     for (size_t i = 0; i < n_ids; i++) {
-        size_t used = KVF__MIN(n, capacity);
-        n += kvf_tokenizer_piece(t, ids[i], special, capacity > used ? buffer + used : NULL, capacity - used);
+        size_t bytes = kvf_tokenizer_piece(t, ids[i], special, NULL, 0);
+        if (!bytes) continue;
+        const char *piece = t->bytes + t->begins[ids[i]];
+        size_t skipped = at_begin && kvf__token_is_plain(t->types[ids[i]]) && piece[0] == ' ';
+        bytes -= skipped;
+        if (bytes && n < capacity) memcpy(buffer + n, piece + skipped, KVF__MIN(bytes, capacity - n));
+        at_begin = t->add_space && kvf__token_begins_text(t, ids[i]);
+        n += bytes;
     }
     return n;
 }

@@ -1,5 +1,5 @@
-/* model/tokenizer.h: struct kvf_tokenizer, as tokenizer.c (loading, lookup), bpe.c (encoding), pretokenize.c and chat.c
- * share it.
+/* model/tokenizer.h: struct kvf_tokenizer, as tokenizer.c (loading, lookup), bpe.c and spm.c (encoding), pretokenize.c
+ * and chat.c share it.
  *
  * Invariants: read-only once created; every id in it is below n_vocab. What a merge or a byte gives is never a control
  * token, so text alone can never become one. */
@@ -26,6 +26,7 @@ typedef struct kvf__merge {
 } kvf__merge;
 
 typedef struct kvf__pretokenizer kvf__pretokenizer;
+typedef struct kvf__spm_scratch kvf__spm_scratch;
 
 struct kvf_tokenizer {
     kvf_allocator allocator;
@@ -47,8 +48,24 @@ struct kvf_tokenizer {
     uint32_t bos_id;         /* or KVF_NO_TOKEN */
     bool add_bos;
     kvf__text chat_template; /* in the map; data NULL: none */
-    kvf__pretokenizer *pre;
+    kvf__pretokenizer *pre;  /* NULL with scores */
+    /* A SentencePiece vocabulary has scores and no merges; all of this is 0 in others, unknown_id is KVF_NO_TOKEN. */
+    float *scores;         /* [n_vocab] none is NaN; NULL: merges it is */
+    size_t max_text_bytes; /* of a token */
+    uint32_t unknown_id;   /* what stands for a byte that has no token, or KVF_NO_TOKEN */
+    bool add_space;        /* before a text: at its begin and after a control token */
 };
+
+/* What the text of a file may become. */
+static inline bool kvf__token_is_plain(uint8_t type) {
+    return type == KVF__TOKEN_NORMAL || type == KVF__TOKEN_USER_DEFINED || type == KVF__TOKEN_UNUSED;
+}
+
+/* Whether a text after this token is one of its own, with a space before it. A control token of one byte is none: in
+ * exchange n bytes never have more than n + 2 ids. */
+static inline bool kvf__token_begins_text(const kvf_tokenizer *tokenizer, uint32_t id) {
+    return tokenizer->types[id] == KVF__TOKEN_CONTROL && tokenizer->texts[id].bytes > 1;
+}
 
 /* Reads the tokenizer of a checked file, which must outlive it. */
 kvf_status kvf__tokenizer_create(const kvf__gguf *gguf, const kvf_allocator *allocator, kvf_tokenizer **out,
@@ -68,7 +85,7 @@ uint32_t kvf__byte_to_code_point(unsigned byte);
 /* Bytes of the UTF-8 character at p, 0 when there is no valid one (surrogates and overlong forms are not). */
 uint32_t kvf__utf8_length(const char *p, size_t n);
 
-/* ---- Encoding (bpe.c) ---------------------------------------------------------------------------------- */
+/* ---- Encoding (bpe.c, spm.c) --------------------------------------------------------------------------- */
 
 typedef struct kvf__symbol {
     uint32_t id, prev,
@@ -89,12 +106,20 @@ typedef struct kvf__encoder {
     kvf__candidate *heap; /* twice as many as symbols */
     size_t n_heap, symbol_capacity;
     void *match; /* pretokenize.c's */
+    kvf__spm_scratch *spm;
+    bool at_begin; /* nothing yet, or a control token: kvf__token_begins_text */
 } kvf__encoder;
 
 kvf_status kvf__encoder_open(kvf__encoder *encoder, const kvf_tokenizer *tokenizer, kvf_error *err);
 void kvf__encoder_close(kvf__encoder *encoder);
 kvf_status kvf__encoder_id(kvf__encoder *encoder, uint32_t id); /* KVF_NO_TOKEN adds nothing */
 kvf_status kvf__encoder_text(kvf__encoder *encoder, const char *text, size_t n_bytes, bool special);
+/* With a SentencePiece vocabulary: scratch, and text in which no control token is looked for. Closing what was never
+ * opened, or not wholly, is allowed. */
+kvf_status kvf__spm_open(kvf__encoder *encoder);
+void kvf__spm_close(kvf__encoder *encoder);
+kvf_status kvf__spm_text(kvf__encoder *encoder, const char *text, size_t n_bytes);
+kvf_status kvf__spm_begin(kvf__encoder *encoder); /* the space before a text, if it is to come */
 /* Copies the result out; KVF_E_LIMIT sets only *n_ids. */
 kvf_status kvf__encoder_result(const kvf__encoder *encoder, uint32_t *ids, size_t capacity, size_t *n_ids);
 

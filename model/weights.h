@@ -2,27 +2,30 @@
 #ifndef KVF_MODEL_WEIGHTS_H
 #define KVF_MODEL_WEIGHTS_H
 
+#include "model/gemm.h"
 #include "model/model.h"
 
-/* Matrices are fp32, row major, one row an output. What reads the same input stands in one matrix: one product. */
+/* Matrices stay as they are in the file. What reads the same input stands in one matrix: one product. */
 typedef struct kvf__layer_weights {
-    const float *attn_norm;   /* (n_embd) */
-    const float *qkv;         /* (q + kv + kv, n_embd): rows of Q, then of K, then of V */
-    const float *attn_output; /* (n_embd, q) */
-    const float *ffn_norm;    /* (n_embd) */
-    const float *gate_up;     /* (n_ff + n_ff, n_embd): rows of gate, then of up */
-    const float *ffn_down;    /* (n_embd, n_ff) */
+    const float *attn_norm;  /* (n_embd) */
+    kvf__matrix qkv;         /* (q + kv + kv, n_embd): rows of Q, then of K, then of V */
+    const float *qkv_bias;   /* (q + kv + kv), or NULL */
+    kvf__matrix attn_output; /* (n_embd, q) */
+    const float *ffn_norm;   /* (n_embd) */
+    kvf__matrix gate_up;     /* (n_ff + n_ff, n_embd): rows of gate, then of up */
+    kvf__matrix ffn_down;    /* (n_embd, n_ff) */
 } kvf__layer_weights;
 
-/* One slab holds it all. The embedding is looked up in the file itself: only as an output head has it an fp32 form. */
+/* One slab holds what is not in the file, or not as it is used. */
 struct kvf__weights {
     kvf_allocator allocator;
     void *slab;
     size_t slab_bytes;
     kvf__layer_weights *layers; /* [n_layers] */
     const float *output_norm;   /* (n_embd) */
-    const float *output;        /* (n_vocab, n_embd) */
+    kvf__matrix output;         /* (n_vocab, n_embd) */
     const double *rope_freqs;   /* (n_rot / 2): angle of pair i a position */
+    size_t scratch_floats;      /* of one thread, for products with any of these */
 };
 
 /* n elements from the start of a block; n is a multiple of the type's block. false: no type that we read. */

@@ -113,23 +113,27 @@ static kvf_status promise_want(kvf_sched *s, const kvf__req *r) {
  * unbounded one grows from the free pool. */
 kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
     const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
-    if (r->unpromised || (!sizes && r->bounded)) return KVF_OK;
+    if (!sizes && r->bounded) return KVF_OK;
     bool sized = false;
     if (sizes)
         sized = want_sized(s, r, sizes);
     else
         want_blocks(s, 0);
     kvf_status status = promise_want(s, r);
-    if (status == KVF_OK) r->sized = sized;
-    return status;
+    if (status != KVF_OK) return status;
+    r->sized = sized;
+    r->unpromised = false;
+    return KVF_OK;
 }
 
 /* Alone in the pool a promise keeps nobody else away: it only keeps one of its tables from what another needs now. */
 kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r) {
     want_blocks(s, 0);
     kvf_status status = promise_want(s, r);
-    if (status == KVF_OK) r->unpromised = true;
-    return status;
+    if (status != KVF_OK) return status;
+    r->sized = false;
+    r->unpromised = true;
+    return KVF_OK;
 }
 
 /* ---- Coming and going ---------------------------------------------------------------------------- */

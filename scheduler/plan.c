@@ -70,9 +70,7 @@ static void shed_latest(kvf_sched *s) {
  * put off. Where there is no room now the former promise stands, and growth is secured below. */
 static void settle_reservations(kvf_sched *s) {
     for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
-        if (r->state != KVF__REQ_DECODE || r->sized || r->unpromised ||
-            !kvf_policy_sizes(s->config.policies, r->seq_index))
-            continue;
+        if (r->state != KVF__REQ_DECODE || r->sized || !kvf_policy_sizes(s->config.policies, r->seq_index)) continue;
         kvf_status status = kvf__sched_reserve_sized(s, r);
         (void)status;
     }
@@ -123,6 +121,7 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
 }
 
 kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
+    if (!sched) return KVF_E_INVALID;
     if (!step) return kvf__fail(&sched->error, KVF_E_INVALID, "step: is NULL");
     if (sched->planned && sched->n_items)
         return kvf__fail(&sched->error, KVF_E_STATE,
@@ -156,6 +155,7 @@ kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
 }
 
 kvf_status kvf_sched_done(kvf_sched *sched) {
+    if (!sched) return KVF_E_INVALID;
     if (!sched->planned) return kvf__fail(&sched->error, KVF_E_STATE, "no step is planned: kvf_sched_plan comes first");
     for (uint32_t i = 0; i < sched->n_items; i++) {
         const kvf_step_item *item = &sched->items[i];

@@ -105,11 +105,12 @@ void kvf_sched_destroy(kvf_sched *sched) {
     kvf__free(&allocator, sched, sched->bytes);
 }
 
-const char *kvf_sched_error(const kvf_sched *sched) { return sched->error.text; }
+const char *kvf_sched_error(const kvf_sched *sched) { return sched ? sched->error.text : ""; }
 
 /* ---- Requests ------------------------------------------------------------------------------------ */
 
 static kvf_status find(kvf_sched *s, kvf_request name, kvf__req **out) {
+    if (!s) return KVF_E_INVALID;
     *out = kvf__sched_find(s, name);
     if (*out) return KVF_OK;
     return kvf__fail(&s->error, KVF_E_NOT_FOUND, "request %llu: is not live: it was never given out, or has ended",
@@ -133,6 +134,7 @@ static kvf_status check_lengths(kvf_sched *s, const kvf_sched_request *given) {
 
 kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, kvf_request *out) {
     kvf_sched_request given;
+    if (!sched) return KVF_E_INVALID;
     if (!out) return kvf__fail(&sched->error, KVF_E_INVALID, "out: is NULL");
     kvf_status status = kvf__config_read(&given, sizeof given, request, "kvf_sched_request", &sched->error);
     if (status == KVF_OK) status = check_lengths(sched, &given);

@@ -18,9 +18,10 @@ python3 - "$answers" <<'END'
 import json, sys, textwrap
 for line in open(sys.argv[1], encoding="utf-8"):
     answer = json.loads(line)
-    if answer["id"] in ("capital", "story"):
+    if answer.get("id") in ("capital", "story"):
         print(f'{answer["id"]} ({answer["prompt_tokens"]} tokens in, {answer["completion_tokens"]} out):')
-        print(textwrap.indent(answer["text"].strip(), "    "))
+        for line in answer["text"].strip().splitlines():
+            print(textwrap.fill(line, 110, initial_indent="    ", subsequent_indent="    "))
 END
 echo
 echo "All answers: $answers. Next: build/release/kvfold run --prompt \"...\" and build/release/kvfold --help"

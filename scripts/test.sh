@@ -26,9 +26,19 @@ step() {
         return 1
     fi
 }
+check_format() {
+    local output
+    output=$(scripts/format.sh --dry-run --Werror 2>&1) && return
+    echo "to be formatted with scripts/format.sh -i:"
+    printf '%s\n' "$output" | sed -n 's/^\([^ :]*\):[0-9]*:[0-9]*: error:.*/  \1/p' | sort | uniq -c
+    return 1
+}
 build_and_test() { # preset
     stage "$1: build"
-    step "$1" configure cmake --preset "$1" --log-level=WARNING -DKVF_WERROR=ON || return
+    step "$1" configure cmake --preset "$1" -DKVF_WERROR=ON >"$results/configure.log" || {
+        cat "$results/configure.log"
+        return
+    }
     step "$1" build cmake --build --preset "$1" -- --quiet || return
     stage "$1: tests"
     ctest --preset "$1" -j "$jobs" --output-junit "$PWD/$results/$1.xml" --test-output-size-passed 4000000 \
@@ -36,7 +46,10 @@ build_and_test() { # preset
 }
 
 stage setup
-scripts/setup.sh test || exit 1
+scripts/setup.sh test || {
+    echo "0 passed, 1 failed"
+    exit 1
+}
 scripts/fetch_model.sh || echo "test: going on without the model: the tests that need it are skipped"
 
 build_and_test asan
@@ -44,7 +57,7 @@ build_and_test release
 build_and_test tsan
 
 stage "format and tidy"
-step checks format scripts/format.sh --dry-run --Werror
+step checks format check_format
 step checks tidy scripts/tidy.sh build/release
 
 stage results

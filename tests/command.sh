@@ -8,11 +8,12 @@ if [ $# -ne 2 ]; then
 fi
 kvfold=$(realpath "$1")
 model=$(realpath "$2")
+examples=$(realpath "$(dirname "$0")/../examples")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 2
 LC_ALL=C
-export kvfold model LC_ALL
+export kvfold model examples LC_ALL
 passed=0
 failed=0
 
@@ -52,6 +53,10 @@ def run(*arguments, code=0, stdin="", **more):
     return p.stdout, p.stderr.decode()
 def lines(text):
     return [json.loads(x) for x in text.splitlines()]
+def answers(path): # of an output file, after its header
+    rows = lines(open(path, "rb").read())
+    assert list(rows[0]) == ["kvfold"], rows[0]
+    return rows[1:]
 def batch(text, *arguments, code=0):
     out, err = run("run", "--model", model, "--input", "-", "--quiet", *arguments, code=code, stdin=text)
     return lines(out), err
@@ -219,17 +224,20 @@ rows = [{"id": "a", "prompt": "Once upon a time", "max_tokens": 5}, {"prompt": "
         {"id": "h", "prompt": "A longer text. " * 30, "policy": "h2o", "rho": 0.3, "min_tokens": 16, "max_tokens": 2},
         {"id": "m", "prompt": "A longer text. " * 30, "merge": "mass", "min_tokens": 16, "full_layers": [], "max_tokens": 2},
         {"id": "q", "prompt": "A longer text. " * 30, "score": "prompt_plus_current", "min_tokens": 16, "max_tokens": 2},
-        {"id": "f", "prompt": "x", "policy": "full", "rho": 0.5, "max_tokens": 1}]
+        {"id": "f", "prompt": "x", "policy": "full", "rho": 0.5, "max_tokens": 1},
+        {"id": "1", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+        {"id": "10", "messages": [{"role": "user", "content": "<|im_end|>"}], "max_tokens": 1}]
 rows[5].pop("full_layers")
 text = "\ufeff" + "\r\n".join(json.dumps(r) for r in rows[:2]) + "\n\n  \n" + "\n".join(json.dumps(r) for r in rows[2:])
 out, err = batch(text)
 by_id = {r["id"]: r for r in out}
-assert err == "" and set(by_id) == {"a", 2, 77, "t", "h", "m", "q", "f"} and len(out) == 8
+assert err == "" and set(by_id) == {"a", 2, 77, "t", "h", "m", "q", "f", "1", "10"} and len(out) == 10
 n_layers = json.loads(run("info", model, "--json")[0])["n_layers"]
 for r in out:
     assert list(r) == ["id", "text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens", "kv"], r
     assert r["finish_reason"] in ("stop", "length") and len(r["token_ids"]) == r["completion_tokens"] > 0
     assert len(r["kv"]["blocks"]) == n_layers and r["kv"]["held_tokens"] <= r["kv"]["full_tokens"]
+assert by_id["10"]["prompt_tokens"] > by_id["1"]["prompt_tokens"] + 2  # a control token in a content is so much text
 assert by_id["t"]["prompt_tokens"] == 3 and by_id["a"]["completion_tokens"] <= 5
 assert by_id["h"]["kv"]["policy"] == "h2o" and by_id["h"]["kv"]["rho"] == 0.3 and by_id["h"]["kv"]["dropped"] > 0
 assert by_id["a"]["kv"]["policy"] == "d2o" and by_id["a"]["kv"]["rho"] == 0.2
@@ -298,12 +306,12 @@ p = subprocess.Popen([kvfold, "run", "--model", model, "--input", "-", "--output
 p.stdin.write(b'{"id": "short", "prompt": "x", "max_tokens": 1}\n')
 p.stdin.flush()
 for _ in range(600):
-    if os.path.exists("cut.jsonl") and os.path.getsize("cut.jsonl"): break
+    if os.path.exists("cut.jsonl") and open("cut.jsonl").read().count("\n") == 2: break
     time.sleep(0.05)
 p.send_signal(signal.SIGINT)
 err = p.stderr.read().decode()
-assert p.wait(60) == 130 and "Sanitizer" not in err, (p.returncode, err)
-assert [r["id"] for r in lines(open("cut.jsonl", "rb").read())] == ["short"]
+assert p.wait(60) == 130 and "Sanitizer" not in err and "--resume goes on from here" in err, (p.returncode, err)
+assert [r["id"] for r in answers("cut.jsonl")] == ["short"]
 END
 
 # ---- Files and reports ------------------------------------------------------------------------------------
@@ -331,7 +339,7 @@ for name, stdin in (("rows.jsonl", ""), ("-", text)):
     assert summary["effective_ratio"] < 0.5 and summary["compare"]["effective_ratio"] == 1
     assert summary["merged"] + summary["dropped"] > 0 == summary["compare"]["dropped"]
     assert sum(summary["blocks_per_layer"]) < sum(summary["compare"]["blocks_per_layer"])
-    a, b = lines(open("a", "rb").read()), lines(open("b", "rb").read())
+    a, b = answers("a"), lines(open("b", "rb").read())
     assert sorted(r["id"] for r in a) == sorted(r["id"] for r in b) == [0, 1, 2, 3]
     assert all(r["kv"]["policy"] == "full" for r in b)
     steps = lines(open("s", "rb").read())
@@ -342,6 +350,258 @@ _, err = run("run", "--model", model, "--input", "rows.jsonl", "--output", "a", 
 assert "d2o, rho 0.2" in err and "h2o, rho 0.2" in err and "preemptions" in err and "#" in err
 _, err = run("run", "--model", model, "--input", "two.jsonl", "--output", "a", "--compare", "full", "--quiet")
 assert err == ""
+END
+
+# ---- Packed input ------------------------------------------------------------------------------------------
+check packed_input <<'END'
+from helper import *
+import gzip, shutil
+rows = [{"id": i, "token_ids": [5 + i * i % 97, 6, 7], "max_tokens": 1} for i in range(1500)]
+text = "\n".join(map(json.dumps, rows)).encode()
+parts = {"gz": gzip.compress(text[:5000]) + gzip.compress(text[5000:]) + bytes(64)}
+if shutil.which("zstd"):
+    pack = lambda b: subprocess.run(["zstd", "-q", "-c"], input=b, capture_output=True, check=True).stdout
+    parts["zst"] = pack(text[:5000]) + pack(text[5000:40000]) + pack(text[40000:])
+for name, packed in parts.items():
+    open("named.wrongly", "wb").write(packed)
+    out, err = run("run", "--model", model, "--input", "named.wrongly", "--quiet", "--max-running", "256")
+    assert sorted(r["id"] for r in lines(out)) == list(range(1500)), name
+    torn = packed[:len(packed) * 3 // 4]
+    out, err = batch(torn, "--max-running", "256", code=1)
+    assert 10 < len(out) < 1500 and all(r["finish_reason"] != "error" for r in out), (name, len(out))
+    assert "standard input: the" in err and "torn or corrupt after line" in err and "too early" in err, err
+    bad = packed[:len(packed) // 2] + bytes(b ^ 0x55 for b in packed[len(packed) // 2:])
+    assert "torn or corrupt after line" in batch(bad, "--max-running", "256", code=1)[1]
+open("packed", "wb").write(gzip.compress(b'{"prompt": "x", "max_tokens": 1}\n'))
+out, _ = run("run", "--model", model, "--input", "packed", "--quiet", "--compare", "full")
+assert len(lines(out)) == 1
+assert "not JSON" in batch("\x1f\n", code=1)[1] and "not JSON" in batch("P", code=1)[1] and batch("")[0] == []
+END
+
+# ---- The OpenAI batch form ------------------------------------------------------------------------------------
+cat >>helper.py <<'END'
+def chat(custom_id, text="Hi", **body):
+    body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 3, "temperature": 0, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+def completion(custom_id, text="Once upon", **body):
+    body = {"model": "tiny", "prompt": text, "max_tokens": 3, "temperature": 0, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
+def openai(rows, *arguments, code=0):
+    text = "\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows)
+    out, err = batch(text, "--served-model-name", "tiny", *arguments, code=code)
+    for r in out:
+        assert list(r) == ["id", "custom_id", "response", "error"], r
+        assert list(r["response"]) == ["status_code", "request_id", "body"], r
+        assert (r["response"]["status_code"] == 200) == (r["error"] is None)
+    return {r["custom_id"]: r["response"]["body"] for r in out}, out, err
+END
+check openai_form <<'END'
+from helper import *
+parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
+rows = [chat("c"), completion("t"), chat("p", [*parts]), completion("l", ["Once upon"]), chat("2", n=2, seed=5, temperature=1),
+        chat("5", seed=5, temperature=1), chat("6", seed=6, temperature=1),
+        chat("lp", logprobs=True, top_logprobs=3), completion("tlp", logprobs=2), completion("tlp0", logprobs=0),
+        chat("harmless", user="u", stream=False, frequency_penalty=0, presence_penalty=0.0, logit_bias={}, tools=None, stop=None,
+             response_format={"type": "text"}, metadata={"a": "b"}, service_tier="auto", tool_choice="none", max_completion_tokens=2),
+        chat("own", "word " * 60, kvfold={"policy": "h2o", "rho": 0.5, "min_tokens": 16}), completion("ids", [5, 6, 7]),
+        completion("ids2", [[5, 6, 7]]), completion("long", max_tokens=None)]
+by_id, out, err = openai(rows)
+assert err == "" and len(out) == len(rows) and all(r["error"] is None for r in out), (err, out)
+assert len({r["id"] for r in out}) == len(rows) == len({b["id"] for b in by_id.values()})
+b = by_id["c"]
+assert list(b) == ["id", "object", "created", "model", "choices", "usage"] and b["object"] == "chat.completion" and b["model"] == "tiny"
+c = b["choices"][0]
+assert list(c) == ["index", "message", "logprobs", "finish_reason"] and c["message"]["role"] == "assistant" and c["logprobs"] is None
+assert b["usage"]["total_tokens"] == b["usage"]["prompt_tokens"] + b["usage"]["completion_tokens"] and b["usage"]["completion_tokens"] <= 3
+t = by_id["t"]
+assert t["object"] == "text_completion" and list(t["choices"][0]) == ["index", "text", "logprobs", "finish_reason"]
+assert by_id["p"]["choices"] == b["choices"] and by_id["l"]["choices"] == t["choices"]
+two = by_id["2"]["choices"]
+assert [x["index"] for x in two] == [0, 1]
+assert [x["message"] for x in two] == [by_id[k]["choices"][0]["message"] for k in "56"]
+assert by_id["2"]["usage"]["completion_tokens"] == sum(by_id[k]["usage"]["completion_tokens"] for k in "56")
+for t in by_id["lp"]["choices"][0]["logprobs"]["content"]:
+    top = t["top_logprobs"]
+    assert t["logprob"] <= 0 and len(top) == 3 and top[0]["logprob"] == t["logprob"], t
+    assert [x["logprob"] for x in top] == sorted((x["logprob"] for x in top), reverse=True)
+    assert all(bytes(x["bytes"]).decode("utf-8", "replace") == x["token"] or "\ufffd" in x["token"] for x in top)
+lp = by_id["tlp"]["choices"][0]["logprobs"]
+assert [len(v) for v in lp.values()] == [by_id["tlp"]["usage"]["completion_tokens"]] * 4
+assert list(lp) == ["tokens", "token_logprobs", "top_logprobs", "text_offset"] and lp["text_offset"][0] == 0
+assert by_id["tlp0"]["choices"][0]["logprobs"]["top_logprobs"] is None
+assert by_id["ids"]["usage"]["prompt_tokens"] == 3 and by_id["ids"]["choices"] == by_id["ids2"]["choices"]
+assert by_id["long"]["usage"]["completion_tokens"] <= 16
+END
+check openai_example <<'END'
+from helper import *
+out, err = run("run", "--model", model, "--input", os.environ["examples"] + "/openai_batch.jsonl", "--any-model", "--quiet")
+by_id = {r["custom_id"]: r["response"]["body"] for r in lines(out)}
+assert sorted(by_id) == ["request-1", "request-2", "request-3"] and all(b["model"] == "gpt-4o-mini" for b in by_id.values())
+assert len(by_id["request-2"]["choices"]) == 2
+END
+check openai_bad_lines <<'END'
+from helper import *
+image = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+tool = {"type": "function", "function": {"name": "f"}}
+bad = [("image", chat("image", image), "messages[0].content[1]: is image_url", 400, "unsupported_content"),
+       ("tools", chat("tools", tools=[tool]), "tools: is not supported", 400, "unsupported_parameter"),
+       ("unknown", chat("unknown", temprature=1), "did you mean temperature", 400, "unknown_parameter"),
+       ("model", chat("model", model="gpt-4o"), "model gpt-4o: the model that runs here is tiny", 404, "model_not_found"),
+       ("url", {**chat("url"), "url": "/v1/embeddings"}, "url /v1/embeddings", 400, "invalid_url"),
+       ("get", {**chat("get"), "method": "GET"}, "method GET", 400, "invalid_line"),
+       ("key", {**chat("key"), "extra": 1}, "extra: unknown field", 400, "invalid_line"),
+       ("nobody", {"custom_id": "nobody", "method": "POST", "url": "/v1/completions"}, "body: is missing", 400, "invalid_line"),
+       ("list", {**chat("list"), "body": []}, "body: is a list", 400, "invalid_line"),
+       ("nomodel", chat("nomodel", model=None), "model: is null", 400, "invalid_value"),
+       ("notext", completion("notext", prompt=None), "prompt: is missing", 400, "missing_required_parameter"),
+       ("wrong", completion("wrong", messages=[]), "messages: unknown field of this endpoint", 400, "unknown_parameter"),
+       ("stream", chat("stream", stream=True), "stream: is not supported", 400, "unsupported_parameter"),
+       ("penalty", chat("penalty", frequency_penalty=0.5), "must be 0", 400, "unsupported_parameter"),
+       ("json", chat("json", response_format={"type": "json_object"}), "response_format", 400, "unsupported_parameter"),
+       ("hot", chat("hot", temperature=2.5), "temperature 2.5: must be from 0 to 2", 400, "invalid_value"),
+       ("n", chat("n", n=0), "n 0: must be from 1", 400, "invalid_value"),
+       ("top", chat("top", top_logprobs=3), "needs logprobs true", 400, "invalid_value"),
+       ("many", chat("many", logprobs=True, top_logprobs=21), "top_logprobs 21", 400, "invalid_value"),
+       ("role", chat("role", messages=[{"role": "tool", "content": "x"}]), "messages[0].role tool", 400, "unsupported_parameter"),
+       ("policy", chat("policy", kvfold={"policy": "nope"}), "nope", 400, "invalid_value"),
+       ("option", chat("option", kvfold={"rhoo": 1}), "kvfold.rhoo", 400, "unknown_parameter"),
+       ("prompts", completion("prompts", ["a", "b"]), "holds 2", 400, "unsupported_parameter"),
+       ("huge", completion("huge", "word " * 20000), "context is", 400, "context_length_exceeded"),
+       (None, {"method": "POST", "url": "/v1/completions", "body": {}}, "custom_id: is missing", 400, "invalid_custom_id"),
+       (None, {**chat("x"), "custom_id": 5}, "custom_id: is a whole number", 400, "invalid_custom_id"),
+       ("good", chat("good"), "an earlier line has it", 400, "duplicate_custom_id"),
+       (None, '{"custom_id": "torn', "not JSON", 400, "invalid_json"), (None, "[1", "not JSON", 400, "invalid_json")]
+rows = [chat("good")] + [b[1] for b in bad] + [completion("last")]
+_, out, err = openai(rows, code=1)
+errors = {r["error"]["line"]: r for r in out if r["error"]}
+assert {r["custom_id"] for r in out if not r["error"]} == {"good", "last"}, out
+assert sorted(errors) == list(range(2, len(bad) + 2)), sorted(errors)
+for i, (custom_id, _, text, status, code) in enumerate(bad):
+    r = errors[i + 2]
+    e = r["response"]["body"]["error"]
+    assert r["custom_id"] == custom_id and text in e["message"] and r["error"]["message"] == e["message"], (text, r)
+    assert (r["response"]["status_code"], e["code"], r["error"]["code"]) == (status, code, code), r
+    assert list(e) == ["message", "type", "param", "code"] and e["type"] == "invalid_request_error", r
+    assert f"standard input line {i + 2}: " in err
+assert errors[2]["response"]["body"]["error"]["param"] == "messages[0].content[1]" and errors[3]["error"]["param"] == "tools"
+for more in (("--any-model",), ("--served-model-name", "gpt-4o")):
+    assert not openai([chat("m", model="gpt-4o")], *more)[1][0]["error"]
+name = os.path.basename(model).removesuffix(".gguf")
+assert not any(r["error"] for r in openai([chat("m", model=name), chat("o", model="org/" + name)])[1])
+END
+check mixed_forms <<'END'
+from helper import *
+rows = [json.dumps(chat("a")), "torn", '{"id": "b", "prompt": "x", "max_tokens": 1}', "torn", '{"custom_id": torn']
+out, err = batch("\n".join(rows), "--any-model", code=1)
+forms = {r["line"] if "line" in r else r["error"]["line"]: "custom_id" in r for r in out if r.get("error")}
+assert forms == {2: True, 4: False, 5: True} and {r.get("custom_id", r.get("id")) for r in out if not r.get("error")} == {"a", "b"}
+END
+check samples_and_logprobs <<'END'
+from helper import *
+rows = [{"id": "n", "prompt": "x", "n": 3, "seed": 7, "temperature": 1, "max_tokens": 4, "logprobs": 2},
+        *({"id": i, "prompt": "x", "seed": 7 + i, "temperature": 1, "max_tokens": 4, "logprobs": True} for i in range(3)),
+        {"id": "off", "prompt": "x", "max_tokens": 1, "logprobs": False}, {"id": "0", "prompt": "x", "max_tokens": 2, "logprobs": 0}]
+out, _ = batch("\n".join(map(json.dumps, rows)))
+by_id = {r["id"]: r for r in out}
+n = by_id["n"]
+assert list(n) == ["id", "choices", "prompt_tokens", "completion_tokens"] and [c["index"] for c in n["choices"]] == [0, 1, 2]
+for i, c in enumerate(n["choices"]):
+    assert c["token_ids"] == by_id[i]["token_ids"] and c["text"] == by_id[i]["text"]
+    assert [t["token_id"] for t in c["logprobs"]] == c["token_ids"] and all(len(t["top_logprobs"]) == 2 for t in c["logprobs"])
+    assert all(abs(a["logprob"] - b["logprob"]) < 1e-4 for a, b in zip(c["logprobs"], by_id[i]["logprobs"]))
+assert n["completion_tokens"] == sum(len(c["token_ids"]) for c in n["choices"]) and "logprobs" not in by_id["off"]
+assert all(t["top_logprobs"] == [] and t["logprob"] < 0 for t in by_id["0"]["logprobs"])
+bad = ['{"prompt": "x", "n": 0}', '{"prompt": "x", "n": 129}', '{"prompt": "x", "logprobs": 21}', '{"prompt": "x", "logprobs": "yes"}',
+       '{"prompt": "x", "logprobs": -1}']
+assert [r["finish_reason"] for r in batch("\n".join(bad), code=1)[0]] == ["error"] * 5
+END
+
+# ---- Going on ------------------------------------------------------------------------------------------------
+refused resume_to_stdout 2 '--resume: needs' run --model "$model" --input two.jsonl --resume
+refused resume_prompt 2 '--resume: needs' run --model "$model" --prompt x --output o --resume
+refused resume_compare 2 '--resume and --compare' run --model "$model" --input two.jsonl --output o --resume --compare full
+refused force_alone 2 '--force: is for --resume' run --model "$model" --input two.jsonl --output o --force
+refused bad_sync 2 '--sync' run --model "$model" --input two.jsonl --sync often
+check killed_three_times <<'END'
+from helper import *
+import random, time
+seed = random.randrange(1 << 30)
+print("seed", seed)
+rng = random.Random(seed)
+def talk(i):
+    return [{"role": "system", "content": "You are brief."}, {"role": "user", "content": f"Question {i}: " + "why? " * (i % 9)},
+            {"role": "assistant", "content": "Because."}, {"role": "user", "content": "And then?"}]
+forms = {"own": [{"id": f"c{i}", "messages": talk(i), "max_tokens": 20 + i % 13} for i in range(64)],
+         "openai": [chat(f"c{i}", messages=talk(i), max_tokens=20 + i % 13) for i in range(64)]}
+def read(path):
+    rows = {}
+    for r in lines(open(path, "rb").read()):
+        if "kvfold" in r: continue
+        key = r.get("custom_id", r.get("id"))
+        assert key not in rows, key
+        rows[key] = r["response"]["body"]["choices"] if "response" in r else (r["text"], r["token_ids"], r["finish_reason"])
+    return rows
+for form, rows in forms.items():
+    open("in", "w").write("\n".join(map(json.dumps, rows)))
+    base = ["run", "--model", model, "--input", "in", "--quiet", "--any-model", "--max-running", "8", "--output"]
+    begin = time.monotonic()
+    run(*base, "whole-" + form)
+    wall = time.monotonic() - begin
+    out, left, killed = "cut-" + form, 0, 0
+    for kill in range(3): # at a random share of what is left to do
+        p = subprocess.Popen([kvfold, *base, out, "--resume"], stderr=subprocess.PIPE)
+        try:
+            p.wait(rng.uniform(0.3, 0.7) * wall * (3 - kill) / 3)
+        except subprocess.TimeoutExpired:
+            p.kill()
+            killed += 1
+        p.wait()
+        assert b"Sanitizer" not in p.stderr.read()
+        n = open(out, "rb").read().count(b"\n") if os.path.exists(out) else 0
+        assert n >= left, (n, left)
+        left = n
+    assert killed, "every run ended before it was killed"
+    with open(out, "ab") as f: f.write(b'{"id": "c1", "te')
+    run(*base, out, "--resume")
+    whole, cut = read("whole-" + form), read(out)
+    assert len(whole) == 64 and whole == cut, [(k, whole[k], cut.get(k)) for k in whole if whole[k] != cut.get(k)][:2]
+    assert os.path.exists(out + ".kvfold-header.json") == (form == "openai")
+    before = open(out, "rb").read()
+    run(*base, out, "--resume")
+    assert open(out, "rb").read() == before
+END
+check resume_keeps_and_redoes <<'END'
+from helper import *
+rows = [{"id": "a", "prompt": "x", "max_tokens": 2}, {"id": "b", "prompt": ""}, {"prompt": "y", "max_tokens": 2}, {"id": "d", "prompt": "z", "max_tokens": 2}]
+def write(rows):
+    open("in", "w").write("\n".join(map(json.dumps, rows)))
+base = ["run", "--model", model, "--input", "in", "--output", "r"]
+write(rows)
+run(*base, code=1)
+first = answers("r")
+assert {r["id"]: r["finish_reason"] == "error" for r in first} == {"a": False, "b": True, 3: False, "d": False}
+rows[1].update(prompt="now good", max_tokens=2)
+write(rows)
+os.chmod("r", 0o640)
+os.symlink("r", "link")
+before = open("r", "rb").read()
+for more, text in ((("--seed", "3"), "seed 0 (now 3)"), (("--rho", "0.3"), "rho"), (("--temperature", "0.5"), "temperature null (now 0.5)"),
+                   (("--system", "S"), "system null"), (("--kv-dtype", "fp32"), "kv-dtype")):
+    _, err = run(*base, "--resume", *more, code=2)
+    assert text in err and "--force" in err and open("r", "rb").read() == before, err
+base[-1] = "link"
+_, err = run(*base, "--resume", "--threads", "1", "--max-running", "3", "--kv-memory", "8MiB", "--sync", "line")
+assert "3 lines are done, 1 errors are tried again" in err and "done before" in err, err
+second = answers("r")
+assert os.path.islink("link") and os.stat("r").st_mode & 0o777 == 0o640
+assert [r for r in second if r["id"] != "b"] == [r for r in first if r["id"] != "b"] and second[-1]["id"] == "b" and len(second) == 4
+_, err = run(*base, "--resume", "--force", "--seed", "3")
+assert "--force" in err and lines(open("r", "rb").read())[0]["kvfold"]["options"]["seed"] == 3 and answers("r") == second
+open("plain", "w").write('{"precious": 1}\n')
+assert "has no header" in run(*base[:-1], "plain", "--resume", code=2)[1] and open("plain").read() == '{"precious": 1}\n'
+open("torn", "w").write('{"kvfold": {"for')
+run(*base[:-1], "torn", "--resume")
+assert len(answers("torn")) == 4 and not [f for f in os.listdir(".") if f.endswith(".kvfold-part")]
 END
 
 echo "$passed passed, $failed failed"

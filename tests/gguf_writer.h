@@ -17,8 +17,8 @@
 
 #include "base/base.h"
 #include "kvfold/base.h"
+#include "tests/gguf_quants.h"
 
-enum { GW_F32 = 0, GW_F16 = 1, GW_Q4_0 = 2, GW_Q4_1 = 3, GW_Q8_0 = 8 };
 enum {
     GW_U8 = 0,
     GW_I8,
@@ -57,6 +57,8 @@ typedef struct gw {
     gw_buffer keys, infos, data;
     uint64_t n_keys, n_tensors;
     uint32_t version, alignment; /* alignment is only written as a key by whoever wants it there */
+    struct gw *others;           /* tensors go to this file and these by turns: the parts of a split one; or NULL */
+    uint32_t n_others, next_file;
     const char *skip; /* keys and tensors of these names (spaces between) are left out: a test puts its own in */
 } gw;
 
@@ -114,55 +116,6 @@ static inline void gw_key_texts(gw *w, const char *name, const char *const *text
     for (size_t i = 0; i < n; i++) gw_put_text(&w->keys, texts[i], strlen(texts[i]));
 }
 
-/* Elements and bytes of a block of a tensor type. */
-static inline void gw_geometry(uint32_t type, size_t *elements, size_t *bytes) {
-    *elements = type == GW_F32 || type == GW_F16 ? 1 : 32;
-    *bytes = type == GW_F32 ? 4 : type == GW_F16 ? 2 : type == GW_Q4_0 ? 18 : type == GW_Q4_1 ? 20 : 34;
-}
-
-/* One block of floats in a quantised type. */
-static inline void gw_quantize_block(uint32_t type, const float *x, unsigned char *out) {
-    float min = x[0], max = x[0], absmax = 0;
-    for (int i = 0; i < 32; i++) {
-        min = fminf(min, x[i]);
-        max = fmaxf(max, x[i]);
-        absmax = fmaxf(absmax, fabsf(x[i]));
-    }
-    float step = type == GW_Q8_0 ? absmax / 127 : type == GW_Q4_1 ? (max - min) / 15 : absmax / 7;
-    float offset = type == GW_Q4_1 ? min : type == GW_Q4_0 ? -8 * step : 0;
-    uint16_t d = kvf__f16_from_f32(step), m = kvf__f16_from_f32(offset);
-    memcpy(out, &d, 2);
-    out += 2;
-    if (type == GW_Q4_1) {
-        memcpy(out, &m, 2);
-        out += 2;
-    }
-    for (int i = 0; i < 32; i++) {
-        float q = step > 0 ? roundf((x[i] - offset) / step) : 0;
-        if (type == GW_Q8_0)
-            out[i] = (unsigned char)(signed char)fmaxf(-127, fminf(127, q));
-        else if (i < 16)
-            out[i] = (unsigned char)fmaxf(0, fminf(15, q));
-        else
-            out[i - 16] |= (unsigned char)((int)fmaxf(0, fminf(15, q)) << 4);
-    }
-}
-
-/* Floats in a tensor type; out has room, n is a multiple of the block. */
-static inline void gw_quantize(uint32_t type, const float *x, size_t n, unsigned char *out) {
-    size_t elements, bytes;
-    gw_geometry(type, &elements, &bytes);
-    for (size_t i = 0; i < n; i += elements, out += bytes) {
-        uint16_t h = kvf__f16_from_f32(x[i]);
-        if (type == GW_F32)
-            memcpy(out, x + i, 4);
-        else if (type == GW_F16)
-            memcpy(out, &h, 2);
-        else
-            gw_quantize_block(type, x + i, out);
-    }
-}
-
 /* The entry of a tensor in the index, as given: for files that lie. */
 static inline void gw_tensor_info(gw *w, const char *name, uint32_t n_dims, const uint64_t *dims, uint32_t type,
                                   uint64_t offset) {
@@ -177,6 +130,8 @@ static inline void gw_tensor_info(gw *w, const char *name, uint32_t n_dims, cons
 /* A tensor of n_rows rows (0: a vector) of n_cols floats, converted. */
 static inline void gw_tensor(gw *w, const char *name, uint32_t type, uint64_t n_rows, uint64_t n_cols, const float *x) {
     if (gw_skips(w, name)) return;
+    uint32_t file = w->n_others ? w->next_file++ % (w->n_others + 1) : 0;
+    if (file) w = &w->others[file - 1];
     size_t elements, bytes, n = n_cols * (n_rows ? n_rows : 1);
     gw_geometry(type, &elements, &bytes);
     while (w->data.n % w->alignment) gw_put(&w->data, "", 1);
@@ -240,14 +195,24 @@ enum {
 };
 #define TINY_USER_DEFINED_TEXT "<tool>"
 
-/* All zero: F32, 2 layers, 4 query and 2 KV heads of 16, n_ff 128, context 512, tied, pre-tokenizer "smollm". */
+/* All zero: a "llama" of F32, 2 layers, 4 query and 2 KV heads of 16, n_ff 128, context 512, tied, pre-tokenizer
+ * "smollm". */
 struct tiny_model_params {
+    const char *arch; /* NULL: "llama"; "qwen2" has biases */
     uint32_t n_layers, n_q_heads, n_kv_heads, head_dim, n_ff, n_context;
-    uint32_t weight_type;  /* GW_*; of all matrices */
-    uint32_t embd_type_p1; /* GW_* + 1 of the embedding; 0: as weight_type */
-    int separate_output;   /* 1: its own output head */
-    int rope_freqs;        /* 1: with rope_freqs.weight */
-    float rope_base;       /* 0: 10000 */
+    uint32_t n_embd;          /* 0: n_q_heads * head_dim; else the length of heads is a key */
+    uint32_t weight_type;     /* GW_*; of all matrices */
+    uint32_t wide_type_p1;    /* GW_* + 1 of attn_v, ffn_down and the output head; 0: as weight_type */
+    uint32_t embd_type_p1;    /* GW_* + 1 of the embedding; 0: as weight_type */
+    int separate_output;      /* 1: its own output head */
+    int rope_freqs;           /* 1: with rope_freqs.weight */
+    float rope_base;          /* 0: 10000 */
+    const char *rope_scaling; /* rope.scaling.type */
+    float rope_factor;        /* rope.scaling.factor */
+    float rope_linear;        /* rope.scale_linear */
+    uint32_t rope_original;   /* rope.scaling.original_context_length */
+    uint32_t sliding_window;
+    int halves; /* 1: rows of Q and K in the other order, biases 0: of a "qwen2", what a "llama" of the same seed is */
     uint64_t seed;
     uint32_t version;          /* 0: 3 */
     uint32_t alignment;        /* 0: 32 and no key */
@@ -273,13 +238,18 @@ static inline float gw_normal(uint64_t *state) {
     return s - 6;
 }
 
-/* A random tensor. mean 0 for matrices, 1 for norms. */
-static inline void gw_tensor_random(gw *w, const char *name, uint32_t type, uint64_t n_rows, uint64_t n_cols,
-                                    float mean, float deviation, uint64_t *state) {
+/* mean 0 for matrices, 1 for norms. The caller frees. */
+static inline float *gw_random_floats(uint64_t n_rows, uint64_t n_cols, float mean, float deviation, uint64_t *state) {
     size_t n = n_cols * (n_rows ? n_rows : 1);
     float *x = malloc(n * sizeof *x);
     if (!x) abort();
     for (size_t i = 0; i < n; i++) x[i] = mean + deviation * gw_normal(state);
+    return x;
+}
+
+static inline void gw_tensor_random(gw *w, const char *name, uint32_t type, uint64_t n_rows, uint64_t n_cols,
+                                    float mean, float deviation, uint64_t *state) {
+    float *x = gw_random_floats(n_rows, n_cols, mean, deviation, state);
     gw_tensor(w, name, type, n_rows, n_cols, x);
     free(x);
 }
@@ -370,21 +340,81 @@ static inline void gw_tiny_tokenizer(gw *w, const struct tiny_model_params *p) {
     if (*chat) gw_key_text(w, "tokenizer.chat_template", chat);
 }
 
+/* Rows of a head from the order of pairs (2i, 2i + 1) to that of halves (i, i + d/2). */
+static inline void gw_pairs_to_halves(float *x, uint64_t n_rows, uint64_t n_cols, uint32_t head_dim) {
+    float *copy = malloc(n_rows * n_cols * sizeof *x);
+    if (!copy) abort();
+    memcpy(copy, x, n_rows * n_cols * sizeof *x);
+    for (uint64_t i = 0; i < n_rows; i++) {
+        uint64_t k = i % head_dim, half = head_dim / 2, to = i - k + (k % 2 ? half + k / 2 : k / 2);
+        memcpy(x + to * n_cols, copy + i * n_cols, n_cols * sizeof *x);
+    }
+    free(copy);
+}
+
 static inline void gw_tiny_layer(gw *w, const struct tiny_model_params *p, uint32_t layer, uint64_t *rng) {
-    uint64_t n_embd = (uint64_t)p->n_q_heads * p->head_dim, kv = (uint64_t)p->n_kv_heads * p->head_dim, ff = p->n_ff;
+    uint64_t n_embd = p->n_embd, q = (uint64_t)p->n_q_heads * p->head_dim, kv = (uint64_t)p->n_kv_heads * p->head_dim;
+    uint32_t wide = p->wide_type_p1 ? p->wide_type_p1 - 1 : p->weight_type;
     const struct {
         const char *name;
         uint64_t n_rows, n_cols;
-    } t[9] = {{"attn_norm", 0, n_embd}, {"attn_q", n_embd, n_embd},      {"attn_k", kv, n_embd},
-              {"attn_v", kv, n_embd},   {"attn_output", n_embd, n_embd}, {"ffn_norm", 0, n_embd},
-              {"ffn_gate", ff, n_embd}, {"ffn_up", ff, n_embd},          {"ffn_down", n_embd, ff}};
+    } t[9] = {{"attn_norm", 0, n_embd},      {"attn_q", q, n_embd},       {"attn_k", kv, n_embd},
+              {"attn_v", kv, n_embd},        {"attn_output", n_embd, q},  {"ffn_norm", 0, n_embd},
+              {"ffn_gate", p->n_ff, n_embd}, {"ffn_up", p->n_ff, n_embd}, {"ffn_down", n_embd, p->n_ff}};
     for (int i = 0; i < 9; i++) {
         char name[64];
         snprintf(name, sizeof name, "blk.%u.%s.weight", layer, t[i].name);
         float deviation = t[i].n_rows ? (i == 1 || i == 2 ? 2.0f : 1.0f) / sqrtf((float)t[i].n_cols) : 0.1f;
-        gw_tensor_random(w, name, t[i].n_rows ? p->weight_type : GW_F32, t[i].n_rows, t[i].n_cols, t[i].n_rows ? 0 : 1,
-                         deviation, rng);
+        uint32_t type = !t[i].n_rows ? (uint32_t)GW_F32 : i == 3 || i == 8 ? wide : p->weight_type;
+        float *x = gw_random_floats(t[i].n_rows, t[i].n_cols, t[i].n_rows ? 0 : 1, deviation, rng);
+        if (p->halves && (i == 1 || i == 2)) gw_pairs_to_halves(x, t[i].n_rows, t[i].n_cols, p->head_dim);
+        gw_tensor(w, name, type, t[i].n_rows, t[i].n_cols, x);
+        free(x);
     }
+    for (int i = 1; !strcmp(p->arch, "qwen2") && i < 4; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%u.%s.bias", layer, t[i].name);
+        uint64_t seed = layer * 4u + (uint64_t)i; /* of its own: the other tensors are those of a "llama" */
+        gw_tensor_random(w, name, GW_F32, 0, t[i].n_rows, 0, p->halves ? 0 : 0.5f, &seed);
+    }
+}
+
+/* A key that begins with the architecture. */
+static inline const char *gw_arch_key(const struct tiny_model_params *p, const char *suffix, char out[128]) {
+    snprintf(out, 128, "%s.%s", p->arch, suffix);
+    return out;
+}
+static inline void gw_arch_u32(gw *w, const struct tiny_model_params *p, const char *suffix, uint32_t v) {
+    char name[128];
+    gw_key_u32(w, gw_arch_key(p, suffix, name), v);
+}
+static inline void gw_arch_f32(gw *w, const struct tiny_model_params *p, const char *suffix, float v) {
+    char name[128];
+    gw_key_f32(w, gw_arch_key(p, suffix, name), v);
+}
+
+static inline void gw_tiny_keys(gw *w, const struct tiny_model_params *p, int own_heads) {
+    char name[128];
+    gw_key_text(w, "general.architecture", p->arch);
+    gw_key_text(w, "general.name", "tiny");
+    if (p->alignment) gw_key_u32(w, "general.alignment", p->alignment);
+    gw_arch_u32(w, p, "block_count", p->n_layers);
+    gw_arch_u32(w, p, "context_length", p->n_context ? p->n_context : 512);
+    gw_arch_u32(w, p, "embedding_length", p->n_embd);
+    gw_arch_u32(w, p, "feed_forward_length", p->n_ff);
+    gw_arch_u32(w, p, "attention.head_count", p->n_q_heads);
+    gw_arch_u32(w, p, "attention.head_count_kv", p->n_kv_heads);
+    gw_arch_f32(w, p, "attention.layer_norm_rms_epsilon", 1e-5f);
+    if (own_heads) gw_arch_u32(w, p, "attention.key_length", p->head_dim);
+    if (own_heads) gw_arch_u32(w, p, "attention.value_length", p->head_dim);
+    if (p->sliding_window) gw_arch_u32(w, p, "attention.sliding_window", p->sliding_window);
+    gw_arch_u32(w, p, "rope.dimension_count", p->head_dim);
+    gw_arch_f32(w, p, "rope.freq_base", p->rope_base > 0 ? p->rope_base : 10000);
+    if (p->rope_scaling) gw_key_text(w, gw_arch_key(p, "rope.scaling.type", name), p->rope_scaling);
+    if (p->rope_factor > 0) gw_arch_f32(w, p, "rope.scaling.factor", p->rope_factor);
+    if (p->rope_linear > 0) gw_arch_f32(w, p, "rope.scale_linear", p->rope_linear);
+    if (p->rope_original) gw_arch_u32(w, p, "rope.scaling.original_context_length", p->rope_original);
+    gw_arch_u32(w, p, "vocab_size", TINY_N_VOCAB);
 }
 
 /* Fills w (all zero before; the caller frees it with gw_free). */
@@ -395,30 +425,22 @@ static inline void kvf_test_tiny_model(gw *w, const struct tiny_model_params *pa
     if (!p.n_kv_heads) p.n_kv_heads = 2;
     if (!p.head_dim) p.head_dim = 16;
     if (!p.n_ff) p.n_ff = 128;
-    uint32_t n_embd = p.n_q_heads * p.head_dim, embd_type = p.embd_type_p1 ? p.embd_type_p1 - 1 : p.weight_type;
+    if (!p.arch) p.arch = "llama";
+    int own_heads = p.n_embd != 0;
+    if (!own_heads) p.n_embd = p.n_q_heads * p.head_dim;
+    uint32_t n_embd = p.n_embd, embd_type = p.embd_type_p1 ? p.embd_type_p1 - 1 : p.weight_type;
+    uint32_t wide = p.wide_type_p1 ? p.wide_type_p1 - 1 : p.weight_type;
     uint64_t rng = p.seed;
     w->version = p.version ? p.version : 3;
     w->alignment = p.alignment ? p.alignment : 32;
     w->skip = p.skip;
-    gw_key_text(w, "general.architecture", "llama");
-    gw_key_text(w, "general.name", "tiny");
-    if (p.alignment) gw_key_u32(w, "general.alignment", p.alignment);
-    gw_key_u32(w, "llama.block_count", p.n_layers);
-    gw_key_u32(w, "llama.context_length", p.n_context ? p.n_context : 512);
-    gw_key_u32(w, "llama.embedding_length", n_embd);
-    gw_key_u32(w, "llama.feed_forward_length", p.n_ff);
-    gw_key_u32(w, "llama.attention.head_count", p.n_q_heads);
-    gw_key_u32(w, "llama.attention.head_count_kv", p.n_kv_heads);
-    gw_key_f32(w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    gw_key_u32(w, "llama.rope.dimension_count", p.head_dim);
-    gw_key_f32(w, "llama.rope.freq_base", p.rope_base > 0 ? p.rope_base : 10000);
-    gw_key_u32(w, "llama.vocab_size", TINY_N_VOCAB);
+    gw_tiny_keys(w, &p, own_heads);
     gw_tiny_tokenizer(w, &p);
     gw_tensor_random(w, "token_embd.weight", embd_type, TINY_N_VOCAB, n_embd, 0, 0.3f, &rng);
     for (uint32_t i = 0; i < p.n_layers; i++) gw_tiny_layer(w, &p, i, &rng);
     gw_tensor_random(w, "output_norm.weight", GW_F32, 0, n_embd, 1, 0.1f, &rng);
     if (p.separate_output)
-        gw_tensor_random(w, "output.weight", p.weight_type, TINY_N_VOCAB, n_embd, 0, 1 / sqrtf((float)n_embd), &rng);
+        gw_tensor_random(w, "output.weight", wide, TINY_N_VOCAB, n_embd, 0, 1 / sqrtf((float)n_embd), &rng);
     if (p.rope_freqs) {
         float freqs[128];
         for (uint32_t i = 0; i < p.head_dim / 2; i++) freqs[i] = 1 + (float)i * 0.5f;

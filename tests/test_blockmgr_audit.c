@@ -133,7 +133,7 @@ Test(blockmgr_audit, every_damage_is_found) {
     FAILS(KVF_E_CORRUPT, kvf_audit(m, NULL));
     b->compacting = false;
     AUDIT(m);
-    FAILS(KVF_E_CORRUPT, kvf_audit(NULL, NULL));
+    FAILS(KVF_E_INVALID, kvf_audit(NULL, NULL));
     kvf_manager_destroy(m);
 }
 

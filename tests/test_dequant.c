@@ -1,6 +1,7 @@
-/* Dequantisation against the formats' definitions in double, and what weights_load makes of a file. */
+/* Dequantisation against stored vectors and the formats' definitions, and what weights_load makes of a file. */
 #define _DEFAULT_SOURCE
 #include <criterion/criterion.h>
+#include <jansson.h>
 #include <math.h>
 #include <unistd.h>
 
@@ -75,19 +76,72 @@ Test(dequant, random_blocks_at_odd_addresses) {
         free(out);
     }
     float x = 3;
-    cr_assert(!kvf__dequantize(6, &x, 1, &x), "a type that is none of ours");
+    cr_assert(!kvf__dequantize(10, &x, 1, &x), "a type that is none of ours");
     cr_assert(x == 3);
+}
+
+/* ---- Stored vectors ---------------------------------------------------------------------------------- */
+
+/* The bytes that a text of hexadecimal digits names, at an odd address when `odd` is 1. The caller frees *store. */
+static unsigned char *from_hex(const json_t *text, int odd, size_t *n, void **store) {
+    const char *s = json_string_value(text);
+    unsigned char *out = malloc(strlen(s) / 2 + 2);
+    *store = out;
+    out += odd;
+    *n = strlen(s) / 2;
+    for (size_t i = 0; i < *n; i++) {
+        char two[3] = {s[2 * i], s[2 * i + 1], 0};
+        out[i] = (unsigned char)strtoul(two, NULL, 16);
+    }
+    return out;
+}
+
+static void check_vector(const json_t *c) {
+    const char *name = json_string_value(json_object_get(c, "type"));
+    uint32_t type = (uint32_t)json_integer_value(json_object_get(c, "number")), elements, bytes;
+    size_t n_src, n_want;
+    void *src_store, *want_store;
+    cr_assert(kvf__tensor_type_geometry(type, &elements, &bytes), "%s", name);
+    cr_assert_str_eq(kvf__tensor_type_name(type), name);
+    const unsigned char *src = from_hex(json_object_get(c, "blocks"), 1, &n_src, &src_store);
+    const unsigned char *want = from_hex(json_object_get(c, "floats"), 0, &n_want, &want_store);
+    size_t n = n_src / bytes * elements;
+    cr_assert(n_src % bytes == 0 && n_want == n * 4 && n >= 32, "%s: %zu bytes make %zu", name, n_src, n_want / 4);
+    float *out = malloc((n + 1) * sizeof *out);
+    out[n] = 42;
+    cr_assert(kvf__dequantize(type, src, n, out), "%s", name);
+    for (size_t i = 0; i < n; i++) {
+        float x;
+        memcpy(&x, want + 4 * i, sizeof x);
+        cr_assert(isnan(x) ? isnan(out[i]) : !memcmp(&x, &out[i], sizeof x), "%s, element %zu: %a, not %a", name, i,
+                  (double)out[i], (double)x);
+    }
+    cr_assert(out[n] == 42, "%s writes past its end", name);
+    free(src_store);
+    free(want_store);
+    free(out);
+}
+
+/* The arithmetic is the same, so every bit is. */
+Test(dequant, every_type_has_the_stored_floats) {
+    json_error_t err;
+    json_t *j = json_load_file(KVF_TEST_DATA "/quant_vectors.json", 0, &err), *cases = json_object_get(j, "cases"), *c;
+    size_t i, n = 0;
+    cr_assert(j != NULL, "line %d: %s", err.line, err.text);
+    json_array_foreach(cases, i, c) check_vector(c);
+    for (uint32_t type = 1, elements, bytes; type < 64; type++) n += kvf__tensor_type_geometry(type, &elements, &bytes);
+    cr_assert_eq(n, json_array_size(cases), "%zu types, %zu vectors", n, json_array_size(cases));
+    json_decref(j);
 }
 
 static const struct tiny_model_params mixed = {.weight_type = GW_Q4_1, .embd_type_p1 = GW_Q8_0 + 1, .seed = 9};
 
-static kvf_model *open_tiny(const struct tiny_model_params *params, const kvf_allocator *allocator,
-                            kvf_stream *stream) {
+static kvf_model *open_tiny(const struct tiny_model_params *params, const kvf_allocator *allocator) {
     char path[256];
     kvf_error err = {""};
     gw_temp_path(path, sizeof path);
     cr_assert(kvf_test_write_tiny_model(path, params) == 0);
-    kvf_model_config config = {.struct_size = sizeof config, .stream = stream};
+    kvf_model_config config = {.struct_size = sizeof config};
     if (allocator) config.allocator = *allocator;
     kvf_model *model = NULL;
     kvf_status st = kvf_model_open(path, &config, &model, &err);
@@ -96,40 +150,36 @@ static kvf_model *open_tiny(const struct tiny_model_params *params, const kvf_al
     return model;
 }
 
-static void expect_rows(const char *what, const kvf__tensor *t, const float *have) {
-    float *row = malloc(t->n_cols * sizeof *row);
-    for (uint32_t i = 0; i < t->n_rows; i++) {
-        kvf__tensor_row(t, i, row);
-        cr_assert(!memcmp(row, have + (size_t)i * t->n_cols, t->n_cols * sizeof *row), "%s, row %u", what, i);
-    }
-    free(row);
+/* A part of a matrix is a tensor where it lies in the file; returns its rows. */
+static uint32_t expect_part(const char *what, const kvf__matrix *m, uint32_t part, const kvf__tensor *t) {
+    cr_assert(part < m->n_parts && m->k == t->n_cols, "%s: part %u of %u, k %u", what, part, m->n_parts, m->k);
+    cr_assert(m->parts[part].data == t->data && m->parts[part].type == t->type && m->parts[part].n_rows == t->n_rows,
+              "%s: part %u is another tensor", what, part);
+    cr_assert(m->parts[part].row_bytes * t->n_rows == t->bytes, "%s: rows of %zu bytes", what,
+              m->parts[part].row_bytes);
+    return t->n_rows;
 }
 
 Test(dequant, matrices_of_one_input_stand_together) {
-    for (uint32_t threads = 0; threads < 4; threads += 3) {
-        kvf_stream *stream = NULL;
-        if (threads) cr_assert(kvf_stream_create_cpu(NULL, threads, &stream, NULL) == KVF_OK);
-        kvf_model *m = open_tiny(&mixed, NULL, stream);
-        size_t e = m->info.n_embd, q = (size_t)m->info.n_q_heads * m->info.head_dim;
-        size_t kv = (size_t)m->info.n_kv_heads * m->info.head_dim;
-        for (uint32_t i = 0; i < m->info.n_layers; i++) {
-            const kvf__layer *l = &m->layers[i];
-            const kvf__layer_weights *w = &m->weights->layers[i];
-            expect_rows("q", &l->attn_q, w->qkv);
-            expect_rows("k", &l->attn_k, w->qkv + q * e);
-            expect_rows("v", &l->attn_v, w->qkv + (q + kv) * e);
-            expect_rows("output", &l->attn_output, w->attn_output);
-            expect_rows("gate", &l->ffn_gate, w->gate_up);
-            expect_rows("up", &l->ffn_up, w->gate_up + m->info.n_ff * e);
-            expect_rows("down", &l->ffn_down, w->ffn_down);
-            expect_rows("norm", &l->ffn_norm, w->ffn_norm);
-        }
-        expect_rows("head", &m->token_embd, m->weights->output);
-        cr_assert(m->info.weight_bytes >= m->info.n_params * sizeof(float), "%llu bytes for %llu parameters",
-                  (unsigned long long)m->info.weight_bytes, (unsigned long long)m->info.n_params);
-        kvf_model_close(m);
-        kvf_stream_destroy(stream);
+    kvf_model *m = open_tiny(&mixed, NULL);
+    float norm[1024];
+    for (uint32_t i = 0; i < m->info.n_layers; i++) {
+        const kvf__layer *l = &m->layers[i];
+        const kvf__layer_weights *w = &m->weights->layers[i];
+        uint32_t n = expect_part("qkv", &w->qkv, 0, &l->attn_q);
+        n += expect_part("qkv", &w->qkv, 1, &l->attn_k) + expect_part("qkv", &w->qkv, 2, &l->attn_v);
+        cr_assert_eq(w->qkv.n, n);
+        cr_assert_eq(w->attn_output.n, expect_part("output", &w->attn_output, 0, &l->attn_output));
+        n = expect_part("gate_up", &w->gate_up, 0, &l->ffn_gate);
+        cr_assert_eq(w->gate_up.n, n + expect_part("gate_up", &w->gate_up, 1, &l->ffn_up));
+        cr_assert_eq(w->ffn_down.n, expect_part("down", &w->ffn_down, 0, &l->ffn_down));
+        kvf__tensor_row(&l->ffn_norm, 0, norm);
+        cr_assert(!memcmp(norm, w->ffn_norm, m->info.n_embd * sizeof *norm));
     }
+    cr_assert_eq(m->weights->output.n, expect_part("head", &m->weights->output, 0, &m->token_embd));
+    cr_assert(m->info.weight_bytes > 0 && m->info.weight_bytes < m->info.n_params, "%llu bytes for %llu parameters",
+              (unsigned long long)m->info.weight_bytes, (unsigned long long)m->info.n_params);
+    kvf_model_close(m);
 }
 
 /* Fails the countdown-th allocation and counts those alive. */
@@ -153,7 +203,7 @@ Test(dequant, every_allocation_fails_once) {
     for (;; n++) {
         struct failing f = {n, 0};
         kvf_allocator a = {failing_alloc, failing_free, &f};
-        kvf_model *m = open_tiny(&mixed, &a, NULL);
+        kvf_model *m = open_tiny(&mixed, &a);
         bool opened = m != NULL;
         kvf_activations *activations = NULL;
         if (m) {

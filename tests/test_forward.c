@@ -220,6 +220,57 @@ Test(forward, rotation_is_in_the_order_of_the_files_rows) {
     }
 }
 
+/* A "qwen2" file has the rows as they were trained, so one made of the rows of a "llama" put back, with biases of 0, gives
+ * the same; were its rows taken for permuted ones, position 0 alone would agree. */
+Test(forward, unpermuted_rows_rotate_in_halves) {
+    enum { N = 8 };
+    uint32_t ids[N];
+    float llama[N * TINY_N_VOCAB], qwen2[N * TINY_N_VOCAB], wrong[N * TINY_N_VOCAB], *all[] = {llama, qwen2, wrong};
+    tiny_tokens(ids, N);
+    for (int quantised = 0; quantised < 2; quantised++) {
+        for (int i = 0; i < 3; i++) { /* wrong: the rows put back, read as a "llama" */
+            struct tiny_model_params p = {.weight_type = quantised ? GW_Q8_0 : GW_F32, .seed = 24, .rope_freqs = 1};
+            forward_rig r;
+            p.halves = i != 0;
+            if (i == 1) p.arch = "qwen2";
+            kvf_model *m = open_tiny(&p);
+            rig_open(&r, m, KVF_F32, 1, 0, 16, 16, 16);
+            run_all(&r, ids, N, N, 0, KVF_CPU_AUTO, all[i]);
+            rig_close(&r);
+            kvf_model_close(m);
+        }
+        for (uint32_t t = 0; t < N; t++) {
+            size_t at = t * TINY_N_VOCAB;
+            double off = worst_of(llama + at, qwen2 + at, TINY_N_VOCAB);
+            double off_wrong = worst_of(llama + at, wrong + at, TINY_N_VOCAB);
+            cr_assert(off < 1e-5, "position %u: off by %g", t, off);
+            cr_assert(t == 0 ? off_wrong < 1e-5 : off_wrong > 1e-2, "position %u: the wrong order is off by %g", t,
+                      off_wrong);
+        }
+    }
+}
+
+/* Within its window a sliding attention sees everything; what lies beyond is refused, not computed otherwise. */
+Test(forward, positions_beyond_a_sliding_window_are_refused) {
+    const struct tiny_model_params params = {.arch = "mistral", .seed = 25, .sliding_window = 10};
+    uint32_t ids[11], rows[RIG_SEQS], n = 10, one = 1;
+    float *logits = floats(TINY_N_VOCAB);
+    forward_rig r;
+    kvf_model *m = open_tiny(&params);
+    tiny_tokens(ids, 11);
+    rig_open(&r, m, KVF_F32, 1, 0, 16, 16, 16);
+    rig_run(&r, &first, &n, 1, 0, ids, logits);
+    cr_assert(!isnan(logits[0]));
+    logits[0] = NAN;
+    kvf_forward f = rig_append(&r, &first, &one, 1, 1, ids + 10, rows, logits);
+    cr_assert_eq(kvf_model_forward(m, r.activations, r.stream, &f, &r.err), KVF_E_UNSUPPORTED);
+    cr_assert(strstr(r.err.text, "11 positions: the model's attention has a sliding window of 10"), "%s", r.err.text);
+    cr_assert(isnan(logits[0]));
+    rig_close(&r);
+    kvf_model_close(m);
+    free(logits);
+}
+
 /* Logits depend on differences of positions alone, so this looks at the keys themselves, of layer 0. */
 Test(forward, keys_are_cached_at_their_true_positions) {
     enum { N = 21 };

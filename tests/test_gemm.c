@@ -4,7 +4,9 @@
 #include <stdlib.h>
 
 #include "model/gemm.h"
+#include "model/gemv.h"
 #include "model/ops.h"
+#include "model/weights.h"
 #include "tests/gguf_writer.h"
 
 static float *random_floats(size_t n, uint64_t *rng) {
@@ -13,35 +15,120 @@ static float *random_floats(size_t n, uint64_t *rng) {
     return x;
 }
 
-/* Rows are further apart than they are long; what lies between them must stay. */
-static void check_product(kvf_stream *one, kvf_stream *three, uint32_t m, uint32_t n, uint32_t k, bool accumulate,
-                          uint64_t *rng) {
-    size_t xs = k + 5, ys = n + 3;
-    float *x = random_floats(m * xs, rng), *w = random_floats((size_t)n * k, rng), *before = random_floats(m * ys, rng);
-    float *y = malloc(m * ys * sizeof *y), *again = malloc(m * ys * sizeof *y);
-    memcpy(y, before, m * ys * sizeof *y);
-    memcpy(again, before, m * ys * sizeof *y);
-    cr_assert_eq(kvf__gemm_run(one, &(kvf__gemm){m, n, k, x, w, y, xs, ys, accumulate}), KVF_OK);
-    cr_assert_eq(kvf__gemm_run(three, &(kvf__gemm){m, n, k, x, w, again, xs, ys, accumulate}), KVF_OK);
-    for (uint32_t i = 0; i < m; i++)
-        for (uint32_t j = 0; j < ys; j++) {
-            double want = j < n && !accumulate ? 0 : before[i * ys + j], scale = 1;
+static const uint32_t types[] = {GW_F32,  GW_F16,  GW_BF16, GW_Q8_0, GW_Q4_0, GW_Q4_1,
+                                 GW_Q5_0, GW_Q5_1, GW_Q4_K, GW_Q5_K, GW_Q6_K};
+enum { N_TYPES = sizeof types / sizeof *types, MAX_FORMS = 3 };
+
+/* The forms that this CPU has; returns their number. */
+static int forms_of(const kvf__gemv_ops **out) {
+    kvf__cpu cpu = kvf__cpu_detect();
+    int n = 0;
+    out[n++] = kvf__gemv_ops_for((kvf__cpu){.avx2_fma_f16c = false});
+    if (cpu.avx2_fma_f16c) out[n++] = kvf__gemv_ops_for((kvf__cpu){.avx2_fma_f16c = true});
+    if (cpu.avx512) out[n++] = kvf__gemv_ops_for(cpu);
+    return n;
+}
+
+/* A random matrix of parts of the given types, at odd addresses but for F32, and the same in fp32. */
+typedef struct matrix {
+    kvf__matrix m;
+    void *stores[KVF__MATRIX_PARTS];
+    float *floats;
+} matrix;
+
+static matrix random_matrix(uint32_t n_parts, const uint32_t *part_types, const uint32_t *n_rows, uint32_t k,
+                            uint64_t *rng) {
+    matrix a = {.m = {.n_parts = n_parts, .k = k}};
+    for (uint32_t p = 0; p < n_parts; p++) a.m.n += n_rows[p];
+    a.floats = random_floats((size_t)a.m.n * k, rng);
+    float *at = a.floats;
+    for (uint32_t p = 0; p < n_parts; p++) {
+        size_t elements, bytes, n = (size_t)n_rows[p] * k;
+        gw_geometry(part_types[p], &elements, &bytes);
+        unsigned char *data = malloc(n / elements * bytes + 1);
+        a.stores[p] = data;
+        data += part_types[p] != GW_F32;
+        gw_quantize(part_types[p], at, n, data);
+        cr_assert(kvf__dequantize(part_types[p], data, n, at));
+        a.m.parts[p].type = part_types[p];
+        a.m.parts[p].n_rows = n_rows[p];
+        a.m.parts[p].data = data;
+        a.m.parts[p].row_bytes = k / elements * bytes;
+        at += n;
+    }
+    return a;
+}
+
+static void free_matrix(matrix *a) {
+    for (int p = 0; p < KVF__MATRIX_PARTS; p++) free(a->stores[p]);
+    free(a->floats);
+}
+
+static struct {
+    kvf_stream *one, *three;
+    const kvf__gemv_ops *forms[MAX_FORMS];
+    int n_forms;
+} rig;
+
+static void open_rig(void) {
+    cr_assert(kvf_stream_create_cpu(NULL, 1, &rig.one, NULL) == KVF_OK &&
+              kvf_stream_create_cpu(NULL, 3, &rig.three, NULL) == KVF_OK);
+    rig.n_forms = forms_of(rig.forms);
+}
+
+static void close_rig(void) {
+    kvf_stream_destroy(rig.one);
+    kvf_stream_destroy(rig.three);
+}
+
+static void compare(const kvf__gemm *g, const matrix *a, const float *before, const float *y, int form) {
+    uint32_t n = a->m.n, k = a->m.k;
+    for (uint32_t i = 0; i < g->m; i++)
+        for (uint32_t j = 0; j < g->y_stride; j++) {
+            double want = j < n && !g->accumulate ? 0 : before[i * g->y_stride + j], scale = 1;
             for (uint32_t e = 0; j < n && e < k; e++) {
-                want += (double)x[i * xs + e] * w[(size_t)j * k + e];
-                scale += fabs((double)x[i * xs + e] * w[(size_t)j * k + e]);
+                double v = (double)g->x[i * g->x_stride + e] * a->floats[(size_t)j * k + e];
+                want += v;
+                scale += fabs(v);
             }
-            double bound = j < n ? 1e-6 * scale : 0;
-            cr_assert(fabs(want - y[i * ys + j]) <= bound,
-                      "%s, %u x %u x %u, accumulate %d: element %u, %u is %g, not %g", kvf__gemm_library(), m, n, k,
-                      accumulate, i, j, (double)y[i * ys + j], want);
+            double bound = j < n ? 1e-6 * scale : 0, have = y[i * g->y_stride + j];
+            cr_assert(fabs(want - have) <= bound,
+                      "type %u, form %d, way %d, %u x %u x %u, accumulate %d: element %u, %u is %g, not %g",
+                      a->m.parts[0].type, form, (int)g->way, g->m, n, k, g->accumulate, i, j, have, want);
         }
-    cr_assert(!memcmp(y, again, m * ys * sizeof *y), "%u x %u x %u: three threads give other bits", m, n, k);
+}
+
+/* Rows are further apart than they are long; what lies between them must stay. */
+static void check_product(const matrix *a, uint32_t m, kvf__gemm_way way, int form, bool accumulate, uint64_t *rng) {
+    size_t xs = a->m.k + 5, ys = a->m.n + 3, y_bytes = m * ys * sizeof(float);
+    float *x = random_floats(m * xs, rng), *before = random_floats(m * ys, rng);
+    float *y = malloc(y_bytes), *again = malloc(y_bytes);
+    kvf__gemm g = {.m = m,
+                   .w = &a->m,
+                   .x = x,
+                   .y = y,
+                   .x_stride = xs,
+                   .y_stride = ys,
+                   .accumulate = accumulate,
+                   .way = way,
+                   .ops = rig.forms[form],
+                   .scratch_floats = kvf__gemm_scratch_floats(&a->m)};
+    g.scratch = random_floats(3 * g.scratch_floats, rng);
+    memcpy(y, before, y_bytes);
+    memcpy(again, before, y_bytes);
+    cr_assert_eq(kvf__gemm_run(rig.one, &g), KVF_OK);
+    compare(&g, a, before, y, form);
+    g.y = again;
+    cr_assert_eq(kvf__gemm_run(rig.three, &g), KVF_OK);
+    cr_assert(!memcmp(y, again, y_bytes), "%u x %u x %u: three threads give other bits", m, a->m.n, a->m.k);
+    free(g.scratch);
     free(x);
-    free(w);
     free(before);
     free(y);
     free(again);
 }
+
+TestSuite(gemm, .init = open_rig, .fini = close_rig);
 
 /* Also the check that the BLAS of this machine computes what it should: old ones have wrong kernels for some CPUs. */
 Test(gemm, agrees_with_a_naive_product) {
@@ -49,17 +136,109 @@ Test(gemm, agrees_with_a_naive_product) {
     static const uint32_t shapes[][2] = {{1, 1},    {3, 8},    {33, 40},   {64, 64},
                                          {100, 96}, {300, 24}, {192, 576}, {257, 130}}; /* n, k */
     uint64_t rng = 1;
-    kvf_stream *one, *three;
-    cr_assert(kvf_stream_create_cpu(NULL, 1, &one, NULL) == KVF_OK &&
-              kvf_stream_create_cpu(NULL, 3, &three, NULL) == KVF_OK);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-            check_product(one, three, rows[i], shapes[s][0], shapes[s][1], (i + s) % 2, &rng);
-    check_product(one, three, 16, 1536, 576, false, &rng);
-    check_product(one, three, 130, 576, 1536, true, &rng);
-    check_product(one, three, 1, 9000, 64, false, &rng);
-    kvf_stream_destroy(one);
-    kvf_stream_destroy(three);
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        matrix a = random_matrix(1, types, &shapes[s][0], shapes[s][1], &rng);
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+            check_product(&a, rows[i], KVF__GEMM_AUTO, rig.n_forms - 1, (i + s) % 2, &rng);
+        free_matrix(&a);
+    }
+    static const uint32_t large[][3] = {{1536, 576, 16}, {576, 1536, 130}, {9000, 64, 1}};
+    for (size_t s = 0; s < 3; s++) {
+        matrix a = random_matrix(1, types, &large[s][0], large[s][1], &rng);
+        check_product(&a, large[s][2], KVF__GEMM_AUTO, rig.n_forms - 1, s % 2, &rng);
+        free_matrix(&a);
+    }
+}
+
+/* Every type in every form and both ways: rows from 1 to 40, odd numbers of columns, rows longer than the piece that is
+ * dequantised at once. */
+Test(gemm, every_type_form_and_way) {
+    uint64_t rng = 4;
+    for (int t = 0; t < N_TYPES; t++) {
+        size_t elements, bytes;
+        gw_geometry(types[t], &elements, &bytes);
+        const uint32_t shapes[][2] = {
+            {13, elements == 1 ? 75 : (uint32_t)elements}, {41, elements == 256 ? 768 : 544}, {9, 1280}}; /* n, k */
+        for (int s = 0; s < 3; s++) {
+            matrix a = random_matrix(1, &types[t], &shapes[s][0], shapes[s][1], &rng);
+            for (uint32_t m = 1; m <= 40; m += s == 0 ? 1 : 13)
+                for (int form = 0; form < rig.n_forms; form++)
+                    for (int way = KVF__GEMM_ROWS; way <= KVF__GEMM_SLICES; way++)
+                        check_product(&a, m, (kvf__gemm_way)way, form, m % 2, &rng);
+            free_matrix(&a);
+        }
+    }
+}
+
+/* Parts of different types and sizes that no slice keeps to. */
+Test(gemm, stacked_parts) {
+    static const uint32_t n_rows[][3] = {{37, 5, 11}, {1, 1, 1}, {64, 300, 7}};
+    uint64_t rng = 5;
+    for (int t = 0; t < N_TYPES; t++)
+        for (int s = 0; s < 3; s++) {
+            uint32_t three[3] = {types[t], types[(t + 1) % N_TYPES], types[(t + 4) % N_TYPES]};
+            matrix a = random_matrix(2 + (uint32_t)s % 2, three, n_rows[s], 256, &rng);
+            for (int form = 0; form < rig.n_forms; form++)
+                for (int way = KVF__GEMM_ROWS; way <= KVF__GEMM_SLICES; way++)
+                    check_product(&a, 5, (kvf__gemm_way)way, form, s % 2, &rng);
+            free_matrix(&a);
+        }
+}
+
+/* To the bit, and nothing is read or written beyond the elements: the allocation ends there. */
+Test(gemm, forms_dequantise_alike) {
+    uint64_t rng = 6;
+    for (int t = 0; t < N_TYPES; t++)
+        for (uint32_t blocks = 1; blocks < 70; blocks++) {
+            size_t elements, bytes, n;
+            gw_geometry(types[t], &elements, &bytes);
+            n = blocks * elements;
+            float *x = random_floats(n, &rng), *want = malloc(n * sizeof *want), *have = malloc(n * sizeof *have);
+            unsigned char *src = malloc(blocks * bytes);
+            gw_quantize(types[t], x, n, src);
+            cr_assert(kvf__dequantize(types[t], src, n, want));
+            for (int form = 0; form < rig.n_forms; form++) {
+                cr_assert(rig.forms[form]->dequantize(types[t], src, n, have));
+                cr_assert(!memcmp(want, have, n * sizeof *have), "type %u, form %d, %zu elements", types[t], form, n);
+            }
+            free(x);
+            free(want);
+            free(have);
+            free(src);
+        }
+    float x = 3;
+    for (int form = 0; form < rig.n_forms; form++) cr_assert(!rig.forms[form]->dequantize(10, &x, 1, &x));
+}
+
+/* Of a few rows, one's product has the same bits whatever it is computed beside. */
+Test(gemm, few_rows_do_not_depend_on_one_another) {
+    enum { M = 13, N = 21, K = 1120 };
+    uint64_t rng = 7;
+    static const uint32_t n = N;
+    matrix a = random_matrix(1, &types[5], &n, K, &rng);
+    float *x = random_floats((size_t)M * K, &rng), all[M * N], y[M * N];
+    for (int form = 0; form < rig.n_forms; form++) {
+        kvf__gemm g = {.m = M,
+                       .w = &a.m,
+                       .x = x,
+                       .y = all,
+                       .x_stride = K,
+                       .y_stride = N,
+                       .way = KVF__GEMM_ROWS,
+                       .ops = rig.forms[form],
+                       .scratch_floats = kvf__gemm_scratch_floats(&a.m)};
+        g.scratch = random_floats(g.scratch_floats, &rng);
+        cr_assert_eq(kvf__gemm_run(NULL, &g), KVF_OK);
+        g.y = y;
+        for (uint32_t m = 1; m < M; m++) {
+            g.m = m;
+            cr_assert_eq(kvf__gemm_run(NULL, &g), KVF_OK);
+            cr_assert(!memcmp(y, all, m * N * sizeof *y), "form %d: %u rows have other bits than %u", form, m, M);
+        }
+        free(g.scratch);
+    }
+    free(x);
+    free_matrix(&a);
 }
 
 Test(gemm, norm_and_swiglu_in_both_forms) {
@@ -115,6 +294,16 @@ Test(gemm, rotation) {
             double want = pair >= PAIRS ? before[i]
                           : i & 1       ? a * sin(angle) + b * cos(angle)
                                         : a * cos(angle) - b * sin(angle);
+            cr_assert(fabs(want - x[i]) < 1e-6, "position %u, dim %d: %g, not %g", positions[p], i, (double)x[i], want);
+        }
+        for (int i = 0; i < 2 * D; i++) x[i] = before[i];
+        kvf__rope_halves(x, 2, D, r, PAIRS);
+        for (int i = 0; i < 2 * D; i++) { /* dims 0..5 with 6..11 */
+            int k = i % D, pair = k % PAIRS, first = i - k + pair;
+            double a = before[first], b = before[first + PAIRS], angle = positions[p] * freqs[pair];
+            double want = k >= 2 * PAIRS ? before[i]
+                          : k >= PAIRS   ? a * sin(angle) + b * cos(angle)
+                                         : a * cos(angle) - b * sin(angle);
             cr_assert(fabs(want - x[i]) < 1e-6, "position %u, dim %d: %g, not %g", positions[p], i, (double)x[i], want);
         }
     }

@@ -6,80 +6,17 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "gguf_writer.h"
-#include "model/model.h"
-#include "real_model.h"
-
-/* An allocator that counts, remembers the largest request, and can fail the n-th. */
-typedef struct meter {
-    size_t n_live, n_calls, fail_at, largest;
-} meter;
-
-static void *meter_alloc(void *ctx, size_t bytes, size_t align) {
-    meter *m = ctx;
-    m->n_calls++;
-    m->largest = KVF__MAX(m->largest, bytes);
-    if (m->n_calls == m->fail_at) return NULL;
-    m->n_live++;
-    return aligned_alloc(align, (bytes + align - 1) / align * align);
-}
-
-static void meter_free(void *ctx, void *p, size_t bytes) {
-    (void)bytes;
-    ((meter *)ctx)->n_live--;
-    free(p);
-}
-
-static kvf_model_config config_with(meter *m, int tokenizer_only) {
-    return (kvf_model_config){.struct_size = sizeof(kvf_model_config),
-                              .tokenizer_only = tokenizer_only,
-                              .allocator = {meter_alloc, meter_free, m}};
-}
-
-/* Opens bytes as a file; *m says what that took. The model, or NULL with the error. */
-static kvf_model *open_bytes(const void *data, size_t n, int tokenizer_only, meter *m, kvf_status *status,
-                             kvf_error *err) {
-    char path[256];
-    kvf_model *model = NULL;
-    kvf_model_config config = config_with(m, tokenizer_only);
-    gw_temp_path(path, sizeof path);
-    cr_assert_eq(gw_write_bytes(path, data, n), 0);
-    *status = kvf_model_open(path, &config, &model, err);
-    unlink(path);
-    return model;
-}
-
-static void must_refuse(const char *title, const void *data, size_t n, kvf_status wanted, const char *says,
-                        kvf_error *err) {
-    meter m = {0};
-    kvf_status status;
-    clock_t begin = clock();
-    kvf_model *model = open_bytes(data, n, 0, &m, &status, err);
-    double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC; /* of this process, whatever else runs */
-    cr_assert_null(model, "%s: was opened", title);
-    cr_assert_eq(status, wanted, "%s: %s, wanted %s: %s", title, kvf_status_name(status), kvf_status_name(wanted),
-                 err->text);
-    cr_assert(strstr(err->text, says), "%s: the text \"%s\" does not say \"%s\"", title, err->text, says);
-    cr_assert_eq(m.n_live, 0, "%s: leaks", title);
-    cr_assert_lt(seconds, 0.1, "%s: took %.3f s", title, seconds);
-    cr_assert(m.largest <= KVF__MAX(n, sizeof(kvf_model)), "%s: asked for %zu bytes, the file has %zu", title,
-              m.largest, n);
-}
-
-static void must_differ(kvf_error *errors, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < i; j++)
-            cr_assert_str_neq(strchr(errors[i].text, ':'), strchr(errors[j].text, ':'),
-                              "cases %zu and %zu say the same", i, j);
-}
+#include "tests/gguf_cases.h"
+#include "tests/real_model.h"
 
 /* ---- What is well formed ------------------------------------------------------------------------------ */
 
 Test(gguf, reads_all_types_and_both_versions) {
-    static const uint32_t types[] = {GW_F32, GW_F16, GW_Q8_0, GW_Q4_0, GW_Q4_1};
-    static const char *const weights[] = {"F32 x 20", "F16 x 15, F32 x 5", "Q8_0 x 15, F32 x 5", "Q4_0 x 15, F32 x 5",
-                                          "Q4_1 x 15, F32 x 5"};
-    for (size_t i = 0; i < 5; i++) {
+    static const uint32_t types[] = {GW_F32, GW_F16, GW_Q8_0, GW_Q4_0, GW_Q4_1, GW_BF16, GW_Q5_0, GW_Q5_1};
+    static const char *const weights[] = {"F32 x 20",           "F16 x 15, F32 x 5",  "Q8_0 x 15, F32 x 5",
+                                          "Q4_0 x 15, F32 x 5", "Q4_1 x 15, F32 x 5", "BF16 x 15, F32 x 5",
+                                          "Q5_0 x 15, F32 x 5", "Q5_1 x 15, F32 x 5"};
+    for (size_t i = 0; i < 8; i++) {
         for (uint32_t version = 2; version <= 3; version++) {
             struct tiny_model_params p = {.weight_type = types[i], .version = version, .alignment = i == 2 ? 64 : 0};
             gw w = {0};
@@ -101,7 +38,7 @@ Test(gguf, reads_all_types_and_both_versions) {
                       info->n_kv_heads == 2);
             cr_assert(info->head_dim == 16 && info->n_embd == 64 && info->n_ff == 128 && info->n_vocab == TINY_N_VOCAB);
             cr_assert(info->n_context == 512 && info->tied_output == 1 && info->n_tensors == 20 &&
-                      info->file_bytes == n);
+                      info->file_bytes == n && info->n_files == 1 && info->sliding_window == 0);
             cr_assert(fabsf(info->rope_base - 10000) < 1e-3f && fabsf(info->norm_epsilon - 1e-5f) < 1e-10f);
             cr_assert_eq(info->n_params, 300 * 64 + 64 + 2 * (2 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 128));
             cr_assert(model->layers[1].ffn_down.n_rows == 64 && model->layers[1].ffn_down.n_cols == 128);
@@ -315,61 +252,6 @@ Test(gguf, refuses_every_truncation) {
 
 /* ---- Values and types that lie --------------------------------------------------------------------------- */
 
-typedef struct fault {
-    const char *title, *skip;                                 /* what is left out of a whole model */
-    enum { NOTHING, SCALAR, ARRAY, TEXT, TENSOR, INFO } kind; /* and what comes in: see add_fault */
-    const char *name, *text;
-    uint32_t type;
-    uint64_t n, rows; /* the value, the length of an array, or the columns of a tensor */
-    kvf_status status;
-    const char *says;
-} fault;
-
-static void add_fault(gw *w, void *ctx) {
-    static const size_t bytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
-    const fault *f = ctx;
-    static float zeros[TINY_N_VOCAB * 64];
-    switch (f->kind) {
-    case NOTHING: break;
-    case SCALAR:
-        gw_key(w, f->name, f->type);
-        gw_put(&w->keys, &f->n, bytes[f->type]);
-        break;
-    case ARRAY:
-        gw_key_array(w, f->name, f->type, f->n);
-        gw_put(&w->keys, zeros, f->n * bytes[f->type]);
-        break;
-    case TEXT: gw_key_text(w, f->name, f->text); break;
-    case TENSOR: gw_tensor(w, f->name, f->type, f->rows, f->n, zeros); break;
-    case INFO: gw_tensor_info(w, f->name, 1, (uint64_t[]){f->n}, f->type, f->rows); break;
-    }
-}
-
-static void check_faults(const fault *faults, size_t n_faults) {
-    kvf_error *errors = calloc(n_faults, sizeof *errors);
-    for (size_t i = 0; i < n_faults; i++) {
-        const fault *f = &faults[i];
-        gw w = {0};
-        size_t n;
-        kvf_test_tiny_model(
-            &w, &(struct tiny_model_params){.skip = f->skip, .extra = add_fault, .ctx = (void *)(uintptr_t)f});
-        unsigned char *data = gw_bytes(&w, &n);
-        must_refuse(f->title, data, n, f->status, f->says, &errors[i]);
-        free(data);
-        gw_free(&w);
-    }
-    must_differ(errors, n_faults);
-    free(errors);
-}
-
-#define KEY(title, key, kind, type, value, status, says) \
-    { title, key, kind, key, NULL, type, value, 0, status, says }
-#define TEXT_KEY(title, key, value, status, says) \
-    { title, key, TEXT, key, value, 0, 0, 0, status, says }
-#define LLAMA "llama."
-#define ATTENTION "llama.attention."
-#define TOKENIZER "tokenizer.ggml."
-
 Test(gguf, refuses_values_and_types_that_lie) {
     enum { NAN_BITS = 0x7fc00000, INFINITY_BITS = 0x7f800000, MINUS_ONE_BITS = (int)0xbf800000 };
     static const fault faults[] = {
@@ -384,7 +266,7 @@ Test(gguf, refuses_values_and_types_that_lie) {
         KEY("architecture u32", "general.architecture", SCALAR, GW_U32, 1, KVF_E_FORMAT,
             "key general.architecture: type u32"),
         TEXT_KEY("architecture mamba", "general.architecture", "mamba", KVF_E_UNSUPPORTED,
-                 "\"mamba\": must be one of: llama"),
+                 "\"mamba\": must be one of: llama, mistral, qwen2"),
         KEY("head_count 0", ATTENTION "head_count", SCALAR, GW_U32, 0, KVF_E_FORMAT, "head_count: 0:"),
         KEY("head_count -1", ATTENTION "head_count", SCALAR, GW_I32, 0xffffffff, KVF_E_FORMAT,
             "head_count: is negative"),
@@ -413,7 +295,12 @@ Test(gguf, refuses_values_and_types_that_lie) {
             "embedding_length: 2048 over 4 heads"),
         KEY("feed_forward 0", LLAMA "feed_forward_length", SCALAR, GW_U32, 0, KVF_E_FORMAT, "feed_forward_length: 0:"),
         KEY("context 0", LLAMA "context_length", SCALAR, GW_U32, 0, KVF_E_FORMAT, "context_length: 0:"),
-        KEY("key_length 32", ATTENTION "key_length", SCALAR, GW_U32, 32, KVF_E_UNSUPPORTED, "key_length: 32:"),
+        KEY("key_length 32", ATTENTION "key_length", SCALAR, GW_U32, 32, KVF_E_UNSUPPORTED,
+            "key_length: 32: the heads of K and V"),
+        KEY("key_length 0", ATTENTION "key_length", SCALAR, GW_U32, 0, KVF_E_FORMAT, "key_length: 0:"),
+        KEY("value_length 12", ATTENTION "value_length", SCALAR, GW_U32, 12, KVF_E_UNSUPPORTED,
+            "value_length: 12: must be a multiple of 8"),
+        KEY("value_length 512", ATTENTION "value_length", SCALAR, GW_U32, 512, KVF_E_UNSUPPORTED, "value_length: 512:"),
         KEY("scores u8", TOKENIZER "scores", ARRAY, GW_U8, TINY_N_VOCAB, KVF_E_FORMAT, "scores: type array of u8"),
         KEY("scores short", TOKENIZER "scores", ARRAY, GW_FLOAT, TINY_N_VOCAB - 1, KVF_E_FORMAT,
             "scores: 299 elements"),
@@ -429,7 +316,7 @@ Test(gguf, refuses_values_and_types_that_lie) {
             "eos_token_id: 4294967295:"),
         KEY("padding 301", TOKENIZER "padding_token_id", SCALAR, GW_U32, 301, KVF_E_FORMAT, "padding_token_id: 301:"),
         KEY("add_bos u8", TOKENIZER "add_bos_token", SCALAR, GW_U8, 1, KVF_E_FORMAT, "add_bos_token: type u8"),
-        TEXT_KEY("tokenizer llama", TOKENIZER "model", "llama", KVF_E_UNSUPPORTED, "tokenizer.ggml.model: \"llama\""),
+        TEXT_KEY("tokenizer bert", TOKENIZER "model", "bert", KVF_E_UNSUPPORTED, "tokenizer.ggml.model: \"bert\""),
         TEXT_KEY("pre unknown", TOKENIZER "pre", "tekken", KVF_E_UNSUPPORTED,
                  "pre-tokenizer \"tekken\": must be one of smollm, gpt-2, default, llama-bpe, qwen2"),
         KEY("vocab_size 299", LLAMA "vocab_size", SCALAR, GW_U32, 299, KVF_E_FORMAT,
@@ -446,31 +333,44 @@ Test(gguf, refuses_values_and_types_that_lie) {
         KEY("rotation 18", LLAMA "rope.dimension_count", SCALAR, GW_U32, 18, KVF_E_FORMAT, "rope.dimension_count: 18:"),
         KEY("rotation 15", LLAMA "rope.dimension_count", SCALAR, GW_U32, 15, KVF_E_FORMAT,
             "rope.dimension_count: 15: must be even"),
-        TEXT_KEY("scaling yarn", LLAMA "rope.scaling.type", "yarn", KVF_E_UNSUPPORTED, "rope.scaling.type: yarn:"),
-        KEY("scaling 2", LLAMA "rope.scaling.factor", SCALAR, GW_FLOAT, 0x40000000, KVF_E_UNSUPPORTED,
-            "rope.scaling.factor: 2:"),
-        KEY("linear 4", LLAMA "rope.scale_linear", SCALAR, GW_FLOAT, 0x40800000, KVF_E_UNSUPPORTED,
-            "rope.scale_linear: 4:"),
+        TEXT_KEY("scaling yarn", LLAMA "rope.scaling.type", "yarn", KVF_E_UNSUPPORTED,
+                 "rope.scaling.type: yarn: must be one of none, linear, llama3"),
+        KEY("scaling u32", LLAMA "rope.scaling.type", SCALAR, GW_U32, 1, KVF_E_FORMAT, "rope.scaling.type: type u32"),
+        KEY("scaling 0", LLAMA "rope.scaling.factor", SCALAR, GW_FLOAT, 0, KVF_E_FORMAT, "rope.scaling.factor: 0:"),
+        KEY("scaling inf", LLAMA "rope.scaling.factor", SCALAR, GW_FLOAT, INFINITY_BITS, KVF_E_FORMAT,
+            "rope.scaling.factor: inf:"),
+        KEY("scaling u32", LLAMA "rope.scaling.factor", SCALAR, GW_U32, 4, KVF_E_FORMAT,
+            "rope.scaling.factor: type u32"),
+        KEY("linear NaN", LLAMA "rope.scale_linear", SCALAR, GW_FLOAT, NAN_BITS, KVF_E_FORMAT,
+            "rope.scale_linear: nan:"),
+        KEY("attn_factor 2", LLAMA "rope.scaling.attn_factor", SCALAR, GW_FLOAT, 0x40000000, KVF_E_UNSUPPORTED,
+            "rope.scaling.attn_factor: 2:"),
+        TEXT_KEY("linear alone", LLAMA "rope.scaling.type", "linear", KVF_E_FORMAT, "rope.scaling.factor: is missing"),
         KEY("experts", LLAMA "expert_count", SCALAR, GW_U32, 8, KVF_E_UNSUPPORTED, "expert_count: 8:"),
-        KEY("window", ATTENTION "sliding_window", SCALAR, GW_U32, 4096, KVF_E_UNSUPPORTED, "sliding_window: 4096:"),
+        KEY("window f32", ATTENTION "sliding_window", SCALAR, GW_FLOAT, 0, KVF_E_FORMAT, "sliding_window: type f32"),
+        KEY("windows", ATTENTION "sliding_window", ARRAY, GW_U32, 2, KVF_E_FORMAT, "sliding_window: type array of u32"),
+        KEY("split 0", "split.count", SCALAR, GW_U16, 0, KVF_E_FORMAT, "split.count: 0:"),
+        KEY("split 65536", "split.count", SCALAR, GW_U32, 65536, KVF_E_FORMAT, "split.count: 65536:"),
+        KEY("split u8 array", "split.count", ARRAY, GW_U8, 2, KVF_E_FORMAT, "split.count: type array of u8"),
+        KEY("split without number", "split.count", SCALAR, GW_U16, 3, KVF_E_FORMAT, "split.no: is missing"),
         KEY("old quantisation", "general.quantization_version", SCALAR, GW_U32, 1, KVF_E_UNSUPPORTED,
             "quantization_version: 1:"),
         {"a key twice", NULL, TEXT, "general.name", "again", 0, 0, 0, KVF_E_FORMAT, "key general.name: is there twice"},
     };
-    check_faults(faults, sizeof faults / sizeof *faults);
+    check_faults(&(struct tiny_model_params){0}, faults, sizeof faults / sizeof *faults);
 }
-
-#define TENSOR_CASE(title, skip, name, type, rows, cols, status, says) \
-    { title, skip, TENSOR, name, NULL, type, cols, rows, status, says }
-#define INFO_CASE(title, name, type, offset, n, status, says) \
-    { title, NULL, INFO, name, NULL, type, n, offset, status, says }
 
 Test(gguf, refuses_tensors_that_do_not_fit) {
     static const char embd[] = "token_embd.weight", norm[] = "output_norm.weight", k[] = "blk.1.attn_k.weight",
                       freqs[] = "rope_freqs.weight";
     static const fault faults[] = {
         INFO_CASE("a dim of 0", "t", GW_F32, 0, 0, KVF_E_FORMAT, "tensor t: dim 0 is 0"),
-        INFO_CASE("Q5_0", "t", 6, 0, 32, KVF_E_UNSUPPORTED, "tensor t: type 6 (Q5_0)"),
+        INFO_CASE("Q3_K", "t", 11, 0, 256, KVF_E_UNSUPPORTED, "tensor t: type 11 (Q3_K)"),
+        INFO_CASE("part of a Q5_0", "t", GW_Q5_0, 0, 48, KVF_E_FORMAT, "multiple of 32 for Q5_0"),
+        INFO_CASE("part of a Q4_K", "t", GW_Q4_K, 0, 128, KVF_E_FORMAT, "multiple of 256 for Q4_K"),
+        INFO_CASE("part of a Q6_K", "t", GW_Q6_K, 0, 384, KVF_E_FORMAT, "multiple of 256 for Q6_K"),
+        INFO_CASE("Q5_K beyond the file", "t", GW_Q5_K, 0, 1 << 24, KVF_E_FORMAT, "tensor t: 11534336 bytes"),
+        INFO_CASE("bytes of Q6_K wrap", "t", GW_Q6_K, 0, 0xffffffffffffff00u, KVF_E_FORMAT, "tensor t: 151"),
         INFO_CASE("type 99", "t", 99, 0, 32, KVF_E_UNSUPPORTED, "tensor t: type 99 (unknown)"),
         INFO_CASE("part of a block", "t", GW_Q8_0, 0, 40, KVF_E_FORMAT, "tensor t: rows of 40 elements"),
         INFO_CASE("unaligned", "t", GW_F32, 33, 1, KVF_E_FORMAT, "tensor t: offset 33"),
@@ -492,7 +392,7 @@ Test(gguf, refuses_tensors_that_do_not_fit) {
         {"no embedding", embd, NOTHING, embd, NULL, 0, 0, 0, KVF_E_FORMAT, "tensor token_embd.weight: is missing"},
         {"no K", k, NOTHING, k, NULL, 0, 0, 0, KVF_E_FORMAT, "tensor blk.1.attn_k.weight: is missing"},
     };
-    check_faults(faults, sizeof faults / sizeof *faults);
+    check_faults(&(struct tiny_model_params){0}, faults, sizeof faults / sizeof *faults);
 }
 
 /* Many keys whose names fill the file are as good as a lying count: sorting them must not take long. */

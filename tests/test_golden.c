@@ -3,6 +3,7 @@
 #include <jansson.h>
 #include <math.h>
 
+#include "d2o_policy/policy.h"
 #include "kvfold/engine.h"
 #include "tests/real_model.h"
 
@@ -10,14 +11,14 @@ static kvf_model *model;
 static json_t *golden;
 
 static void open_all(void) {
+    json_error_t error;
+    golden = json_load_file(KVF_TEST_DATA "/smollm2_compress.json", 0, &error);
+    cr_assert(golden, "%s", error.text);
     const char *path = kvf_test_real_model();
     if (!path) return;
     kvf_error err = {""};
     kvf_model_config config = {.struct_size = sizeof config};
     cr_assert_eq(kvf_model_open(path, &config, &model, &err), KVF_OK, "%s", err.text);
-    json_error_t error;
-    golden = json_load_file(KVF_TEST_DATA "/smollm2_compress.json", 0, &error);
-    cr_assert(golden, "%s", error.text);
 }
 
 static void close_all(void) {
@@ -86,9 +87,11 @@ Test(golden, greedy_answers_equal_the_reference_up_to_the_first_near_tie) {
         uint32_t own[256];
         size_t n_own = 0;
         kvf_error err = {""};
-        cr_assert_eq(kvf_chat_encode(kvf_model_tokenizer(model), "auto", &message, 1, own, 256, &n_own, &err), KVF_OK, "%s", err.text);
+        cr_assert_eq(kvf_chat_encode(kvf_model_tokenizer(model), "auto", &message, 1, own, 256, &n_own, &err), KVF_OK,
+                     "%s", err.text);
         cr_expect(n_own == n && !memcmp(own, ids, n * sizeof *ids), "%s: the rendered prompt differs", message.content);
-        kvf_generate g = {.struct_size = sizeof g, .tokens = ids, .n_tokens = n, .user = entry, .on_finish = greedy_done};
+        kvf_generate g = {
+            .struct_size = sizeof g, .tokens = ids, .n_tokens = n, .user = entry, .on_finish = greedy_done};
         g.max_tokens = (uint32_t)json_array_size(json_object_get(entry, "ids"));
         cr_assert_eq(kvf_engine_submit(engine, &g, NULL, &err), KVF_OK, "%s", err.text);
         free(ids);
@@ -128,7 +131,8 @@ static void compare_kept(struct compress_run *run, kvf_request request) {
         size_t h;
         json_array_foreach(heads, h, want) {
             uint32_t pos[2048], n = 0;
-            cr_assert_eq(kvf_engine_positions(run->engine, request, (uint32_t)atoi(layer), (uint32_t)h, pos, 2048, &n), KVF_OK);
+            cr_assert_eq(kvf_engine_positions(run->engine, request, (uint32_t)atoi(layer), (uint32_t)h, pos, 2048, &n),
+                         KVF_OK);
             cr_expect_eq(n, json_array_size(want), "%s: layer %s head %zu holds %u", run->options, layer, h, n);
             run->kept_wanted += json_array_size(want);
             run->kept_equal += common(pos, n, want);
@@ -152,13 +156,15 @@ static void compress_done(void *user, const kvf_result *r) {
         uint32_t want = (uint32_t)json_integer_value(json_array_get(sizes, l));
         if (r->sizes[l].keep == UINT32_MAX) /* never compressed: the prompt and the tokens but the last */
             cr_expect_eq(want, r->n_prompt, "%s: layer %u is never compressed", run->options, l);
-        else /* our own F may differ in its last digits; a size then by one */
-            cr_expect_leq(abs((int)r->sizes[l].keep - (int)want), 1, "%s: layer %u keeps %u, not %u", run->options, l, r->sizes[l].keep, want);
+        else
+            cr_expect_eq(r->sizes[l].keep, want, "%s: layer %u keeps %u, not %u", run->options, l, r->sizes[l].keep,
+                         want);
     }
     if (density) {
         cr_assert(r->density, "%s: no density", run->options);
         for (uint32_t l = 0; l < n_layers; l++)
-            cr_expect_float_eq(r->density[l], json_number_value(json_array_get(density, l)), 1e-4, "%s: F of layer %u is %.6f", run->options, l, r->density[l]);
+            cr_expect_float_eq(r->density[l], json_number_value(json_array_get(density, l)), 1e-4,
+                               "%s: F of layer %u is %.6f", run->options, l, r->density[l]);
     }
     run->done = 1;
 }
@@ -182,7 +188,8 @@ static kvf_policy_options parse_options(const char *text) {
     kvf_policy_options o;
     kvf_error err = {""};
     cr_assert_eq(kvf_policy_options_init(&o, policy, preset, &err), KVF_OK, "%s", err.text);
-    for (int i = 0; i < n; i++) cr_assert_eq(kvf_policy_option_set(&o, name[i], value[i], &err), KVF_OK, "%s", err.text);
+    for (int i = 0; i < n; i++)
+        cr_assert_eq(kvf_policy_option_set(&o, name[i], value[i], &err), KVF_OK, "%s", err.text);
     return o;
 }
 
@@ -197,18 +204,25 @@ Test(golden, compressed_prompts_equal_the_reference, .timeout = 900) {
         kvf_policy_options options = parse_options(r.options);
         kvf_engine *engine = r.engine = engine_of(512);
         kvf_error err = {""};
-        kvf_generate g = {.struct_size = sizeof g, .tokens = ids, .n_tokens = n_prompt, .max_tokens = n - n_prompt,
-                          .forced = ids + n_prompt, .policy = &options, .user = &r,
-                          .on_token = compress_token, .on_finish = compress_done};
+        kvf_generate g = {.struct_size = sizeof g,
+                          .tokens = ids,
+                          .n_tokens = n_prompt,
+                          .max_tokens = n - n_prompt,
+                          .forced = ids + n_prompt,
+                          .policy = &options,
+                          .user = &r,
+                          .on_token = compress_token,
+                          .on_finish = compress_done};
         cr_assert_eq(kvf_engine_submit(engine, &g, NULL, &err), KVF_OK, "%s: %s", r.options, err.text);
         run(engine);
         const json_t *nll = json_object_get(entry, "nll");
         double want = 0;
         for (size_t t = 0; t < json_array_size(nll); t++) want += json_number_value(json_array_get(nll, t));
         cr_assert_eq(r.n, json_array_size(nll));
-        cr_expect_float_eq(r.nll / r.n, want / r.n, 0.01, "%s: mean nll %.5f, not %.5f", r.options, r.nll / r.n, want / r.n);
-        cr_expect_geq((double)r.kept_equal, 0.99 * (double)r.kept_wanted, "%s: %llu of %llu kept positions equal", r.options,
-                      (unsigned long long)r.kept_equal, (unsigned long long)r.kept_wanted);
+        cr_expect_float_eq(r.nll / r.n, want / r.n, 0.01, "%s: mean nll %.5f, not %.5f", r.options, r.nll / r.n,
+                           want / r.n);
+        cr_expect_geq((double)r.kept_equal, 0.99 * (double)r.kept_wanted, "%s: %llu of %llu kept positions equal",
+                      r.options, (unsigned long long)r.kept_equal, (unsigned long long)r.kept_wanted);
         cr_log_info("%s: mean nll %.5f (%.5f), kept equal %llu of %llu\n", r.options, r.nll / r.n, want / r.n,
                     (unsigned long long)r.kept_equal, (unsigned long long)r.kept_wanted);
         cr_expect(r.done);
@@ -216,4 +230,47 @@ Test(golden, compressed_prompts_equal_the_reference, .timeout = 900) {
     }
     cr_expect_eq(i, 6);
     free(ids);
+}
+
+/* Sizes follow from F exactly; this needs no model. */
+Test(golden, sizes_equal_those_of_the_listed_densities) {
+    const json_t *compress = json_object_get(golden, "compress"), *entry;
+    uint32_t n_prompt = (uint32_t)json_integer_value(json_object_get(compress, "prompt")), n_compared = 0;
+    size_t i;
+    json_array_foreach(json_object_get(compress, "runs"), i, entry) {
+        const char *text = json_string_value(json_object_get(entry, "options"));
+        const json_t *sizes = json_object_get(entry, "sizes"), *listed = json_object_get(entry, "F");
+        uint32_t n_layers = (uint32_t)json_array_size(sizes);
+        kvf_policy_options options = parse_options(text);
+        if (kvf__policy_never_evicts(&options)) continue;
+        kvf_policy_state_config c = {.struct_size = sizeof c,
+                                     .n_layers = n_layers,
+                                     .n_kv_heads = 1,
+                                     .n_q_heads = 1,
+                                     .head_dim = 8,
+                                     .block_size = 16,
+                                     .max_seqs = 1,
+                                     .max_slots = 1024};
+        kvf_policy_state *state = NULL;
+        kvf_error err = {""};
+        cr_assert_eq(kvf_policy_state_create(&c, &state, &err), KVF_OK, "%s", err.text);
+        cr_assert_eq(kvf_policy_open(state, 0, &options, &err), KVF_OK, "%s", err.text);
+        kvf__policy_seq *s = kvf__policy_seq_get(state, 0);
+        double F[64] = {0};
+        for (uint32_t l = 0; l < json_array_size(listed); l++) F[l] = json_number_value(json_array_get(listed, l));
+        kvf__layer_weights(&options, F, n_layers, s->weights);
+        s->n_prompt = n_prompt;
+        s->budget = kvf__budget_tokens(&options, n_prompt);
+        s->lo = s->budget < 16 ? s->budget : 16;
+        s->budgeted = true;
+        kvf__policy_size(state, s, true);
+        for (uint32_t l = 0; l < n_layers; l++) {
+            uint32_t keep = s->sizes[l].keep == UINT32_MAX ? n_prompt : s->sizes[l].keep;
+            cr_expect_eq(keep, (uint32_t)json_integer_value(json_array_get(sizes, l)), "%s: layer %u keeps %u", text, l,
+                         keep);
+            n_compared++;
+        }
+        kvf_policy_state_destroy(state);
+    }
+    cr_expect_eq(n_compared, 5u * 30u);
 }

@@ -1,5 +1,5 @@
-/* What goes wrong elsewhere in scores, positions, cosines and merge weights (field reports of other projects: precision,
- * ties, NaN, zero keys, rotation, weights that do not add up). */
+/* What goes wrong elsewhere in scores, positions, cosines and merge weights (field reports of other projects:
+ * precision, ties, NaN, zero keys, rotation, weights that do not add up). */
 #include "test_policy_rig.h"
 
 /* ---- Scores -------------------------------------------------------------------------------------------------- */
@@ -79,22 +79,24 @@ Test(policy_edges, scores_of_long_runs_stay_true) {
 
 /* D8: one query head of a group decides for its KV head alone, whichever place in the group it has. */
 Test(policy_edges, a_query_head_speaks_for_its_own_group) {
-    for (int gqa = 0; gqa < 3; gqa++)
-        for (uint32_t q = 0; q < 4; q++) {
-            rig *r = rig_small(1, 2, 2);
+    /* One KV head, two, and as many as query heads. */
+    for (uint32_t n_kv = 1; n_kv <= 4; n_kv *= 2)
+        for (uint32_t i = 0; i < 12; i++) {
+            uint32_t gqa = i / 4, q = i % 4, g = 4 / n_kv;
+            rig *r = rig_small(1, n_kv, g);
             kvf_policy_options o = rig_policy("h2o", NULL);
             o.gqa = (kvf_gqa)gqa;
             rig_open_sized(r, 0, &o, 2, 2);
-            for (int i = 0; i < 8; i++) rig_put2(r, 1, 0, i, NAN);
+            for (int s = 0; s < 8; s++) rig_put2(r, 1, 0, s, NAN);
             float sums[4][8];
-            for (int i = 0; i < 32; i++) sums[i / 8][i % 8] = 0.1f;
+            for (int s = 0; s < 32; s++) sums[s / 8][s % 8] = 0.1f;
             sums[q][2] = 0.9f;
             r->prompt_sums[0] = &sums[0][0];
             r->prompt_stride = 8;
             rig_event0(r, 4, KVF_EVENT_PROMPT, 0);
-            bool heard = gqa != KVF_GQA_FIRST || q % 2 == 0;
-            for (uint32_t h = 0; h < 2; h++)
-                cr_assert_str_eq(rig_held(r, h), heard && h == q / 2 ? "0 2 6 7" : "0 1 6 7");
+            bool heard = gqa != KVF_GQA_FIRST || q % g == 0;
+            for (uint32_t h = 0; h < n_kv; h++)
+                cr_assert_str_eq(rig_held(r, h), heard && h == q / g ? "0 2 6 7" : "0 1 6 7");
             rig_free(r);
         }
 }
@@ -125,7 +127,7 @@ Test(policy_edges, zero_and_broken_keys_have_cosine_zero) {
             cr_assert(!e[0].merge && e[1].merge);
             cr_assert_eq(rig_k(r, 0, 2, 0), 1);
             cr_assert_float_eq(rig_v(r, 0, 2), 4.5, 1e-6);
-            /* An opposite key: u is 0 against the zero key, tau .7 * 0 + .3 * .5; nothing merges; the next one merges. */
+            /* A zero key again: tau is .7 * 0 + .3 * .5, and it is dropped; the threshold lives on. */
             rig_put2(r, 0, 0, 6, 0);
             rig_event0(r, 3, KVF_EVENT_DECODE, 0);
             cr_assert_float_eq(kvf_policy_tau(r->state, 0, 0, 0), 0.15, 1e-12);
@@ -149,16 +151,19 @@ Test(policy_edges, cosines_stay_within_one) {
     uint64_t seed = 3;
     for (int turn = 0; turn < 200; turn++)
         for (int p = 0; p < 3; p++) {
-            float row[64], panels[3 * 64 * 8], norm[8];
+            float row[64], key[64], panels[3 * 64 * 8], panel[64 * 8], norm[8];
             double scale = turn % 4 ? 1 : turn % 8 ? 1e-30 : 1e30;
-            for (int i = 0; i < 64; i++) row[i] = (float)(rig_normal(&seed) * scale);
+            for (int i = 0; i < 64; i++) {
+                key[i] = (float)rig_normal(&seed);
+                row[i] = (float)(key[i] * scale); /* the same direction */
+            }
+            const void *keys[8] = {key, key, key, key, key, key, key, key};
             const void *rows[8] = {row, row, row, row, row, row, row, row};
             kvf__tile tile = {.panels = panels, .n = 8, .pos = {0, 1, 2, 3, 4, 5, 6, 7}};
-            for (int k = 0; k < 3; k++) paths[p]->pack(KVF_F32, rows, 64, panels + k * 512, norm);
-            for (int k = 0; k < 8; k++) tile.rnorm[k] = 1; /* a unit key on one side, out of range on the other */
-            if (scale == 1) memcpy(tile.rnorm, norm, sizeof norm);
+            for (int k = 2; k >= 0; k--) paths[p]->pack(KVF_F32, keys, 64, panels + k * 512, tile.rnorm);
+            paths[p]->pack(KVF_F32, rows, 64, panel, norm);
             kvf__best best = {-2, UINT32_MAX, UINT32_MAX};
-            paths[p]->nearest(&tile, panels, 0, 1, norm, 64, &best);
+            paths[p]->nearest(&tile, panel, 0, 1, norm, 64, &best);
             cr_assert(scale == 1 ? best.u <= 1 && best.u > 0.999999f : best.u == 0, "%.9g at scale %g", best.u, scale);
         }
 }
@@ -243,7 +248,8 @@ Test(policy_edges, weights_add_up) {
         }
 }
 
-/* Equal keys in slots that descend in position, over several tiles: the lowest position is nearest, not the first slot. */
+/* Equal keys in slots that descend in position, over several tiles: the lowest position is nearest, not the first
+ * slot. */
 Test(policy_edges, ties_of_cosines_go_to_the_lowest_position) {
     for (int p = 0; p < 2; p++) {
         rig *r = rig_small(1, 1, 1);

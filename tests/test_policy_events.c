@@ -1,5 +1,5 @@
-/* Random prompts, segments and decode steps against a naive model in double precision, written from the rules alone; and
- * the same run over other paths, threads, head groups and fresh blocks, which must be equal bit for bit. */
+/* Random prompts, segments and decode steps against a naive model in double precision, written from the rules alone;
+ * and the same run over other paths, threads, head groups and fresh blocks, which must be equal bit for bit. */
 #include "test_policy_rig.h"
 
 enum { MAX_D = 128, MAX_SLOTS = 400, MAX_HEADS = 8, MAX_LAYERS = 3 };

@@ -1,8 +1,8 @@
 /* The 24 worked cases of tests/data/d2o_golden.json, each by its name.
  *
- * Bounds: what the library computes in double is held to 1e-6 of max(1, |x|); K and V, which pages keep in fp32 and which
- * merge in fp32, to 1e-5; cosines, fp32 too, to 1e-6. Head sizes of 1 and 2 are padded with zeros to 8, which changes no
- * cosine. */
+ * Bounds: what the library computes in double is held to 1e-6 of max(1, |x|); K and V, which pages keep in fp32 and
+ * which merge in fp32, to 1e-5; cosines, fp32 too, to 1e-6. Head sizes of 1 and 2 are padded with zeros to 8, which
+ * changes no cosine. */
 #include <jansson.h>
 
 #include "test_policy_rig.h"
@@ -316,7 +316,8 @@ static void tau_ema_sequence(const json_t *in, const json_t *out) {
     }
 }
 
-/* "paper_literal", the formula as printed, sums to more than 1; it stands in the file for the record and is not offered. */
+/* "paper_literal", the formula as printed, sums to more than 1; it stands in the file for the record and is not
+ * offered. */
 static void merge_weights(const json_t *in, const json_t *out) {
     static const char *const keys[] = {"[1.0]", "[0.0]", "[1.0, 0.0]", "[-1.0]", "[0.8, 0.8, 0.8]"};
     const json_t *lists = at(in, "u_lists");

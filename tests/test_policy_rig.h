@@ -287,7 +287,7 @@ static inline void rig_events(rig *r, const kvf_event *events, uint32_t n, uint6
     free(dst);
 }
 
-/* kvf_policy_due for one row, with events made of it. all: also the layers without an event (a prompt's scores move). */
+/* kvf_policy_due for one row, made into events. all: also the layers that are not due (a prompt's scores move). */
 static inline uint32_t rig_due(rig *r, uint32_t row, kvf_moment moment, uint32_t kind, bool all, kvf_event *events) {
     uint32_t slots[64], keep[64], n = 0;
     cr_assert(r->c.n_layers <= 64);
@@ -301,7 +301,7 @@ static inline uint32_t rig_due(rig *r, uint32_t row, kvf_moment moment, uint32_t
     return n;
 }
 
-/* All that a sequence holds, in slot order, as bytes: what must be equal over paths, threads, groups and fresh blocks. */
+/* All that a sequence holds, in slot order, as bytes: equal over paths, threads, groups and fresh blocks. */
 static inline unsigned char *rig_dump(const rig *r, uint32_t row, size_t *n) {
     size_t row_bytes = r->c.d * kvf_dtype_bytes(r->c.dtype), cap = 0;
     for (uint32_t l = 0; l < r->c.n_layers; l++)

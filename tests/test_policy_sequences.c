@@ -1,8 +1,8 @@
-/* Sequences and ranks: ids that are used again, interleaving, forks, tensor parallel halves; the smallest sequence; calls
- * that must be refused. */
+/* Sequences and ranks: ids that are used again, interleaving, forks, tensor parallel halves; the smallest sequence;
+ * calls that must be refused. */
 #include "test_policy_rig.h"
 
-/* ---- Sequences ---------------------------------------------------------------------------------------------------- */
+/* ---- Sequences ---------------------------------------------------------------------------------------------- */
 
 /* A prompt of n tokens and some steps in one row; with d2o's events. Everything follows from seed. */
 static void drive(rig *r, uint32_t row, uint32_t n_prompt, uint32_t n_steps, uint64_t seed, bool whole_prompt) {
@@ -230,7 +230,7 @@ Test(policy_edges, ranks_agree_through_the_two_reductions) {
     for (int i = 0; i < 3; i++) rig_free(r[i]);
 }
 
-/* ---- The ends of the ranges, and what is refused -------------------------------------------------------------------- */
+/* ---- The ends of the ranges, and what is refused ------------------------------------------------------------ */
 
 Test(policy_edges, one_token_one_head_one_layer) {
     rig *r = rig_small(1, 1, 1);
@@ -320,7 +320,9 @@ Test(policy_edges, wrong_calls_are_refused_and_change_nothing) {
     kvf_compaction compaction = {&item, 1, 1, dst};
     b.compaction = &compaction;
     FAILS(ops->apply(r->state, NULL, &b, r->plan, err), KVF_E_INVALID, "item 0 of the compaction");
-    item.layer = 1;
+    item = (kvf_compact_item){1, 1, 9};
+    FAILS(ops->apply(r->state, NULL, &b, r->plan, err), KVF_E_INVALID, "item 0 of the compaction");
+    item.n_keep = 8;
     dst[0] = (uint32_t[]){r->n_blocks};
     FAILS(ops->apply(r->state, NULL, &b, r->plan, err), KVF_E_INVALID, "the pages have");
     b = good;

@@ -358,6 +358,9 @@ Test(policy_sizes, projected_need) {
     o = init("d2o", "serving"); /* whole blocks, k 8 */
     OK(kvf_policy_project(&o, 30, 1, 16, 1000, 500, &n, err));
     cr_assert_eq(n.steady_blocks, 30 * 200 / 16);
+    o.budget_tokens = 65; /* the blocks of 4 x 65 tokens are 16, but until the overflow each layer holds 5 */
+    OK(kvf_policy_project(&o, 4, 1, 16, 10, 1000, &n, err));
+    cr_assert(n.bounded && n.steady_blocks == 20);
     o = init("d2o", "authors");
     OK(kvf_policy_project(&o, 30, 1, 16, 1008, 500, &n, err));
     cr_assert(!n.bounded && n.prompt_blocks == 30 * 64 && n.steady_blocks == 27 * 64 + 3 * 95);
@@ -372,7 +375,7 @@ Test(policy_sizes, projected_need) {
     FAILS(kvf_policy_project(&o, 0, 1, 16, 1, 500, &n, err), KVF_E_INVALID, "n_layers 0");
 }
 
-/* ---- The state ---------------------------------------------------------------------------------------------------- */
+/* ---- The state ---------------------------------------------------------------------------------------------- */
 
 typedef struct counter {
     int live, n, fail_at;

@@ -466,6 +466,47 @@ Test(tokenizer, cuts_words_as_the_file_says) {
     }
 }
 
+typedef struct lengths {
+    const json_t *wanted;
+    size_t n;
+    const char *what;
+} lengths;
+
+static kvf_status check_length(void *ctx, const char *word, size_t n) {
+    lengths *l = ctx;
+    size_t wanted = (size_t)json_integer_value(json_array_get(l->wanted, l->n));
+    cr_assert_eq(n, wanted, "%s: word %zu \"%.*s\" has %zu bytes, wanted %zu", l->what, l->n, (int)n, word, n, wanted);
+    l->n++;
+    return KVF_OK;
+}
+
+Test(tokenizer, cuts_words_as_the_reference_does) {
+    json_error_t error;
+    json_t *root = json_load_file(KVF_TEST_DATA "/pretokenize_vectors.json", 0, &error);
+    cr_assert_not_null(root, "%s", error.text);
+    const json_t *texts = json_object_get(root, "texts"), *text;
+    cr_assert_geq(json_array_size(texts), 200);
+    for (int p = 0; p < N_PRE; p++) {
+        const json_t *kind = json_object_get(json_object_get(root, "kinds"), pre_names[p]);
+        cr_assert_eq(json_array_size(kind), json_array_size(texts));
+        kvf_model *model = open_tiny(&(struct tiny_model_params){.pre = pre_names[p]});
+        const kvf_tokenizer *t = kvf_model_tokenizer(model);
+        void *match = kvf__pretokenize_begin(t->pre);
+        size_t i;
+        json_array_foreach(texts, i, text) {
+            char what[128];
+            snprintf(what, sizeof what, "%s, text %zu", pre_names[p], i);
+            lengths l = {json_array_get(kind, i), 0, what};
+            const char *bytes = json_string_value(text);
+            cr_assert_eq(kvf__pretokenize(t->pre, match, bytes, strlen(bytes), check_length, &l, NULL), KVF_OK);
+            cr_assert_eq(l.n, json_array_size(l.wanted), "%s: \"%s\"", what, bytes);
+        }
+        kvf__pretokenize_end(match);
+        kvf_model_close(model);
+    }
+    json_decref(root);
+}
+
 Test(tokenizer, takes_words_whole_where_the_model_does) {
     /* "abc" is a token, but its merges end at "ab": llama-bpe takes the word whole, others do not. */
     static const token_list list = {.texts = {"a", "b", "c", "ab", "abc"}, .types = {1, 1, 1, 1, 1}, .merges = {"a b"}};

@@ -25,11 +25,12 @@ typedef struct kvf__cli {
     const char *model, *input, *prompt, *output, *system, *chat_template, *compare, *compare_output, *stats;
     const char *policy, *preset, *kv_dtype, *ids, *text, *file, *decode;
     kvf__arg_list policy_options; /* names and values as given */
-    kvf__arg_list stop;
+    kvf__arg_list stop, served_names;
     uint32_t block_size, heads_per_group, chunk, threads, max_running, context, max_tokens, top_k, n_prompt;
     uint64_t kv_memory, seed;
-    double temperature, top_p;
-    int raw, special, json, quiet;
+    double temperature, top_p; /* temperature below 0: not given */
+    const char *sync;
+    int raw, special, json, quiet, resume, force, any_model;
 } kvf__cli;
 
 /* options.c: the commands, ended by one without a name, and the defaults. */
@@ -48,6 +49,10 @@ int kvf__eval_command(const void *cli);
 /* Opens the model that the options name, or the default one; NULL after a message.
  * n_threads (may be NULL): how many threads there are. */
 kvf_model *kvf__setup_model(const kvf__cli *cli, bool tokenizer_only, uint32_t *n_threads);
+
+/* The file that the options name, or the default one; false after a message. */
+enum { KVF__PATH_BYTES = 4096 };
+bool kvf__model_path(const kvf__cli *cli, char path[KVF__PATH_BYTES]);
 
 /* An engine for it. any: requests may bring policy options of their own, so pages have room for what any of them needs.
  * NULL after a message. */

@@ -22,6 +22,7 @@ static json_t *info_json(const kvf_model_info *m) {
         {"architecture", text_json(m->architecture)},
         {"gguf_version", count_json(m->gguf_version)},
         {"file_bytes", count_json(m->file_bytes)},
+        {"n_files", count_json(m->n_files)},
         {"n_params", count_json(m->n_params)},
         {"n_tensors", count_json(m->n_tensors)},
         {"weights", text_json(m->weights)},
@@ -34,6 +35,7 @@ static json_t *info_json(const kvf_model_info *m) {
         {"n_embd", count_json(m->n_embd)},
         {"n_ff", count_json(m->n_ff)},
         {"n_context", count_json(m->n_context)},
+        {"sliding_window", count_json(m->sliding_window)},
         {"rope_base", kvf__json_number((double)m->rope_base)},
         {"norm_epsilon", kvf__json_number((double)m->norm_epsilon)},
         {"tokenizer", text_json(m->tokenizer)},
@@ -62,12 +64,15 @@ static void print_text(const kvf_model_info *m) {
     row("name", "%s", m->name[0] ? m->name : "-");
     row("architecture", "%s (GGUF version %u)", m->architecture, m->gguf_version);
     row("file", "%s, %u tensors: %s", kvf__show_bytes(m->file_bytes).text, m->n_tensors, m->weights);
+    if (m->n_files > 1) row("parts", "%u", m->n_files);
     row("parameters", "%s", kvf__show_count(m->n_params).text);
-    if (m->weight_bytes) row("weights in memory", "%s", kvf__show_bytes(m->weight_bytes).text);
+    if (m->weight_bytes) row("beside the file", "%s", kvf__show_bytes(m->weight_bytes).text);
     row("layers", "%u, %u wide, feed-forward %u", m->n_layers, m->n_embd, m->n_ff);
     row("heads", "%u query and %u KV heads of %u", m->n_q_heads, m->n_kv_heads, m->head_dim);
     row("output head", "%s", m->tied_output ? "the embedding" : "its own");
     row("context", "%s tokens, RoPE base %g", kvf__show_count(m->n_context).text, (double)m->rope_base);
+    if (m->sliding_window)
+        row("sliding window", "%s tokens: longer sequences are refused", kvf__show_count(m->sliding_window).text);
     row("norm epsilon", "%g", (double)m->norm_epsilon);
     row("tokenizer", "%s, pre-tokenizer %s, %s tokens", m->tokenizer, m->pre_tokenizer[0] ? m->pre_tokenizer : "-",
         kvf__show_count(m->n_vocab).text);

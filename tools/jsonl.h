@@ -1,8 +1,4 @@
-/* tools/jsonl.h: lines of a file or pipe in, lines of JSON out, and which ids were seen.
- *
- * Invariant: a reader never waits for input while the caller has other work (KVF__READ_LATER), so that the command can
- * stand at the end of a pipe whose writer waits for an answer.
- */
+/* tools/jsonl.h: lines of JSON out, and which ids were seen. */
 #ifndef KVF_TOOLS_JSONL_H
 #define KVF_TOOLS_JSONL_H
 
@@ -10,43 +6,33 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
-typedef struct kvf__reader {
-    const char *name;
-    int fd;
-    bool end, own_fd;
-    char *buffer; /* bytes [begin, used) are not yet given out; [begin, scanned) hold no line end */
-    size_t begin, scanned, used, capacity;
-    uint64_t n_lines; /* given out */
-} kvf__reader;
+/* When what was written is put on the disk (fdatasync), for the case that the machine fails. Against the end of the
+ * process, kill -9 included, nothing is needed: a line is the system's from its write() on. */
+typedef enum kvf__sync {
+    KVF__SYNC_SECOND, /* at most once a second, and at the end */
+    KVF__SYNC_LINE,   /* after each line */
+    KVF__SYNC_NEVER
+} kvf__sync;
 
-typedef enum kvf__read { KVF__READ_LINE, KVF__READ_LATER, KVF__READ_END, KVF__READ_FAILED } kvf__read;
-
-/* "-" is standard input. With twice a pipe is first copied to a temporary file. False after a message. */
-bool kvf__reader_open(kvf__reader *reader, const char *path, bool twice);
-void kvf__reader_close(kvf__reader *reader);
-/* Back to the first line; the reader was opened for reading twice. */
-bool kvf__reader_rewind(kvf__reader *reader);
-/* The next line without its end, valid until the next call. wait: block until there is one; else LATER when none is
- * there yet. FAILED after a message. A signal that was caught ends a wait with LATER. */
-kvf__read kvf__reader_next(kvf__reader *reader, bool wait, const char **line, size_t *n_bytes);
-/* How many lines a regular file has, 0 for a pipe. */
-uint64_t kvf__reader_count(const kvf__reader *reader);
-/* Whether path is the very file that is being read. */
-bool kvf__reader_is(const kvf__reader *reader, const char *path);
-
-/* A file of lines, each flushed. The first failed write is reported and remembered; later ones do nothing. */
+/* A file of lines, each written by one write(). The first failed write is reported and remembered; later ones do
+ * nothing. */
 typedef struct kvf__sink {
-    FILE *file; /* NULL: nothing is written */
+    int fd;
+    bool is_open; /* false: nothing is written */
+    bool regular; /* a file, not a pipe or device */
+    bool failed, dirty;
+    kvf__sync sync;
+    double synced;
     const char *name;
-    bool failed;
     uint64_t n_lines;
 } kvf__sink;
 
-bool kvf__sink_open(kvf__sink *sink, const char *path); /* NULL: a sink that takes nothing; "-": standard output */
-void kvf__sink_write(kvf__sink *sink, json_t *value);   /* takes value */
-bool kvf__sink_close(kvf__sink *sink);                  /* false when anything could not be written */
+/* path NULL: a sink that takes nothing; "-": standard output. */
+bool kvf__sink_open(kvf__sink *sink, const char *path, bool append, kvf__sync sync);
+void kvf__sink_write(kvf__sink *sink, json_t *value); /* takes value */
+void kvf__sink_tick(kvf__sink *sink);                 /* puts it on the disk when it is time */
+bool kvf__sink_close(kvf__sink *sink);                /* false when anything could not be written */
 
 /* The ids seen: an open hash set of places in one arena of texts: some 20 bytes a line and the id itself. */
 typedef struct kvf__ids {
@@ -58,6 +44,7 @@ typedef struct kvf__ids {
 
 typedef enum kvf__ids_result { KVF__IDS_NEW, KVF__IDS_SEEN, KVF__IDS_NO_MEMORY } kvf__ids_result;
 kvf__ids_result kvf__ids_add(kvf__ids *ids, const json_t *id);
+bool kvf__ids_has(const kvf__ids *ids, const json_t *id);
 void kvf__ids_free(kvf__ids *ids);
 
 #endif

@@ -69,6 +69,7 @@ static int run_command(const kvf__command *command, int argc, char **argv) {
         code = command->run(&cli);
     kvf__arg_list_free(&cli.policy_options);
     kvf__arg_list_free(&cli.stop);
+    kvf__arg_list_free(&cli.served_names);
     return code;
 }
 

@@ -19,8 +19,10 @@ static const kvf__arg model_args[] = {
 static const kvf__arg_group model_group = {"Model", model_args, N(model_args), NULL};
 
 static const kvf__arg run_args[] = {
-    {"input", "FILE", "requests, one JSON object a line (see below); - is standard input", NULL, KVF__ARG_TEXT,
-     AT(input), 0, 0, NULL},
+    {"input", "FILE",
+     "requests, one JSON object a line, in kvfold's form or that of the OpenAI batch files (see below), plain or packed "
+     "with gzip or zstd; - is standard input",
+     NULL, KVF__ARG_TEXT, AT(input), 0, 0, NULL},
     {"prompt", "TEXT", "one request in place of --input: a user's message, whose answer is printed as it comes", NULL,
      KVF__ARG_TEXT, AT(prompt), 0, 0, NULL},
     {"output", "FILE", "results, one JSON object a line, written as each request ends; - is standard output",
@@ -28,18 +30,40 @@ static const kvf__arg run_args[] = {
     {"system", "TEXT", "system message for --prompt, and for `messages` that have none", NULL, KVF__ARG_TEXT,
      AT(system), 0, 0, NULL},
     {"chat-template", "NAME",
-     "how messages become text: auto (as the model's file says), chatml, or none (their contents joined)", "auto",
-     KVF__ARG_CHOICE, AT(chat_template), 0, 0, "auto|chatml|none"},
+     "how messages become text: auto (as the model's file says), chatml, llama2, llama3, mistral, or none (their contents "
+     "joined)",
+     "auto", KVF__ARG_CHOICE, AT(chat_template), 0, 0, "auto|chatml|llama2|llama3|mistral|none"},
     {"raw", NULL, "--prompt is text to continue, not a message", NULL, KVF__ARG_FLAG, AT(raw), 0, 0, NULL},
     {"special", NULL, "control tokens written out in a raw prompt (<|im_end|>) become themselves", NULL, KVF__ARG_FLAG,
      AT(special), 0, 0, NULL},
 };
+static const kvf__arg batch_args[] = {
+    {"resume", NULL,
+     "go on with --output FILE of an earlier run: what is done there is skipped, errors and a torn last line are done "
+     "again; refused when the model or an option that can change an answer is not what the file's header records",
+     NULL, KVF__ARG_FLAG, AT(resume), 0, 0, NULL},
+    {"force", NULL, "--resume all the same", NULL, KVF__ARG_FLAG, AT(force), 0, 0, NULL},
+    {"sync", "WHEN",
+     "when results are put on the disk (fdatasync), for the case that the machine fails: second (at most once a second, "
+     "and at the end), line (after each) or never; the end of the process alone, kill -9 too, loses no finished line",
+     "second", KVF__ARG_CHOICE, AT(sync), 0, 0, "second|line|never"},
+    {"served-model-name", "NAME",
+     "a name by which bodies of the OpenAI form may call the model, beside its own and its file's; may be given several "
+     "times",
+     NULL, KVF__ARG_LIST, AT(served_names), 0, 0, NULL},
+    {"any-model", NULL, "bodies of the OpenAI form may call the model as they like", NULL, KVF__ARG_FLAG, AT(any_model),
+     0, 0, NULL},
+};
+static const kvf__arg_group batch_group = {"Batch jobs", batch_args, N(batch_args), NULL};
+
 static const kvf__arg_group run_group = {"Requests and results", run_args, N(run_args), NULL};
 
 static const kvf__arg sampling_args[] = {
-    {"max-tokens", "N", "most tokens to generate for a request", "256", KVF__ARG_COUNT, AT(max_tokens), 1, U32_LIMIT,
+    {"max-tokens", "N", "most tokens to generate for a request",
+     "256; OpenAI form: the context for a chat, 16 for a completion", KVF__ARG_COUNT, AT(max_tokens), 1, U32_LIMIT,
      NULL},
-    {"temperature", "X", "0 takes the likeliest token", "0", KVF__ARG_NUMBER, AT(temperature), 0, 100, NULL},
+    {"temperature", "X", "0 takes the likeliest token", "0; OpenAI form: 1", KVF__ARG_NUMBER, AT(temperature), 0, 100,
+     NULL},
     {"top-k", "N", "sample among the N likeliest tokens; 0: all", "0", KVF__ARG_COUNT, AT(top_k), 0, U32_LIMIT, NULL},
     {"top-p", "X", "sample among the likeliest tokens that together have this probability; 0 or 1: all", "1",
      KVF__ARG_NUMBER, AT(top_p), 0, 1, NULL},
@@ -125,8 +149,8 @@ static const kvf__arg_group eval_group = {"What is scored", eval_args, N(eval_ar
 
 /* ---- Commands ----------------------------------------------------------------------------------- */
 
-static const kvf__arg_group *const run_groups[] = {&run_group,    &model_group,  &policy_group, &sampling_group,
-                                                   &memory_group, &report_group, NULL};
+static const kvf__arg_group *const run_groups[] = {&run_group,      &batch_group,  &model_group,  &policy_group,
+                                                   &sampling_group, &memory_group, &report_group, NULL};
 static const kvf__arg_group *const tokenize_groups[] = {&tokenize_group, NULL};
 static const kvf__arg_group *const info_groups[] = {&info_group, NULL};
 static const kvf__arg_group *const eval_groups[] = {&eval_group, &model_group, &policy_group, &memory_group, NULL};
@@ -141,6 +165,8 @@ static const char run_notes[] =
     "  token_ids       ids of tokens\n"
     "  max_tokens, temperature, top_k, top_p, seed, stop (text or list), policy, preset,\n"
     "  and the policy's options by name\n"
+    "  n               answers, with seed, seed + 1, ...; of 2 and more the output has `choices`\n"
+    "  logprobs        true: the log-probability of each token; a number up to 20: of that many likeliest tokens too\n"
     "  A bad line is reported with its number, on standard error and as a result with finish_reason error;\n"
     "  the rest runs.\n"
     "\n"
@@ -149,6 +175,18 @@ static const char run_notes[] =
     "  kv: policy, rho, held_tokens and full_tokens (slots over all layers: held at the end, and with a full cache),\n"
     "  blocks (per layer, at the end), kept, merged, dropped (tokens over layers and KV heads);\n"
     "  with finish_reason error: error and the line's number\n"
+    "  --output FILE begins with a line {\"kvfold\": ...}: the model and options, for --resume.\n"
+    "\n"
+    "OpenAI batch files: a line that has custom_id, method, url or body is read and answered in that form:\n"
+    "  {\"custom_id\": \"a\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\",\n"
+    "   \"body\": {\"model\": \"...\", \"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}}\n"
+    "  url             /v1/chat/completions or /v1/completions, line by line\n"
+    "  body            model, messages or prompt, max_tokens, max_completion_tokens, temperature, top_p, seed, stop, n,\n"
+    "                  logprobs, top_logprobs, top_k, ignore_eos; kvfold: {policy, preset and the policy's options};\n"
+    "                  fields that ask for nothing (user, stream false, frequency_penalty 0, ...) are accepted\n"
+    "  A bad line has error, and response with status_code 400 (404: another model's name) and body.error.\n"
+    "  The header of such an output is a file beside it, OUTPUT.kvfold-header.json. Lines of both forms may be mixed:\n"
+    "  each is answered in its own, and the first decides where the header goes.\n"
     "\n"
     "Exit status: 0 all requests ended well, 1 some did not, 2 nothing was run, 3 an output could not be written,\n"
     "  4 the engine failed, 130 interrupted (what had ended is written)";
@@ -181,6 +219,8 @@ kvf__cli kvf__cli_default(void) {
     cli.max_running = 64;
     cli.kv_memory = (uint64_t)512 << 20;
     cli.top_p = 1;
+    cli.temperature = -1;
+    cli.sync = "second";
     return cli;
 }
 

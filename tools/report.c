@@ -82,7 +82,8 @@ static void cell_requests(const kvf__tally *t, char *text, size_t capacity) {
     } parts[] = {{t->n_stop, "stop"},
                  {t->n_length, "length"},
                  {t->n_error + t->n_bad, "error"},
-                 {t->n_unfinished, "unfinished"}};
+                 {t->n_unfinished, "unfinished"},
+                 {t->n_skipped, "done before"}};
     for (size_t i = 0, n = 0; i < sizeof parts / sizeof parts[0] && used > 0 && (size_t)used < capacity; i++)
         if (parts[i].n)
             used += snprintf(text + used, capacity - (size_t)used, "%s%s %s", n++ ? ", " : " ",
@@ -190,10 +191,10 @@ static json_t *tally_json(const kvf__tally *t) {
     const kvf_engine_stats *s = &t->stats;
     kvf__policy_put(o, &t->policy);
     json_object_set_new(o, "requests",
-                        json_pack("{s:o, s:o, s:o, s:o, s:o}", "total",
+                        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "total",
                                   count(t->n_stop + t->n_length + t->n_error + t->n_bad + t->n_unfinished), "stop",
                                   count(t->n_stop), "length", count(t->n_length), "error", count(t->n_error + t->n_bad),
-                                  "unfinished", count(t->n_unfinished)));
+                                  "unfinished", count(t->n_unfinished), "done_before", count(t->n_skipped)));
     json_object_set_new(o, "wall_seconds", kvf__json_number(t->wall_s));
     json_object_set_new(o, "prefill", phase(s->n_prompt_tokens, s->prefill_s));
     json_object_set_new(o, "decode", phase(s->n_decode_tokens, s->decode_s));

@@ -9,6 +9,7 @@ typedef struct kvf__tally { /* of one run of the batch */
     char label[64];
     uint32_t n_layers, n_groups, block_size;
     uint64_t n_stop, n_length, n_error, n_bad, n_unfinished; /* bad: lines that never became a request */
+    uint64_t n_skipped;                                      /* lines that an earlier run had done */
     uint64_t kept, merged, dropped, held_tokens, full_tokens, prompt_tokens, completion_tokens;
     uint64_t n_measured;    /* requests in the next two */
     uint64_t *blocks;       /* [n_layers] at the requests' ends, added up */

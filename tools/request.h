@@ -1,36 +1,83 @@
-/* tools/request.h: one line of the input, checked, as what the engine takes. */
+/* tools/request.h: one line of the input, checked, as what the engine takes.
+ *
+ * A line has one of two forms: kvfold's own (request.c), or that of the OpenAI batch files (openai.c). An object that has
+ * custom_id, method, url or body is of the second form, every other one of the first; both may stand in one file. Each
+ * is answered in its own form (answer.c). A line that is no object counts as the second form when the text "custom_id"
+ * is in it, else as the line before it, and in the first line as kvfold's.
+ */
 #ifndef KVF_TOOLS_REQUEST_H
 #define KVF_TOOLS_REQUEST_H
 
 #include "tools/cli.h"
 
+enum { KVF__MAX_SAMPLES = 128, KVF__MAX_STOP_OPENAI = 16 };
+
 /* What the lines of one run have in common. */
 typedef struct kvf__line_rules {
     const kvf__cli *cli;
     const kvf_tokenizer *tokenizer;
+    const kvf_model_info *info;
+    const char *model_path;
     kvf__policy_name policy; /* of lines that name none */
-    bool own; /* the command line's; false in the run of --compare, where lines have no say but in the budget */
+    bool own;    /* the command line's; false in the run of --compare, where lines have no say but in the budget */
+    bool openai; /* the form of the line before */
 } kvf__line_rules;
+
+typedef enum kvf__form { KVF__FORM_OWN, KVF__FORM_CHAT, KVF__FORM_COMPLETION } kvf__form;
 
 typedef struct kvf__line {
     uint64_t number;
-    json_t *root, *id;
+    json_t *root, *id; /* id: the line's number where it names none */
+    bool openai;       /* the form; which of the two endpoints is in `form`, once that is known */
+    bool named;        /* id stands in the line */
+    kvf__form form;
+    const json_t *model; /* in root: the name that the answer repeats, or NULL */
     uint32_t *tokens;
     size_t n_tokens;
     const char **stop; /* into root or the command line */
     uint32_t n_stop, max_tokens;
+    uint32_t n_samples, n_top; /* n_top: alternatives of each token, with logprobs */
+    bool logprobs;
+    int ignore_end;
     kvf_sampling sampling;
     kvf_policy_options policy;
+    /* Of a failure, in the OpenAI form. */
+    int status;       /* as of HTTP */
+    const char *code; /* for programs */
+    char param[64];   /* the field, "": none */
 } kvf__line;
 
-/* Reads a line. On failure err says why, and line has its number and id (the number where none could be read). In both
- * cases kvf__line_free follows. */
-kvf_status kvf__line_read(const kvf__line_rules *rules, const char *text, size_t n_bytes, uint64_t number,
+/* Reads a line as JSON, and its form and id. On failure err says why, and line has its number, form and id (the number
+ * where none could be read). In both cases kvf__line_free follows. */
+kvf_status kvf__line_open(const kvf__line_rules *rules, const char *text, size_t n_bytes, uint64_t number,
                           kvf__line *line, kvf_error *err);
+/* The rest of it, after kvf__line_open. */
+kvf_status kvf__line_read(const kvf__line_rules *rules, kvf__line *line, kvf_error *err);
 
 /* --prompt as a line. */
 kvf_status kvf__line_from_prompt(const kvf__line_rules *rules, kvf__line *line, kvf_error *err);
 
 void kvf__line_free(kvf__line *line);
+
+/* ---- What both forms share: request.c ------------------------------------------------------------------- */
+
+/* Sampling and stop strings of the command line; max_tokens and temperature where that says nothing of them. */
+void kvf__line_defaults(const kvf__line_rules *rules, kvf__line *line, uint32_t max_tokens, double temperature);
+kvf_status kvf__line_stop(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err);
+/* Policy, preset and policy options out of an object that may have other keys; NULL: the command line's. */
+kvf_status kvf__line_policy(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err);
+/* A text, a dialogue (--system goes in front of one without a system message; n >= 1) and ids become tokens. */
+kvf_status kvf__line_text(const kvf__line_rules *rules, kvf__line *line, const json_t *text, kvf_error *err);
+kvf_status kvf__line_dialogue(const kvf__line_rules *rules, kvf__line *line, const kvf_message *messages, uint32_t n,
+                              kvf_error *err);
+kvf_status kvf__line_token_ids(const kvf__line_rules *rules, kvf__line *line, const char *key, const json_t *list,
+                               kvf_error *err);
+/* The number of messages of a list, 0 when it is none or has too few or too many. */
+uint32_t kvf__line_count_messages(const json_t *list, kvf_error *err);
+
+/* ---- The OpenAI form: openai.c ---------------------------------------------------------------------------- */
+
+bool kvf__openai_is(const json_t *root);
+kvf_status kvf__openai_read(const kvf__line_rules *rules, kvf__line *line, kvf_error *err);
 
 #endif

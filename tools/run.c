@@ -6,14 +6,17 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tools/answer.h"
 #include "tools/jsonl.h"
 #include "tools/printer.h"
 #include "tools/progress.h"
+#include "tools/reader.h"
 #include "tools/report.h"
-#include "tools/request.h"
+#include "tools/resume.h"
 
 typedef struct run { /* the command */
     const kvf__cli *cli;
+    char model_path[KVF__PATH_BYTES];
     kvf_model *model;
     const kvf_model_info *info;
     uint32_t n_threads;
@@ -23,6 +26,9 @@ typedef struct run { /* the command */
     uint32_t n_passes, n_done;
     kvf__reader reader;
     kvf__sink outputs[2], stats;
+    json_t *header; /* of an output that can be resumed; NULL once it is written */
+    kvf__resume resume;
+    bool resumable; /* the output is a file with a header */
     bool streams, some_failed, engine_failed;
     json_t *result; /* of --prompt with --json */
 } run;
@@ -43,12 +49,20 @@ typedef struct pass { /* the batch, once through, with one policy */
     double started;
 } pass;
 
-typedef struct job { /* one submitted request */
+typedef struct job job;
+
+typedef struct sample { /* one submitted request: all of a line's differ in the seed alone */
+    job *job;
+    uint32_t index;
+} sample;
+
+struct job { /* a line that runs */
     pass *pass;
-    json_t *id;
-    uint64_t line;
-    kvf_policy_options policy;
-} job;
+    kvf__answer answer;
+    uint32_t n_left; /* samples submitted and not ended */
+    bool cut;        /* one was stopped before its end: nothing is written */
+    sample samples[];
+};
 
 static volatile sig_atomic_t caught_signal;
 
@@ -67,39 +81,6 @@ static void install_signals(void) {
 
 /* ---- Results ------------------------------------------------------------------------------------------ */
 
-static json_t *kv_json(const job *j, const kvf_result *r, uint32_t n_layers) {
-    json_t *kv = json_object(), *blocks = json_array();
-    kvf__policy_put(kv, &j->policy);
-    json_object_set_new(kv, "held_tokens", json_integer((json_int_t)r->held_tokens));
-    json_object_set_new(kv, "full_tokens", json_integer((json_int_t)r->full_tokens));
-    for (uint32_t l = 0; l < n_layers; l++)
-        json_array_append_new(blocks, json_integer(r->layers ? r->layers[l].n_blocks : 0));
-    json_object_set_new(kv, "blocks", blocks);
-    json_object_set_new(kv, "kept", json_integer((json_int_t)r->kept));
-    json_object_set_new(kv, "merged", json_integer((json_int_t)r->counts.merged));
-    json_object_set_new(kv, "dropped", json_integer((json_int_t)r->counts.dropped));
-    return kv;
-}
-
-static json_t *result_json(const job *j, const kvf_result *r) {
-    static const char *const reasons[] = {"stop", "length", "aborted", "error"};
-    json_t *o = json_object(), *ids = json_array();
-    json_object_set(o, "id", j->id);
-    json_object_set_new(o, "text", kvf__json_text(r->text, r->text_bytes));
-    for (uint32_t i = 0; i < r->n_tokens; i++) json_array_append_new(ids, json_integer(r->tokens[i]));
-    json_object_set_new(o, "token_ids", ids);
-    json_object_set_new(o, "finish_reason", json_string(reasons[r->finish]));
-    json_object_set_new(o, "prompt_tokens", json_integer(r->n_prompt));
-    json_object_set_new(o, "completion_tokens", json_integer(r->n_tokens));
-    json_object_set_new(o, "kv", kv_json(j, r, j->pass->tally->n_layers));
-    if (r->finish == KVF_FINISH_ERROR) {
-        const char *error = r->error ? r->error : "failed";
-        json_object_set_new(o, "error", kvf__json_text(error, strlen(error)));
-        json_object_set_new(o, "line", json_integer((json_int_t)j->line));
-    }
-    return o;
-}
-
 static void say_failed(const pass *p, uint64_t line, const char *text) {
     p->run->some_failed = true;
     if (p->index) return;
@@ -110,7 +91,7 @@ static void say_failed(const pass *p, uint64_t line, const char *text) {
 }
 
 static void emit(pass *p, json_t *value) {
-    if (p->run->cli->prompt && p->run->cli->json && !p->output->file && !p->index && !p->run->result)
+    if (p->run->cli->prompt && p->run->cli->json && !p->output->is_open && !p->index && !p->run->result)
         p->run->result = value;
     else
         kvf__sink_write(p->output, value);
@@ -121,15 +102,11 @@ static void reject(pass *p, const kvf__line *line, const char *text) {
     say_failed(p, line->number, text);
     p->tally->n_bad++;
     p->n_ended++;
-    json_t *o = json_pack("{s:O?, s:s, s:[], s:s, s:i, s:i, s:n}", "id", line->id, "text", "", "token_ids",
-                          "finish_reason", "error", "prompt_tokens", 0, "completion_tokens", 0, "kv");
-    json_object_set_new(o, "error", kvf__json_text(text, strlen(text)));
-    json_object_set_new(o, "line", json_integer((json_int_t)line->number));
-    emit(p, o);
+    emit(p, kvf__answer_rejected(line, text));
 }
 
 static void on_token(void *user, kvf_request request, uint32_t token, double logprob) {
-    pass *p = ((job *)user)->pass;
+    pass *p = ((sample *)user)->job->pass;
     char bytes[512], *larger = NULL, *text = bytes;
     (void)request;
     (void)logprob;
@@ -139,49 +116,104 @@ static void on_token(void *user, kvf_request request, uint32_t token, double log
     free(larger);
 }
 
+static void job_free(job *j) {
+    kvf__answer_free(&j->answer);
+    free(j);
+}
+
+/* The last of a line's samples has ended. */
+static void job_end(job *j) {
+    pass *p = j->pass;
+    if (!j->cut) {
+        p->n_ended++;
+        if (j->answer.error) say_failed(p, j->answer.line, j->answer.error);
+        emit(p, kvf__answer_json(&j->answer));
+    }
+    job_free(j);
+}
+
 static void on_finish(void *user, const kvf_result *result) {
-    job *j = user;
+    sample *s = user;
+    job *j = s->job;
     pass *p = j->pass;
     p->pending--;
     if (p->stopping || result->finish == KVF_FINISH_ABORTED) {
         p->tally->n_unfinished++;
+        j->cut = true;
     } else {
-        p->n_ended++;
-        if (result->finish == KVF_FINISH_ERROR) say_failed(p, j->line, result->error ? result->error : "failed");
         kvf__tally_add(p->tally, result);
-        emit(p, result_json(j, result));
+        kvf__answer_add(&j->answer, p->rules.tokenizer, s->index, result);
     }
-    json_decref(j->id);
-    free(j);
+    if (--j->n_left == 0) job_end(j);
 }
 
 /* ---- Requests ------------------------------------------------------------------------------------------- */
 
-static void submit(pass *p, const kvf__line *line) {
-    kvf_error err = {""};
-    job *j = calloc(1, sizeof *j);
-    if (!j) {
-        reject(p, line, "out of memory");
-        return;
-    }
-    *j = (job){p, json_incref(line->id), line->number, line->policy};
+static kvf_status submit_sample(pass *p, const kvf__line *line, sample *s, kvf_error *err) {
     kvf_generate g = {.struct_size = sizeof g, .tokens = line->tokens, .n_tokens = (uint32_t)line->n_tokens};
     g.max_tokens = line->max_tokens;
     g.sampling = line->sampling;
+    g.sampling.seed += s->index;
     g.stop = line->stop;
     g.n_stop = line->n_stop;
+    g.ignore_end = line->ignore_end;
+    g.n_top_logprobs = line->n_top;
     g.policy = &line->policy;
-    g.user = j;
+    g.user = s;
     g.on_token = p->run->streams && !p->index ? on_token : NULL;
     g.on_finish = on_finish;
-    kvf_status st = kvf_engine_submit(p->engine, &g, NULL, &err);
-    if (!st) {
-        p->pending++;
+    return kvf_engine_submit(p->engine, &g, NULL, err);
+}
+
+/* submit_sample never calls back, so the job lives until its last sample has ended in a step. */
+static void submit(pass *p, kvf__line *line) {
+    kvf_error err = {""};
+    job *j = calloc(1, sizeof *j + line->n_samples * sizeof *j->samples);
+    if (!j || !kvf__answer_begin(&j->answer, line, p->tally->n_layers)) {
+        reject(p, line, "out of memory");
+        if (j) job_free(j);
         return;
     }
-    reject(p, line, err.text[0] ? err.text : kvf_status_text(st));
-    json_decref(j->id);
-    free(j);
+    j->pass = p;
+    kvf_status st = KVF_OK;
+    for (uint32_t i = 0; i < line->n_samples && !st; i++) {
+        j->samples[i] = (sample){j, i};
+        if ((st = submit_sample(p, line, &j->samples[i], &err))) break;
+        p->pending++;
+        j->n_left++;
+    }
+    if (!st) return;
+    const char *text = err.text[0] ? err.text : kvf_status_text(st);
+    if (j->n_left) { /* those that run end first */
+        kvf__answer_fail(&j->answer, text);
+        return;
+    }
+    line->code = st == KVF_E_NEVER_FITS ? "context_length_exceeded" : line->code;
+    line->status = st == KVF_E_NO_MEMORY ? 500 : line->status;
+    reject(p, line, text);
+    job_free(j);
+}
+
+/* The first line says which form the output has, and so where its header goes. */
+static void write_header(pass *p, bool openai) {
+    run *r = p->run;
+    if (!r->header) return;
+    if (!openai)
+        kvf__sink_write(p->output, json_incref(r->header));
+    else
+        p->output->failed |= !kvf__header_write_beside(r->cli->output, r->header);
+    json_decref(r->header);
+    r->header = NULL;
+}
+
+static void reject_duplicate(pass *p, kvf__line *line, kvf__ids_result used) {
+    char *id = json_dumps(line->id, JSON_ENCODE_ANY), text[200];
+    snprintf(text, sizeof text,
+             used == KVF__IDS_SEEN ? "%s %s: an earlier line has it; give each its own" : "%s %s: out of memory",
+             line->openai ? "custom_id" : "id", id ? kvf__shown(id).text : "");
+    free(id);
+    line->code = "duplicate_custom_id";
+    reject(p, line, text);
 }
 
 static void take_line(pass *p, const char *text, size_t n_bytes, uint64_t number) {
@@ -191,22 +223,24 @@ static void take_line(pass *p, const char *text, size_t n_bytes, uint64_t number
     if (blank == n_bytes) return;
     kvf__line line;
     kvf_error err = {""};
-    kvf_status st = kvf__line_read(&p->rules, text, n_bytes, number, &line, &err);
+    kvf_status st = kvf__line_open(&p->rules, text, n_bytes, number, &line, &err);
+    p->rules.openai = line.openai;
+    write_header(p, line.openai);
     /* A bad line uses up the id it names; the default id of a line that could not be read is used by nobody. */
-    kvf__ids_result used =
-        st && !(line.root && json_object_get(line.root, "id")) ? KVF__IDS_NEW : kvf__ids_add(&p->ids, line.id);
-    if (st) {
-        reject(p, &line, err.text);
-    } else if (used != KVF__IDS_NEW) {
-        char *id = json_dumps(line.id, JSON_ENCODE_ANY);
-        snprintf(err.text, sizeof err.text,
-                 used == KVF__IDS_SEEN ? "id %s: an earlier line has it; give each its own" : "id %s: out of memory",
-                 id ? kvf__shown(id).text : "");
-        free(id);
-        reject(p, &line, err.text);
-    } else {
-        submit(p, &line);
+    kvf__ids_result used = st && !line.named ? KVF__IDS_NEW : kvf__ids_add(&p->ids, line.id);
+    if (!st && used == KVF__IDS_NEW && kvf__ids_has(&p->run->resume.done, line.id)) {
+        p->tally->n_skipped++;
+        p->n_ended++;
+        kvf__line_free(&line);
+        return;
     }
+    if (!st && used == KVF__IDS_NEW) st = kvf__line_read(&p->rules, &line, &err);
+    if (st)
+        reject(p, &line, err.text[0] ? err.text : kvf_status_text(st));
+    else if (used != KVF__IDS_NEW)
+        reject_duplicate(p, &line, used);
+    else
+        submit(p, &line);
     kvf__line_free(&line);
 }
 
@@ -266,9 +300,10 @@ static void write_step(pass *p, const kvf_engine_stats *s) {
 }
 
 static void after_step(pass *p) {
+    kvf__sink_tick(p->output);
     kvf_engine_stats s = {.struct_size = sizeof s};
     if (kvf_engine_get_stats(p->engine, &s)) return;
-    if (p->run->stats.file) write_step(p, &s);
+    if (p->run->stats.is_open) write_step(p, &s);
     const kvf_pool_occupancy *blocks = &s.occupancy.blocks;
     if (kvf__progress_due(&p->progress))
         kvf__progress_show(&p->progress, p->n_ended, s.n_running, s.n_prompt_tokens + s.n_decode_tokens,
@@ -297,7 +332,12 @@ static void steps(pass *p) {
 static bool run_pass(run *r, uint32_t index) {
     const kvf__cli *cli = r->cli;
     pass p = {.run = r, .index = index, .tally = &r->tallies[index], .output = &r->outputs[index]};
-    p.rules = (kvf__line_rules){cli, kvf_model_tokenizer(r->model), r->names[index], index == 0};
+    p.rules = (kvf__line_rules){.cli = cli,
+                                .tokenizer = kvf_model_tokenizer(r->model),
+                                .info = r->info,
+                                .model_path = r->model_path,
+                                .policy = r->names[index],
+                                .own = index == 0};
     p.ahead = cli->max_running > 16384 ? 65536 : cli->max_running * 4;
     if (!kvf__tally_init(p.tally, cli, r->info, &r->policies[index])) return false;
     r->n_done = index + 1;
@@ -356,6 +396,15 @@ static bool check_usage(const kvf__cli *cli) {
                  kvf__shown(cli->compare_output).text);
         return false;
     }
+    if (cli->resume && (cli->prompt || !cli->output || !strcmp(cli->output, "-") || cli->compare)) {
+        kvf__say(cli->compare ? "--resume and --compare: give one of them"
+                              : "--resume: needs --input and --output FILE, the output of the run to go on with");
+        return false;
+    }
+    if (cli->force && !cli->resume) {
+        kvf__say("--force: is for --resume");
+        return false;
+    }
     return check_files(cli);
 }
 
@@ -393,8 +442,19 @@ static bool open_outputs(run *r) {
             return false;
         }
     }
+    bool named = cli->input && cli->output && strcmp(cli->output, "-") != 0;
+    if (named && !(r->header = kvf__header_make(cli, r->model_path, r->info, &r->policies[0]))) return false;
+    if (cli->resume && !kvf__resume_read(&r->resume, cli->output, r->header, cli->force, cli->quiet)) return false;
+    kvf__sync sync = !strcmp(cli->sync, "line")    ? KVF__SYNC_LINE
+                     : !strcmp(cli->sync, "never") ? KVF__SYNC_NEVER
+                                                   : KVF__SYNC_SECOND;
     for (size_t i = 0; i < 3; i++)
-        if (!kvf__sink_open(sinks[i], paths[i])) return false;
+        if (!kvf__sink_open(sinks[i], paths[i], i == 0 && cli->resume, i == 2 ? KVF__SYNC_NEVER : sync)) return false;
+    r->resumable = named && r->outputs[0].regular;
+    if (r->header && (!r->resumable || r->resume.has_header)) {
+        json_decref(r->header);
+        r->header = NULL;
+    }
     return true;
 }
 
@@ -403,7 +463,7 @@ static bool set_up(run *r) {
     r->reader.fd = -1;
     if (!check_usage(cli) || !read_policies(r, 0)) return false;
     if (cli->input && !kvf__reader_open(&r->reader, cli->input, cli->compare != NULL)) return false;
-    if (!(r->model = kvf__setup_model(cli, false, &r->n_threads))) return false;
+    if (!kvf__model_path(cli, r->model_path) || !(r->model = kvf__setup_model(cli, false, &r->n_threads))) return false;
     r->info = kvf_model_get_info(r->model);
     r->streams = cli->prompt && !cli->output && !cli->json;
     return read_policies(r, r->info->n_layers) && open_outputs(r);
@@ -420,6 +480,16 @@ static bool summarize(run *r) {
     return true;
 }
 
+static void say_interrupted(const run *r) {
+    const char *text = "interrupted: requests that had not ended are not written";
+    if (r->resumable && !r->cli->compare)
+        kvf__say("%s; the same command with --resume goes on from here", text);
+    else if (r->cli->input)
+        kvf__say("%s; a run with --output FILE (and no --compare) can be gone on with", text);
+    else
+        kvf__say("%s", text);
+}
+
 int kvf__run_command(const void *options) {
     run r;
     memset(&r, 0, sizeof r);
@@ -430,7 +500,7 @@ int kvf__run_command(const void *options) {
         bool going = run_pass(&r, 0);
         if (going && r.n_passes > 1 && (r.cli->prompt || kvf__reader_rewind(&r.reader))) going = run_pass(&r, 1);
         bool started = r.tallies[0].stats.struct_size != 0;
-        if (caught_signal) kvf__say("interrupted: requests that had not ended are not written");
+        if (caught_signal) say_interrupted(&r);
         bool written = !started || summarize(&r);
         for (int i = 0; i < 2; i++) written &= kvf__sink_close(&r.outputs[i]);
         written &= kvf__sink_close(&r.stats);
@@ -445,6 +515,8 @@ int kvf__run_command(const void *options) {
     kvf__tally_free(&r.tallies[0]);
     kvf__tally_free(&r.tallies[1]);
     json_decref(r.result);
+    json_decref(r.header);
+    kvf__ids_free(&r.resume.done);
     kvf__reader_close(&r.reader);
     kvf_model_close(r.model);
     return code;

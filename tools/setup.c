@@ -51,13 +51,16 @@ static bool default_model(char *path, size_t capacity) {
     return false;
 }
 
+bool kvf__model_path(const kvf__cli *cli, char path[KVF__PATH_BYTES]) {
+    if (!cli->model) return default_model(path, KVF__PATH_BYTES);
+    if ((size_t)snprintf(path, KVF__PATH_BYTES, "%s", cli->model) < KVF__PATH_BYTES) return true;
+    kvf__say("--model %s: the name is too long", kvf__shown(cli->model).text);
+    return false;
+}
+
 kvf_model *kvf__setup_model(const kvf__cli *cli, bool tokenizer_only, uint32_t *n_threads) {
-    char path[4096];
-    const char *name = cli->model;
-    if (!name) {
-        if (!default_model(path, sizeof path)) return NULL;
-        name = path;
-    }
+    char name[KVF__PATH_BYTES];
+    if (!kvf__model_path(cli, name)) return NULL;
     kvf_error err = {""};
     kvf_stream *stream = NULL;
     kvf_model *model = NULL;
@@ -202,16 +205,16 @@ char *kvf__read_file(const char *path, const char *option, size_t *n_bytes) {
 
 uint32_t *kvf__encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes, uint32_t flags, size_t *n_ids,
                       kvf_error *err) {
-    if (n_bytes >= SIZE_MAX / sizeof(uint32_t) - 1) {
+    if (n_bytes >= SIZE_MAX / sizeof(uint32_t) - 2) {
         (void)fail(err, KVF_E_OVERFLOW, "text: too long");
         return NULL;
     }
-    uint32_t *ids = malloc((n_bytes + 1) * sizeof *ids);
+    uint32_t *ids = malloc((n_bytes + 2) * sizeof *ids);
     if (!ids) {
         (void)fail(err, KVF_E_NO_MEMORY, "out of memory");
         return NULL;
     }
-    kvf_status st = kvf_tokenizer_encode(tokenizer, text, n_bytes, flags, ids, n_bytes + 1, n_ids, err);
+    kvf_status st = kvf_tokenizer_encode(tokenizer, text, n_bytes, flags, ids, n_bytes + 2, n_ids, err);
     if (!st) return ids;
     if (!err->text[0]) (void)fail(err, st, kvf_status_text(st));
     free(ids);

@@ -83,8 +83,8 @@ static inline float max8(__m256 x) {
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
 }
 
-/* The sums come by value: an address of theirs would keep them in memory. Most tiles raise nothing, which one comparison
- * tells. */
+/* The sums come by value: an address of theirs would keep them in memory. Most tiles raise nothing, which one
+ * comparison tells. */
 static void raise(const kvf__tile *tile, __m256 dot0, __m256 dot1, __m256 dot2, float rnorm, kvf__best *best) {
     __m256 ri = _mm256_set1_ps(rnorm);
     __m256 u0 = cosine8(dot0, ri, _mm256_loadu_ps(tile->rnorm));

@@ -29,7 +29,7 @@ extern "C" {
 
 typedef struct kvf_pages {
     size_t struct_size;
-    kvf_dtype dtype; /* of k and v */
+    kvf_dtype dtype;                                          /* of k and v */
     uint32_t n_blocks, block_size, heads_per_group, head_dim; /* head_dim: a multiple of 8, at most 256 */
     void *k, *v;
     uint64_t k_block_stride, v_block_stride; /* bytes from one block to the next */
@@ -71,11 +71,11 @@ typedef struct kvf_mass {
 } kvf_mass;
 
 typedef enum kvf_cpu_path {
-    KVF_CPU_AUTO = 0,  /* the fastest this CPU has */
-    KVF_CPU_REF = 1,   /* plain C in double precision, one thread */
-    KVF_CPU_SCALAR = 2,/* the tiled algorithm in plain C */
-    KVF_CPU_AVX2 = 3,  /* AVX2, FMA, F16C */
-    KVF_CPU_AVX512 = 4 /* AVX-512 F, BW, VL, DQ */
+    KVF_CPU_AUTO = 0,   /* the fastest this CPU has */
+    KVF_CPU_REF = 1,    /* plain C in double precision, one thread */
+    KVF_CPU_SCALAR = 2, /* the tiled algorithm in plain C */
+    KVF_CPU_AVX2 = 3,   /* AVX2, FMA, F16C */
+    KVF_CPU_AVX512 = 4  /* AVX-512 F, BW, VL, DQ */
 } kvf_cpu_path;
 
 /* One layer of one batch. */
@@ -91,10 +91,10 @@ typedef struct kvf_attention {
     const float *q;              /* [n_tokens][n_q_heads][head_dim], rows q_stride floats apart */
     const float *k, *v;          /* append: [n_tokens][n_kv_heads][head_dim], rows kv_stride floats apart */
     size_t q_stride, kv_stride;
-    float *out;                  /* [n_tokens][n_q_heads][head_dim], rows out_stride floats apart */
+    float *out; /* [n_tokens][n_q_heads][head_dim], rows out_stride floats apart */
     size_t out_stride;
-    kvf_mass *mass;              /* or NULL */
-    void *workspace;             /* kvf_attention_workspace_bytes of it, 64-byte aligned */
+    kvf_mass *mass;  /* or NULL */
+    void *workspace; /* kvf_attention_workspace_bytes of it, 64-byte aligned */
     size_t workspace_bytes;
     kvf_cpu_path path;
 } kvf_attention;

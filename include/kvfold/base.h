@@ -41,20 +41,20 @@ extern "C" {
 #endif
 
 /* Name, number (pinned for ever), text. */
-#define KVF_STATUS_LIST(X)                                                                       \
-    X(KVF_OK, 0, "ok")                                                                           \
-    X(KVF_E_INVALID, -1, "invalid argument")                                                     \
-    X(KVF_E_NO_MEMORY, -2, "out of host memory")                                                 \
-    X(KVF_E_NO_BLOCKS, -3, "not enough free blocks")                                             \
-    X(KVF_E_STALE, -4, "stale or foreign handle")                                                \
-    X(KVF_E_LIMIT, -5, "configured limit reached")                                               \
-    X(KVF_E_OVERFLOW, -6, "size out of range")                                                   \
-    X(KVF_E_IO, -7, "input or output failed")                                                    \
-    X(KVF_E_FORMAT, -8, "malformed data")                                                        \
-    X(KVF_E_UNSUPPORTED, -9, "not supported")                                                    \
-    X(KVF_E_STATE, -10, "call out of order")                                                     \
-    X(KVF_E_CORRUPT, -11, "an invariant is broken")                                              \
-    X(KVF_E_NOT_FOUND, -12, "not found")                                                         \
+#define KVF_STATUS_LIST(X)                           \
+    X(KVF_OK, 0, "ok")                               \
+    X(KVF_E_INVALID, -1, "invalid argument")         \
+    X(KVF_E_NO_MEMORY, -2, "out of host memory")     \
+    X(KVF_E_NO_BLOCKS, -3, "not enough free blocks") \
+    X(KVF_E_STALE, -4, "stale or foreign handle")    \
+    X(KVF_E_LIMIT, -5, "configured limit reached")   \
+    X(KVF_E_OVERFLOW, -6, "size out of range")       \
+    X(KVF_E_IO, -7, "input or output failed")        \
+    X(KVF_E_FORMAT, -8, "malformed data")            \
+    X(KVF_E_UNSUPPORTED, -9, "not supported")        \
+    X(KVF_E_STATE, -10, "call out of order")         \
+    X(KVF_E_CORRUPT, -11, "an invariant is broken")  \
+    X(KVF_E_NOT_FOUND, -12, "not found")             \
     X(KVF_E_NEVER_FITS, -13, "can never fit")
 
 typedef enum kvf_status {
@@ -116,8 +116,8 @@ typedef struct kvf_stream kvf_stream;
  *  @own the caller, kvf_stream_destroy. @threads one call on a stream at a time.
  *  @errors KVF_E_INVALID, KVF_E_NO_MEMORY (also when a thread cannot be started).
  *  @cost allocates once; starts the threads. */
-KVF_API KVF_CHECK kvf_status kvf_stream_create_cpu(const kvf_allocator *allocator, uint32_t n_threads,
-                                                   kvf_stream **out, kvf_error *err);
+KVF_API KVF_CHECK kvf_status kvf_stream_create_cpu(const kvf_allocator *allocator, uint32_t n_threads, kvf_stream **out,
+                                                   kvf_error *err);
 
 /** Stops the workers and frees the stream; NULL is allowed.
  *  @param stream a stream with no call running.

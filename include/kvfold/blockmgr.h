@@ -94,9 +94,9 @@ typedef enum kvf_copy_kind {
 } kvf_copy_kind;
 
 typedef struct kvf_copy {
-    uint32_t kind; /* kvf_copy_kind */
-    uint32_t src;  /* id */
-    uint32_t dst;  /* id */
+    uint32_t kind;    /* kvf_copy_kind */
+    uint32_t src;     /* id */
+    uint32_t dst;     /* id */
     uint32_t n_slots; /* leading slots that hold something; a whole copy is allowed too */
 } kvf_copy;
 
@@ -172,7 +172,8 @@ KVF_API KVF_CHECK kvf_status kvf_seq_next_pos(const kvf_manager *manager, kvf_se
  *  @own nothing is kept. @threads as the manager.
  *  @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_NO_BLOCKS.
  *  @cost O(tables), and the blocks of tables that were forked or held; no allocation. */
-KVF_API KVF_CHECK kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots, int with_scores);
+KVF_API KVF_CHECK kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots,
+                                             int with_scores);
 
 /** Gives every table of the sequence score pages for its present slots and for all that it will hold: from now
  *  on they grow and shrink with the blocks. Called once, at the prompt's end, with the sizes after compaction.
@@ -326,7 +327,8 @@ typedef struct kvf_layer_occupancy {
 /** The pool's figures and, per layer, those of all sequences together.
  *  @param manager a manager. @param out struct_size set by the caller. @param layers [n_layers] or NULL.
  *  @own plain values. @threads as the manager. @errors KVF_E_INVALID. @cost O(n_layers), no allocation. */
-KVF_API KVF_CHECK kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kvf_layer_occupancy *layers);
+KVF_API KVF_CHECK kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out,
+                                                kvf_layer_occupancy *layers);
 
 /** One sequence's figures per layer (n_blocks_max: since its creation).
  *  @param manager a manager. @param seq a sequence. @param layers [n_layers].
@@ -336,7 +338,7 @@ KVF_API KVF_CHECK kvf_status kvf_seq_occupancy(const kvf_manager *manager, kvf_s
 /** Checks every invariant by walking everything: free + held = total, each block's references = its appearances over
  *  all tables, holds and pins, no block both free and referenced, promises and counters; likewise score pages.
  *  @param manager a manager. @param err names the first broken invariant, or NULL.
- *  @own nothing. @threads as the manager. @errors KVF_E_CORRUPT. @cost O(everything), no allocation. */
+ *  @own nothing. @threads as the manager. @errors KVF_E_CORRUPT, KVF_E_INVALID. @cost O(everything), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_audit(const kvf_manager *manager, kvf_error *err);
 
 #ifdef __cplusplus

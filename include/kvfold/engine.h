@@ -23,27 +23,27 @@ typedef struct kvf_engine kvf_engine;
 typedef struct kvf_engine_config {
     size_t struct_size;
     const kvf_model *model;
-    uint32_t n_threads;       /* 0: the CPUs there are */
-    kvf_dtype kv_dtype;       /* of the pages */
-    uint32_t block_size;      /* 0: 16 */
-    uint32_t heads_per_group; /* 0: all KV heads */
-    uint32_t chunk;           /* 0: 512 */
-    uint64_t kv_bytes;        /* memory for K and V; 0: 512 MiB */
-    uint32_t max_running;     /* 0: 64 */
-    uint32_t max_context;     /* 0: the model's */
+    uint32_t n_threads;          /* 0: the CPUs there are */
+    kvf_dtype kv_dtype;          /* of the pages */
+    uint32_t block_size;         /* 0: 16 */
+    uint32_t heads_per_group;    /* 0: all KV heads */
+    uint32_t chunk;              /* 0: 512 */
+    uint64_t kv_bytes;           /* memory for K and V; 0: 512 MiB */
+    uint32_t max_running;        /* 0: 64 */
+    uint32_t max_context;        /* 0: the model's */
     uint32_t max_prefill_tokens; /* 0: max_context */
-    uint32_t n_score_arrays;  /* score arrays a page has; a request that needs more is refused; 0: 1 */
-    int want_mass_bias;       /* 1: pages carry weight and bias (merge=mass) */
+    uint32_t n_score_arrays;     /* score arrays a page has; a request that needs more is refused; 0: 1 */
+    int want_mass_bias;          /* 1: pages carry weight and bias (merge=mass) */
     kvf_cpu_path path;
     kvf_log log;
     kvf_allocator allocator;
 } kvf_engine_config;
 
 typedef enum kvf_finish {
-    KVF_FINISH_STOP = 0,    /* an end token or a stop string */
-    KVF_FINISH_LENGTH = 1,  /* max_tokens, the context, or the pool alone */
+    KVF_FINISH_STOP = 0,   /* an end token or a stop string */
+    KVF_FINISH_LENGTH = 1, /* max_tokens, the context, or the pool alone */
     KVF_FINISH_ABORTED = 2,
-    KVF_FINISH_ERROR = 3    /* see error */
+    KVF_FINISH_ERROR = 3 /* see error */
 } kvf_finish;
 
 /* What became of a request. Arrays live as long as the callback. */
@@ -52,11 +52,11 @@ typedef struct kvf_result {
     kvf_request request;
     void *user;
     kvf_finish finish;
-    const char *error;       /* for KVF_FINISH_ERROR, else NULL */
-    const uint32_t *tokens;  /* generated, an end token included */
-    const double *logprobs;  /* [n_tokens] natural log of each token's probability */
+    const char *error;      /* for KVF_FINISH_ERROR, else NULL */
+    const uint32_t *tokens; /* generated, an end token included */
+    const double *logprobs; /* [n_tokens] natural log of each token's probability */
     uint32_t n_tokens, n_prompt;
-    const char *text;        /* UTF-8 (broken bytes as U+FFFD), cut before a stop string; NUL terminated */
+    const char *text; /* UTF-8 (broken bytes as U+FFFD), cut before a stop string; NUL terminated */
     size_t text_bytes;
     /* KV at the end */
     const kvf_layer_occupancy *layers; /* [n_layers] */
@@ -64,10 +64,17 @@ typedef struct kvf_result {
     const double *density;             /* [n_layers] or NULL */
     uint64_t held_tokens, full_tokens; /* slots over layers and groups; and with the full cache */
     kvf_policy_counts counts;
-    uint64_t kept;                     /* slots held, over layers and KV heads */
+    uint64_t kept; /* slots held, over layers and KV heads */
     uint32_t n_preempted;
-    double first_token_s, total_s;     /* since the submission */
+    double first_token_s, total_s; /* since the submission */
+    /* The likeliest tokens at each step, at temperature 1, as the request asked for; else 0 and NULL. */
+    uint32_t n_top_logprobs;
+    const uint32_t *top_tokens; /* [n_tokens][n_top_logprobs] likeliest first, ties to the lower id; KVF_NO_TOKEN where
+                                 * logits are NaN */
+    const double *top_logprobs; /* [n_tokens][n_top_logprobs] natural logs */
 } kvf_result;
+
+enum { KVF_TOP_LOGPROBS_MAX = 20 };
 
 typedef struct kvf_generate {
     size_t struct_size;
@@ -77,12 +84,15 @@ typedef struct kvf_generate {
     kvf_sampling sampling;
     const char *const *stop; /* stop strings; copied */
     uint32_t n_stop;
-    int ignore_end;          /* 1: end tokens do not end it */
-    const uint32_t *forced;  /* teacher forcing: the tokens to take instead of sampling; max_tokens of them; or NULL; copied */
+    int ignore_end; /* 1: end tokens do not end it */
+    const uint32_t
+        *forced; /* teacher forcing: the tokens to take instead of sampling; max_tokens of them; or NULL; copied */
     const kvf_policy_options *policy; /* copied; NULL: full */
     void *user;
     void (*on_token)(void *user, kvf_request request, uint32_t token, double logprob); /* or NULL */
     void (*on_finish)(void *user, const kvf_result *result);
+    uint32_t
+        n_top_logprobs; /* likeliest tokens of each step to report, at most KVF_TOP_LOGPROBS_MAX and the vocabulary */
 } kvf_generate;
 
 typedef struct kvf_engine_stats {
@@ -91,7 +101,7 @@ typedef struct kvf_engine_stats {
     double forward_s, prefill_s, decode_s, policy_s; /* a mixed step's time is split by tokens */
     uint32_t n_running, n_waiting, n_running_max;
     kvf_occupancy occupancy;
-    uint64_t full_bytes;     /* what the sequences of the last step would hold with the full cache */
+    uint64_t full_bytes; /* what the sequences of the last step would hold with the full cache */
     uint64_t full_bytes_max;
     uint64_t block_bytes;
     uint32_t n_layers;
@@ -116,9 +126,10 @@ KVF_API void kvf_engine_destroy(kvf_engine *engine);
 /** Queues a request.
  *  @param engine an engine. @param generate see above. @param out its number, or NULL. @param err names the thing, the value and the remedy, or NULL.
  *  @own nothing is kept but user. @threads as the engine; also from within a callback.
- *  @errors KVF_E_INVALID (no token, an id outside the vocabulary, options, a stop string of no bytes), KVF_E_NEVER_FITS, KVF_E_LIMIT,
+ *  @errors KVF_E_INVALID (no token, an id outside the vocabulary, options, a stop string of no bytes, n_top_logprobs), KVF_E_NEVER_FITS, KVF_E_LIMIT,
  *  KVF_E_NO_MEMORY. on_finish is not called on failure. @cost O(tokens); allocates. */
-KVF_API KVF_CHECK kvf_status kvf_engine_submit(kvf_engine *engine, const kvf_generate *generate, kvf_request *out, kvf_error *err);
+KVF_API KVF_CHECK kvf_status kvf_engine_submit(kvf_engine *engine, const kvf_generate *generate, kvf_request *out,
+                                               kvf_error *err);
 
 /** Runs one step.
  *  @param engine an engine. @param more 1 while requests are waiting or running. @param err detail, or NULL.
@@ -140,8 +151,8 @@ KVF_API KVF_CHECK kvf_status kvf_engine_get_stats(kvf_engine *engine, kvf_engine
  *  @param engine an engine. @param request running. @param layer layer. @param kv_head head. @param pos result. @param capacity of it.
  *  @param n how many there are. @own the caller's buffer. @threads as the engine, also from within on_token.
  *  @errors KVF_E_NOT_FOUND, KVF_E_INVALID, KVF_E_LIMIT. @cost O(slots log slots). */
-KVF_API KVF_CHECK kvf_status kvf_engine_positions(kvf_engine *engine, kvf_request request, uint32_t layer, uint32_t kv_head,
-                                                  uint32_t *pos, uint32_t capacity, uint32_t *n);
+KVF_API KVF_CHECK kvf_status kvf_engine_positions(kvf_engine *engine, kvf_request request, uint32_t layer,
+                                                  uint32_t kv_head, uint32_t *pos, uint32_t capacity, uint32_t *n);
 
 /** The engine's block manager (for audits) and policy state (for tau and sizes).
  *  @param engine an engine. @param policies set to the policy state, or NULL. @own the engine's; read only. @threads as the engine.

@@ -20,29 +20,35 @@ typedef struct kvf_activations kvf_activations;
 
 typedef struct kvf_model_config {
     size_t struct_size;
-    kvf_stream *stream;      /* threads for loading, NULL: the caller's */
+    kvf_stream *stream;      /* no longer used: opening reads little; or NULL */
     int tokenizer_only;      /* 1: no weights are touched */
     kvf_allocator allocator; /* all zero: the default */
 } kvf_model_config;
 
 typedef struct kvf_model_info {
     size_t struct_size;
-    char name[128], architecture[32], tokenizer[32], pre_tokenizer[32], weights[96]; /* weights: "Q4_1 x 210, F32 x 61" */
+    char name[128], architecture[32], tokenizer[32], pre_tokenizer[32],
+        weights[96]; /* weights: "Q4_1 x 210, F32 x 61" */
     uint32_t gguf_version;
     uint32_t n_layers, n_q_heads, n_kv_heads, head_dim, n_embd, n_ff, n_vocab, n_context;
     float rope_base, norm_epsilon;
-    int tied_output; /* the output head is the embedding */
-    uint64_t n_params, file_bytes, weight_bytes; /* weight_bytes: in memory */
+    int tied_output;                             /* the output head is the embedding */
+    uint64_t n_params, file_bytes, weight_bytes; /* weight_bytes: in memory, beside the mapped file */
     uint32_t n_tensors;
+    uint32_t sliding_window; /* 0: none; else no sequence may have more positions: attention beyond is not computed */
+    uint32_t n_files;        /* parts of a split file; 1 otherwise */
 } kvf_model_info;
 
-/** Opens a GGUF file (v2 or v3; F32, F16, Q8_0, Q4_0, Q4_1), checks every field and prepares the weights.
- *  @param path the file. @param config or NULL. @param out the model. @param err names file, key or tensor, value and remedy, or NULL.
+/** Opens a GGUF file (v2 or v3; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K; whole or split), checks every
+ *  field and prepares the weights.
+ *  @param path the file; of a split one the first part (NAME-00001-of-00003.gguf), beside which the others lie. @param config or NULL. @param out the model. @param err names file, key or tensor, value and remedy, or NULL.
  *  @own the caller, kvf_model_close. The file stays mapped. @threads any; a model is read-only afterwards and may be shared.
  *  @errors KVF_E_INVALID (path or config), KVF_E_IO, KVF_E_FORMAT (truncated, lying, hostile), KVF_E_UNSUPPORTED (architecture,
  *  type, or a key or tensor that asks for what is not computed), KVF_E_NO_MEMORY.
- *  @cost reads the weights once; allocates. */
-KVF_API KVF_CHECK kvf_status kvf_model_open(const char *path, const kvf_model_config *config, kvf_model **out, kvf_error *err);
+ *  @cost reads the index, the vocabulary and vectors; allocates. Matrices stay in the file's map, in its types: the
+ *  first passes bring their pages in. */
+KVF_API KVF_CHECK kvf_status kvf_model_open(const char *path, const kvf_model_config *config, kvf_model **out,
+                                            kvf_error *err);
 
 /** Closes it; NULL is allowed.
  *  @param model a model no activations exist for. @own takes it. @threads none may use it. @errors none. @cost unmaps, frees. */
@@ -62,7 +68,8 @@ KVF_API const kvf_tokenizer *kvf_model_tokenizer(const kvf_model *model);
  *  @own the caller, kvf_activations_destroy, before the model. @threads one forward at a time.
  *  @errors KVF_E_INVALID, KVF_E_NO_MEMORY, KVF_E_OVERFLOW, KVF_E_STATE (tokenizer_only). @cost allocates once. */
 KVF_API KVF_CHECK kvf_status kvf_activations_create(const kvf_model *model, uint32_t max_tokens, uint32_t max_seqs,
-                                                    uint32_t max_slots, uint32_t n_threads, kvf_activations **out, kvf_error *err);
+                                                    uint32_t max_slots, uint32_t n_threads, kvf_activations **out,
+                                                    kvf_error *err);
 
 /** Frees them; NULL is allowed.
  *  @param activations buffers. @own takes them. @threads none may use them. @errors none. @cost frees. */
@@ -80,7 +87,7 @@ typedef struct kvf_forward {
     /* Mass: as kvf_mass, for all layers. */
     float *const *prompt_sums; /* [n_seqs], each NULL or [n_layers][n_q_heads][prompt_stride]; or NULL */
     size_t prompt_stride;
-    float *row;              /* [n_decode][n_kv_heads][row_stride], reused by every layer; or NULL */
+    float *row; /* [n_decode][n_kv_heads][row_stride], reused by every layer; or NULL */
     size_t row_stride;
     const uint8_t *row_wanted, *row_gqa;
     /* Called after each layer's attention, in the caller's thread; a failure ends the pass with its status. */
@@ -96,7 +103,8 @@ typedef struct kvf_forward {
 /** Runs the pass: writes K and V of the new tokens into the pages, fills the mass and the logits.
  *  @param model a model. @param activations of it. @param stream where it runs. @param forward see above. @param err detail, or NULL.
  *  @own nothing is kept. @threads one at a time for an activations object.
- *  @errors KVF_E_INVALID (an id outside the vocabulary, sizes beyond the activations'), those of after_layer, KVF_E_NO_MEMORY (the BLAS).
+ *  @errors KVF_E_INVALID (an id outside the vocabulary, sizes beyond the activations'), KVF_E_UNSUPPORTED (more positions than the
+ *  model's sliding window), those of after_layer, KVF_E_NO_MEMORY (the BLAS).
  *  @cost 2 * parameters * tokens operations and the attention; no allocation of ours. */
 KVF_API KVF_CHECK kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activations, kvf_stream *stream,
                                                const kvf_forward *forward, kvf_error *err);
@@ -111,22 +119,26 @@ enum {
 };
 
 /** Text to ids. Any bytes are accepted; what is not UTF-8 is encoded byte by byte. Bytes that the vocabulary has no token for
- *  (some vocabularies lack control characters and bytes that UTF-8 never has) are left out.
+ *  (some vocabularies lack control characters and bytes that UTF-8 never has) are left out, or become the unknown token of a
+ *  SentencePiece vocabulary. Most of those also put one space before a text, at its begin and after each control token.
  *  @param tokenizer a tokenizer. @param text bytes, may hold NUL. @param n_bytes how many. @param flags KVF_ENCODE_*.
- *  @param ids result. @param capacity of ids; n_bytes + 1 always does. @param n_ids how many there are (set on KVF_E_LIMIT too).
+ *  @param ids result. @param capacity of ids; n_bytes + 2 always does. @param n_ids how many there are (set on KVF_E_LIMIT too).
  *  @param err detail, or NULL. @own the caller's buffer. @threads any, concurrently.
  *  @errors KVF_E_LIMIT (capacity; n_bytes of 2^31 or more), KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
-KVF_API KVF_CHECK kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes, uint32_t flags,
-                                                  uint32_t *ids, size_t capacity, size_t *n_ids, kvf_error *err);
+KVF_API KVF_CHECK kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes,
+                                                  uint32_t flags, uint32_t *ids, size_t capacity, size_t *n_ids,
+                                                  kvf_error *err);
 
 /** The bytes of one token; control tokens give none unless special is set.
  *  @param tokenizer a tokenizer. @param id any value; outside the vocabulary: no bytes. @param special see above.
  *  @param buffer result. @param capacity of it; 512 always does for tokens of at most 512 bytes.
  *  @own the caller's buffer. @threads any. @errors none. @cost O(bytes). Returns the bytes the token has, of which at most
  *  capacity were written. */
-KVF_API size_t kvf_tokenizer_piece(const kvf_tokenizer *tokenizer, uint32_t id, int special, char *buffer, size_t capacity);
+KVF_API size_t kvf_tokenizer_piece(const kvf_tokenizer *tokenizer, uint32_t id, int special, char *buffer,
+                                   size_t capacity);
 
-/** Ids to text: the tokens' bytes, joined.
+/** Ids to text: the tokens' bytes, joined. The space that kvf_tokenizer_encode puts before a text is dropped where it would stand:
+ *  at the begin, and after a control token that is written out. In the middle of a text use kvf_tokenizer_piece.
  *  @param tokenizer a tokenizer. @param ids ids. @param n_ids how many. @param special see kvf_tokenizer_piece.
  *  @param buffer result. @param capacity of it.
  *  @own the caller's buffer. @threads any. @errors none. @cost O(bytes). Returns the bytes there are, of which at most capacity were written. */
@@ -153,25 +165,28 @@ typedef struct kvf_message {
 
 /** A dialogue as the model was trained to see it, as text for display, with the opening of the assistant's answer at its end.
  *  To run it use kvf_chat_encode: in this text a control token of the template and one that a content writes out look alike.
- *  @param tokenizer a tokenizer. @param template_name "auto" (by the file's template; without one as "none"), "chatml",
- *  "none" (contents joined); NULL: "auto".
+ *  @param tokenizer a tokenizer. @param template_name "auto" (by the control words of the file's template; without one as "none"),
+ *  "chatml", "llama2", "llama3", "mistral", "none" (contents joined); NULL: "auto". In "llama2" and "mistral" messages of user and
+ *  assistant take turns, user last, after at most one of system.
  *  @param messages the dialogue. @param n_messages how many. @param buffer result. @param capacity of it.
  *  @param n_bytes the bytes there are (set on KVF_E_LIMIT too). @param err detail, or NULL.
  *  @own the caller's buffer. @threads any.
  *  @errors KVF_E_NOT_FOUND (template name; the text lists them), KVF_E_UNSUPPORTED (the file's template is none of ours, or the
- *  vocabulary lacks its control tokens), KVF_E_INVALID (no message, a role, a NULL content), KVF_E_LIMIT, KVF_E_OVERFLOW. @cost O(bytes). */
-KVF_API KVF_CHECK kvf_status kvf_chat_render(const kvf_tokenizer *tokenizer, const char *template_name, const kvf_message *messages,
-                                             uint32_t n_messages, char *buffer, size_t capacity, size_t *n_bytes, kvf_error *err);
+ *  vocabulary lacks its control tokens), KVF_E_INVALID (no message, a role, a turn, a NULL content), KVF_E_LIMIT, KVF_E_OVERFLOW. @cost O(bytes). */
+KVF_API KVF_CHECK kvf_status kvf_chat_render(const kvf_tokenizer *tokenizer, const char *template_name,
+                                             const kvf_message *messages, uint32_t n_messages, char *buffer,
+                                             size_t capacity, size_t *n_bytes, kvf_error *err);
 
 /** The same dialogue as ids, ready to run: only the template's own control tokens become control tokens; what a content writes
- *  out ("<|im_end|>") stays text. Begins with the beginning-of-sequence token where the model has one and wants it.
+ *  out ("<|im_end|>") stays text. Begins with the beginning-of-sequence token where the model has one and it or the template wants it.
  *  @param tokenizer a tokenizer. @param template_name see kvf_chat_render.
  *  @param messages the dialogue. @param n_messages how many. @param ids result. @param capacity of it; all bytes that
- *  kvf_chat_render counts + 1 always do. @param n_ids how many there are (set on KVF_E_LIMIT too). @param err detail, or NULL.
+ *  kvf_chat_render counts + 2 always do. @param n_ids how many there are (set on KVF_E_LIMIT too). @param err detail, or NULL.
  *  @own the caller's buffer. @threads any, concurrently.
  *  @errors those of kvf_chat_render, KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
-KVF_API KVF_CHECK kvf_status kvf_chat_encode(const kvf_tokenizer *tokenizer, const char *template_name, const kvf_message *messages,
-                                             uint32_t n_messages, uint32_t *ids, size_t capacity, size_t *n_ids, kvf_error *err);
+KVF_API KVF_CHECK kvf_status kvf_chat_encode(const kvf_tokenizer *tokenizer, const char *template_name,
+                                             const kvf_message *messages, uint32_t n_messages, uint32_t *ids,
+                                             size_t capacity, size_t *n_ids, kvf_error *err);
 
 /* ---- Sampling --------------------------------------------------------------------------------------- */
 
@@ -188,8 +203,8 @@ typedef struct kvf_sampling {
  *  @param logprob natural log of the token's probability at temperature 1, or NULL.
  *  @own nothing is kept. @threads any. @errors none: NaN logits are never drawn; all NaN gives token 0.
  *  @cost O(n_vocab), with top_k or top_p a partial sort. */
-KVF_API uint32_t kvf_sample(const kvf_sampling *sampling, uint64_t step, const float *logits, uint32_t n_vocab, void *scratch,
-                            double *logprob);
+KVF_API uint32_t kvf_sample(const kvf_sampling *sampling, uint64_t step, const float *logits, uint32_t n_vocab,
+                            void *scratch, double *logprob);
 
 #ifdef __cplusplus
 }

@@ -33,7 +33,13 @@ typedef enum kvf_metric { KVF_METRIC_HEAD_MINMAX, KVF_METRIC_RAW, KVF_METRIC_LAY
 typedef enum kvf_budget_unit { KVF_BUDGET_TOKEN, KVF_BUDGET_BLOCK } kvf_budget_unit;
 typedef enum kvf_score { KVF_SCORE_ACCUMULATE, KVF_SCORE_PROMPT_PLUS_CURRENT } kvf_score;
 typedef enum kvf_scope { KVF_SCOPE_HEAD, KVF_SCOPE_LAYER } kvf_scope;
-typedef enum kvf_merge { KVF_MERGE_PAPER, KVF_MERGE_AUTHORS, KVF_MERGE_AVERAGE, KVF_MERGE_MASS, KVF_MERGE_NONE } kvf_merge;
+typedef enum kvf_merge {
+    KVF_MERGE_PAPER,
+    KVF_MERGE_AUTHORS,
+    KVF_MERGE_AVERAGE,
+    KVF_MERGE_MASS,
+    KVF_MERGE_NONE
+} kvf_merge;
 
 #define KVF_MAX_FULL_LAYERS 64
 #define KVF_MIN_BUDGET_TOKENS 16u
@@ -46,9 +52,9 @@ typedef struct kvf_policy_options {
     uint32_t budget_tokens; /* absolute, per layer, in place of rho * L; 0: rho; else at least KVF_MIN_BUDGET_TOKENS */
     uint32_t min_tokens;    /* floor of the budget per layer */
     kvf_metric metric;
-    int32_t layer_sign;     /* +1 or -1 */
-    double layer_strength;  /* factor of the density, >= 0 */
-    int32_t redistribute;   /* 1: exact totals; 0: the authors' clamped ratios */
+    int32_t layer_sign;    /* +1 or -1 */
+    double layer_strength; /* factor of the density, >= 0 */
+    int32_t redistribute;  /* 1: exact totals; 0: the authors' clamped ratios */
     kvf_budget_unit budget_unit;
     int32_t full_layers[KVF_MAX_FULL_LAYERS]; /* never compressed; -1 is the last layer, -2 the one before */
     uint32_t n_full_layers;
@@ -82,8 +88,8 @@ KVF_API const kvf_policy_option_info *kvf_policy_option_list(uint32_t *n);
  *  set afterwards). @param preset "paper", "serving", "authors" for d2o; NULL or "default" for the policy's default.
  *  @param err names what is unknown and lists what there is, or NULL.
  *  @own plain values. @threads any. @errors KVF_E_NOT_FOUND. @cost O(1). */
-KVF_API KVF_CHECK kvf_status kvf_policy_options_init(kvf_policy_options *options, const char *policy, const char *preset,
-                                                     kvf_error *err);
+KVF_API KVF_CHECK kvf_status kvf_policy_options_init(kvf_policy_options *options, const char *policy,
+                                                     const char *preset, kvf_error *err);
 
 /** Sets one option from text ("0.2", "3:1", "0,1,last", "none"); '-' and '_' in the name are the same.
  *  @param options initialised. @param name see kvf_policy_option_list. @param value text.
@@ -138,7 +144,7 @@ typedef struct kvf_policy_need {
  *  @param need result. @param err detail, or NULL.
  *  @own plain values. @threads any.
  *  @errors KVF_E_INVALID (full_layers leave nothing for the others: B * n_layers <= n_full * L). @cost O(n_layers).
- *  @source d2o.md section 1. */
+ *  @source arXiv 2406.13035 (layer level); d2o_policy/README.md. */
 KVF_API KVF_CHECK kvf_status kvf_policy_project(const kvf_policy_options *options, uint32_t n_layers, uint32_t n_groups,
                                                 uint32_t block_size, uint32_t n_prompt, uint32_t max_new,
                                                 kvf_policy_need *need, kvf_error *err);
@@ -219,7 +225,7 @@ typedef enum kvf_moment {
  *  @param state a state. @param seq open. @param moment when. @param n_slots [n_layers], slots of the layer's tables now.
  *  @param keep [n_layers]: slots to shrink to, 0 for a layer without an event.
  *  @own nothing is kept. @threads as the state. @errors none: 0 when not open. @cost O(n_layers).
- *  Returns how many layers have an event. @source d2o.md sections 1.4 and 2. */
+ *  Returns how many layers have an event. @source d2o_policy/README.md, "When". */
 KVF_API uint32_t kvf_policy_due(kvf_policy_state *state, uint32_t seq, kvf_moment moment, const uint32_t *n_slots,
                                 uint32_t *keep);
 
@@ -231,7 +237,7 @@ typedef enum kvf_event_kind {
 } kvf_event_kind;
 
 typedef struct kvf_event {
-    uint32_t row;    /* the sequence's place in the view */
+    uint32_t row; /* the sequence's place in the view */
     uint32_t layer;
     uint32_t n_keep; /* may equal the table's slots: then nothing is evicted and only scores move (prompt) */
     uint32_t kind;   /* kvf_event_kind */
@@ -261,7 +267,7 @@ typedef struct kvf_policy_batch {
 
 typedef struct kvf_plan_entry {
     uint32_t slot;   /* evicted, before the event; entries of a head ascend by position */
-    uint32_t target; /* nearest kept slot, before the event */
+    uint32_t target; /* nearest kept slot, before the event; UINT32_MAX with merge none */
     float u;         /* cosine of the two keys */
     uint32_t merge;  /* 1: merged into target, 0: dropped; set by gate */
 } kvf_plan_entry;
@@ -280,7 +286,7 @@ typedef struct kvf_plan {
     uint32_t n_events, event_capacity;
     kvf_plan_entry *entries;
     uint64_t n_entries, entry_capacity;
-    double *tau; /* [n_events][n_kv_heads]: the threshold each head used; NaN where none */
+    double *tau; /* [n_events][n_kv_heads]: the threshold each head used, NaN where none; the state takes it in apply */
     double *reduce;
     uint64_t n_reduce, reduce_capacity; /* n_reduce 0: nothing to reduce */
     size_t bytes;
@@ -293,8 +299,9 @@ typedef struct kvf_plan {
  *  @param entry_capacity evicted slots, over events and KV heads. @param out the plan. @param err detail, or NULL.
  *  @own the caller, kvf_plan_destroy. @threads one at a time. @errors KVF_E_INVALID, KVF_E_NO_MEMORY, KVF_E_OVERFLOW.
  *  @cost allocates once. */
-KVF_API KVF_CHECK kvf_status kvf_plan_create(const kvf_allocator *allocator, uint32_t n_kv_heads, uint32_t event_capacity,
-                                             uint64_t entry_capacity, kvf_plan **out, kvf_error *err);
+KVF_API KVF_CHECK kvf_status kvf_plan_create(const kvf_allocator *allocator, uint32_t n_kv_heads,
+                                             uint32_t event_capacity, uint64_t entry_capacity, kvf_plan **out,
+                                             kvf_error *err);
 
 /** Frees it; NULL is allowed.
  *  @param plan a plan. @own takes it. @threads none may use it. @errors none. @cost one free. */
@@ -324,10 +331,14 @@ struct kvf_policy_ops {
     kvf_status (*metric)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
                          uint32_t n_tokens, double *variance, kvf_error *err);
     /* Layer weights from the reduced variances (NULL without metric), kept in the state; with B < L the sizes too. */
-    kvf_status (*budget)(kvf_policy_state *state, uint32_t seq, const double *variance, uint32_t n_tokens, kvf_error *err);
-    kvf_status (*match)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_plan *plan, kvf_error *err);
-    kvf_status (*gate)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_plan *plan, kvf_error *err);
-    kvf_status (*apply)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, const kvf_plan *plan, kvf_error *err);
+    kvf_status (*budget)(kvf_policy_state *state, uint32_t seq, const double *variance, uint32_t n_tokens,
+                         kvf_error *err);
+    kvf_status (*match)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_plan *plan,
+                        kvf_error *err);
+    kvf_status (*gate)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_plan *plan,
+                       kvf_error *err);
+    kvf_status (*apply)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
+                        const kvf_plan *plan, kvf_error *err);
 };
 
 #ifdef __cplusplus

@@ -27,14 +27,14 @@ typedef uint64_t kvf_request; /* rises with each submission; never 0, never used
 
 typedef struct kvf_sched_config {
     size_t struct_size;
-    kvf_manager *manager;       /* used by the scheduler alone for creating, growing and freeing sequences */
-    kvf_policy_state *policies; /* max_seqs as the manager's */
-    uint32_t max_running;       /* sequences in a step; 0: the manager's max_seqs */
-    uint32_t max_waiting;       /* 0: 65536 */
-    uint32_t max_batch_tokens;  /* tokens of a step, at least chunk + max_running; 0: that */
-    uint32_t chunk;             /* prefill chunks end on multiples of it; a multiple of block_size; 0: 512 */
-    uint32_t max_prefill_tokens;/* tokens of all prompts running at once (the accumulators there are); 0: max_slots */
-    uint32_t max_context;       /* positions; a request ends with length there; 0: the manager's max_slots */
+    kvf_manager *manager;        /* used by the scheduler alone for creating, growing and freeing sequences */
+    kvf_policy_state *policies;  /* max_seqs as the manager's */
+    uint32_t max_running;        /* sequences in a step; 0: the manager's max_seqs */
+    uint32_t max_waiting;        /* 0: 65536 */
+    uint32_t max_batch_tokens;   /* tokens of a step, at least chunk + max_running; 0: that */
+    uint32_t chunk;              /* prefill chunks end on multiples of it; a multiple of block_size; 0: 512 */
+    uint32_t max_prefill_tokens; /* tokens of all prompts running at once (the accumulators there are); 0: max_slots */
+    uint32_t max_context;        /* positions; a request ends with length there; 0: the manager's max_slots */
     kvf_allocator allocator;
 } kvf_sched_config;
 
@@ -58,16 +58,16 @@ typedef struct kvf_step_item {
     uint32_t kind;        /* kvf_step_kind */
     uint32_t token_begin; /* first known token to compute: its position too */
     uint32_t n_tokens;
-    int prompt_ends;      /* the last chunk of what is prefilled: the policy's prompt events follow */
-    int samples;          /* after the step all known tokens are computed: the next one can be sampled */
+    int prompt_ends;         /* the last chunk of what is prefilled: the policy's prompt events follow */
+    int samples;             /* after the step all known tokens are computed: the next one can be sampled */
     uint32_t prefill_offset; /* of this request in the accumulators, in tokens; UINT32_MAX: needs none */
 } kvf_step_item;
 
 typedef enum kvf_end_reason {
     KVF_END_NONE = 0,
-    KVF_END_LENGTH = 1,  /* max_new, the context, or alone in the pool and no block left */
-    KVF_END_NO_BLOCKS = 2,/* a bounded request whose exact sizes do not fit the pool, alone */
-    KVF_END_REFUSED = 3   /* the policy state refuses its options: it was made for other sizes than the manager */
+    KVF_END_LENGTH = 1,    /* max_new, the context, or alone in the pool and no block left */
+    KVF_END_NO_BLOCKS = 2, /* a bounded request whose exact sizes do not fit the pool, alone */
+    KVF_END_REFUSED = 3    /* the policy state refuses its options: it was made for other sizes than the manager */
 } kvf_end_reason;
 
 typedef struct kvf_step_end {

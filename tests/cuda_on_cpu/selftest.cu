@@ -27,16 +27,16 @@ static __global__ void warp_sum(const int *in, int *out) {
 }
 
 /* Half of the threads wait at another barrier. */
-static __global__ void divergent_barrier() {
-    if (threadIdx.x < N / 2)
+static __global__ void divergent_barrier(unsigned first) {
+    if (threadIdx.x < first)
         __syncthreads();
     else
         __syncthreads();
 }
 
 /* One lane never comes to the shuffle. */
-static __global__ void missing_lane() {
-    if (threadIdx.x != 7) (void)__shfl_sync(~0u, 1, 0);
+static __global__ void missing_lane(unsigned missing) {
+    if (threadIdx.x != missing) (void)__shfl_sync(~0u, 1, 0);
     __syncthreads();
 }
 
@@ -51,8 +51,8 @@ extern "C" cudaError_t selftest_warp_sum(const int *in, int *out, unsigned n_blo
 }
 
 extern "C" cudaError_t selftest_fault(int which) {
-    if (which == 0) KVF__LAUNCH(divergent_barrier, dim3(1), dim3(N), 0, nullptr);
-    if (which == 1) KVF__LAUNCH(missing_lane, dim3(1), dim3(N), 0, nullptr);
-    if (which == 2) KVF__LAUNCH(missing_lane, dim3(1), dim3(2000), 0, nullptr);
+    if (which == 0) KVF__LAUNCH(divergent_barrier, dim3(1), dim3(N), 0, nullptr, N / 2);
+    if (which == 1) KVF__LAUNCH(missing_lane, dim3(1), dim3(N), 0, nullptr, 7);
+    if (which == 2) KVF__LAUNCH(missing_lane, dim3(1), dim3(2000), 0, nullptr, 7);
     return cudaGetLastError();
 }

@@ -1,0 +1,298 @@
+/* Answers as JSON: kvfold's own form, and that of the OpenAI batch files. */
+#define _POSIX_C_SOURCE 200809L
+#include "tools/answer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const char *const reasons[] = {"stop", "length", "aborted", "error"};
+
+static json_t *count(uint64_t n) { return json_integer((json_int_t)n); }
+
+/* ---- Tokens and their log-probabilities --------------------------------------------------------------------- */
+
+typedef struct piece { /* the bytes of a token */
+    char bytes[512], *larger;
+    const char *text;
+    size_t n;
+} piece;
+
+static void piece_of(piece *p, const kvf_tokenizer *tokenizer, uint32_t token) {
+    p->larger = NULL;
+    p->text = p->bytes;
+    p->n = kvf_tokenizer_piece(tokenizer, token, 1, p->bytes, sizeof p->bytes);
+    if (p->n <= sizeof p->bytes) return;
+    p->text = p->larger = malloc(p->n);
+    if (p->larger)
+        kvf_tokenizer_piece(tokenizer, token, 1, p->larger, p->n);
+    else
+        p->text = p->bytes, p->n = sizeof p->bytes;
+}
+
+/* One token: {"token", "logprob"} with its id, or in the OpenAI form with its bytes. */
+static json_t *token_json(bool openai, const kvf_tokenizer *tokenizer, uint32_t token, double logprob) {
+    piece p;
+    piece_of(&p, tokenizer, token);
+    json_t *o = json_object();
+    if (!openai) json_object_set_new(o, "token_id", json_integer(token));
+    json_object_set_new(o, "token", kvf__json_text(p.text, p.n));
+    json_object_set_new(o, "logprob", kvf__json_number(logprob));
+    if (openai) {
+        json_t *bytes = json_array();
+        for (size_t i = 0; i < p.n; i++) json_array_append_new(bytes, json_integer((unsigned char)p.text[i]));
+        json_object_set_new(o, "bytes", bytes);
+    }
+    free(p.larger);
+    return o;
+}
+
+/* All tokens of a sample, each with its alternatives. */
+static json_t *tokens_json(bool openai, const kvf_tokenizer *tokenizer, const kvf_result *r) {
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < r->n_tokens; i++) {
+        json_t *o = token_json(openai, tokenizer, r->tokens[i], r->logprobs[i]), *top = json_array();
+        for (uint32_t k = 0; k < r->n_top_logprobs; k++) {
+            size_t at = (size_t)i * r->n_top_logprobs + k;
+            if (r->top_tokens[at] == KVF_NO_TOKEN) continue;
+            json_array_append_new(top, token_json(openai, tokenizer, r->top_tokens[at], r->top_logprobs[at]));
+        }
+        json_object_set_new(o, "top_logprobs", top);
+        json_array_append_new(list, o);
+    }
+    return list;
+}
+
+/* The lists of /v1/completions; text_offset counts characters. */
+static json_t *completion_logprobs(const kvf_tokenizer *tokenizer, const kvf_result *r) {
+    json_t *tokens = json_array(), *logprobs = json_array(), *tops = json_array(), *offsets = json_array();
+    uint64_t offset = 0;
+    for (uint32_t i = 0; i < r->n_tokens; i++) {
+        piece p;
+        piece_of(&p, tokenizer, r->tokens[i]);
+        json_t *text = kvf__json_text(p.text, p.n), *top = json_object();
+        json_array_append(tokens, text);
+        json_array_append_new(logprobs, kvf__json_number(r->logprobs[i]));
+        json_array_append_new(offsets, count(offset));
+        for (size_t k = 0; k < p.n; k++) offset += (p.text[k] & 0xc0) != 0x80;
+        free(p.larger);
+        for (uint32_t k = 0; k < r->n_top_logprobs; k++) {
+            size_t at = (size_t)i * r->n_top_logprobs + k;
+            if (r->top_tokens[at] == KVF_NO_TOKEN) continue;
+            piece_of(&p, tokenizer, r->top_tokens[at]);
+            json_t *key = kvf__json_text(p.text, p.n);
+            free(p.larger);
+            if (key && !json_object_get(top, json_string_value(key))) /* broken bytes may give one text twice */
+                json_object_set_new(top, json_string_value(key), kvf__json_number(r->top_logprobs[at]));
+            json_decref(key);
+        }
+        if (text && r->n_top_logprobs && !json_object_get(top, json_string_value(text)))
+            json_object_set_new(top, json_string_value(text), kvf__json_number(r->logprobs[i]));
+        json_decref(text);
+        json_array_append_new(tops, top);
+    }
+    json_t *o = json_object();
+    json_object_set_new(o, "tokens", tokens);
+    json_object_set_new(o, "token_logprobs", logprobs);
+    json_object_set(o, "top_logprobs", r->n_top_logprobs ? tops : json_null());
+    json_decref(tops);
+    json_object_set_new(o, "text_offset", offsets);
+    return o;
+}
+
+/* ---- One sample ------------------------------------------------------------------------------------------------ */
+
+static json_t *kv_json(const kvf__answer *a, const kvf_result *r) {
+    json_t *kv = json_object(), *blocks = json_array();
+    kvf__policy_put(kv, &a->policy);
+    json_object_set_new(kv, "held_tokens", count(r->held_tokens));
+    json_object_set_new(kv, "full_tokens", count(r->full_tokens));
+    for (uint32_t l = 0; l < a->n_layers; l++)
+        json_array_append_new(blocks, json_integer(r->layers ? r->layers[l].n_blocks : 0));
+    json_object_set_new(kv, "blocks", blocks);
+    json_object_set_new(kv, "kept", count(r->kept));
+    json_object_set_new(kv, "merged", count(r->counts.merged));
+    json_object_set_new(kv, "dropped", count(r->counts.dropped));
+    return kv;
+}
+
+static json_t *own_choice(const kvf__answer *a, const kvf_tokenizer *tokenizer, uint32_t index, const kvf_result *r) {
+    json_t *o = json_object(), *ids = json_array();
+    json_object_set_new(o, "index", json_integer(index));
+    json_object_set_new(o, "text", kvf__json_text(r->text, r->text_bytes));
+    for (uint32_t i = 0; i < r->n_tokens; i++) json_array_append_new(ids, json_integer(r->tokens[i]));
+    json_object_set_new(o, "token_ids", ids);
+    if (a->logprobs) json_object_set_new(o, "logprobs", tokens_json(false, tokenizer, r));
+    json_object_set_new(o, "finish_reason", json_string(reasons[r->finish]));
+    json_object_set_new(o, "completion_tokens", json_integer(r->n_tokens));
+    json_object_set_new(o, "kv", kv_json(a, r));
+    return o;
+}
+
+static json_t *openai_choice(const kvf__answer *a, const kvf_tokenizer *tokenizer, uint32_t index,
+                             const kvf_result *r) {
+    json_t *o = json_object(), *text = kvf__json_text(r->text, r->text_bytes), *logprobs = json_null();
+    json_object_set_new(o, "index", json_integer(index));
+    if (a->form == KVF__FORM_CHAT) {
+        json_t *message = json_object();
+        json_object_set_new(message, "role", json_string("assistant"));
+        json_object_set_new(message, "content", text);
+        json_object_set_new(message, "refusal", json_null());
+        json_object_set_new(o, "message", message);
+        if (a->logprobs) {
+            logprobs = json_object();
+            json_object_set_new(logprobs, "content", tokens_json(true, tokenizer, r));
+            json_object_set_new(logprobs, "refusal", json_null());
+        }
+    } else {
+        json_object_set_new(o, "text", text);
+        if (a->logprobs) logprobs = completion_logprobs(tokenizer, r);
+    }
+    json_object_set_new(o, "logprobs", logprobs);
+    json_object_set_new(o, "finish_reason", json_string(reasons[r->finish]));
+    return o;
+}
+
+bool kvf__answer_begin(kvf__answer *a, const kvf__line *line, uint32_t n_layers) {
+    *a = (kvf__answer){.line = line->number,
+                       .openai = line->openai,
+                       .logprobs = line->logprobs,
+                       .form = line->form,
+                       .id = json_incref(line->id),
+                       .model = json_incref((json_t *)line->model),
+                       .policy = line->policy,
+                       .n_layers = n_layers,
+                       .n_samples = line->n_samples,
+                       .choices = json_array()};
+    for (uint32_t i = 0; i < a->n_samples; i++)
+        if (json_array_append_new(a->choices, json_null())) return false;
+    return true;
+}
+
+void kvf__answer_free(kvf__answer *a) {
+    json_decref(a->id);
+    json_decref(a->model);
+    json_decref(a->choices);
+    free(a->error);
+    a->id = a->model = a->choices = NULL;
+    a->error = NULL;
+}
+
+void kvf__answer_fail(kvf__answer *a, const char *text) {
+    if (!a->error) a->error = strdup(text);
+}
+
+void kvf__answer_add(kvf__answer *a, const kvf_tokenizer *tokenizer, uint32_t index, const kvf_result *r) {
+    json_t *choice = a->openai ? openai_choice(a, tokenizer, index, r) : own_choice(a, tokenizer, index, r);
+    json_array_set_new(a->choices, index, choice);
+    a->prompt_tokens = r->n_prompt;
+    a->completion_tokens += r->n_tokens;
+    if (r->finish == KVF_FINISH_ERROR) kvf__answer_fail(a, r->error ? r->error : "failed");
+}
+
+/* ---- A line's answer: kvfold's form ---------------------------------------------------------------------------- */
+
+static json_t *own_json(const kvf__answer *a) {
+    json_t *o = json_object();
+    json_object_set(o, "id", a->id);
+    if (a->n_samples == 1) { /* the choice's fields stand in the line itself */
+        static const char *const before[] = {"text", "token_ids", "logprobs", "finish_reason"};
+        const json_t *choice = json_array_get(a->choices, 0);
+        for (size_t i = 0; i < sizeof before / sizeof before[0]; i++)
+            if (json_object_get(choice, before[i])) json_object_set(o, before[i], json_object_get(choice, before[i]));
+        json_object_set_new(o, "prompt_tokens", count(a->prompt_tokens));
+        json_object_set_new(o, "completion_tokens", count(a->completion_tokens));
+        json_object_set(o, "kv", json_object_get(choice, "kv"));
+    } else {
+        json_object_set(o, "choices", a->choices);
+        json_object_set_new(o, "prompt_tokens", count(a->prompt_tokens));
+        json_object_set_new(o, "completion_tokens", count(a->completion_tokens));
+    }
+    if (a->error) {
+        json_object_set_new(o, "finish_reason", json_string("error"));
+        json_object_set_new(o, "error", kvf__json_text(a->error, strlen(a->error)));
+        json_object_set_new(o, "line", count(a->line));
+    }
+    return o;
+}
+
+/* ---- A line's answer: the OpenAI form ---------------------------------------------------------------------------- */
+
+/* Ids out of the line's number: the same in every run, and each once in a file. */
+static json_t *made_id(const char *prefix, uint64_t line) {
+    char text[64];
+    snprintf(text, sizeof text, "%s-kvfold-%llu", prefix, (unsigned long long)line);
+    return json_string(text);
+}
+
+static json_t *envelope(uint64_t line, json_t *id, int status, json_t *body, json_t *error) {
+    json_t *response = json_object(), *o = json_object();
+    json_object_set_new(response, "status_code", json_integer(status));
+    json_object_set_new(response, "request_id", made_id("req", line));
+    json_object_set_new(response, "body", body);
+    json_object_set_new(o, "id", made_id("batch_req", line));
+    json_object_set(o, "custom_id", json_is_string(id) ? id : json_null());
+    json_object_set_new(o, "response", response);
+    json_object_set_new(o, "error", error);
+    return o;
+}
+
+/* The error stands in both places where readers of such files look: as the body that a server would have sent, and as
+ * the line's own. */
+static json_t *openai_error(uint64_t line, json_t *id, int status, const char *code, const char *param,
+                            const char *text) {
+    json_t *body = json_object(), *inner = json_object(), *error = json_object();
+    json_object_set_new(inner, "message", kvf__json_text(text, strlen(text)));
+    json_object_set_new(inner, "type", json_string(status >= 500 ? "server_error" : "invalid_request_error"));
+    json_object_set_new(inner, "param", *param ? kvf__json_text(param, strlen(param)) : json_null());
+    json_object_set_new(inner, "code", json_string(code));
+    json_object_set_new(body, "error", inner);
+    json_object_set_new(error, "code", json_string(code));
+    json_object_set_new(error, "message", kvf__json_text(text, strlen(text)));
+    json_object_set_new(error, "param", *param ? kvf__json_text(param, strlen(param)) : json_null());
+    json_object_set_new(error, "line", count(line));
+    return envelope(line, id, status, body, error);
+}
+
+static json_t *openai_json(const kvf__answer *a) {
+    if (a->error) return openai_error(a->line, a->id, 500, "server_error", "", a->error);
+    bool chat = a->form == KVF__FORM_CHAT;
+    json_t *body = json_object(), *usage = json_object();
+    json_object_set_new(usage, "prompt_tokens", count(a->prompt_tokens));
+    json_object_set_new(usage, "completion_tokens", count(a->completion_tokens));
+    json_object_set_new(usage, "total_tokens", count(a->prompt_tokens + a->completion_tokens));
+    json_object_set_new(body, "id", made_id(chat ? "chatcmpl" : "cmpl", a->line));
+    json_object_set_new(body, "object", json_string(chat ? "chat.completion" : "text_completion"));
+    json_object_set_new(body, "created", json_integer((json_int_t)time(NULL)));
+    json_object_set(body, "model", a->model);
+    json_object_set(body, "choices", a->choices);
+    json_object_set_new(body, "usage", usage);
+    return envelope(a->line, a->id, 200, body, json_null());
+}
+
+json_t *kvf__answer_json(const kvf__answer *a) { return a->openai ? openai_json(a) : own_json(a); }
+
+json_t *kvf__answer_rejected(const kvf__line *line, const char *text) {
+    if (line->openai)
+        return openai_error(line->number, line->id, line->status ? line->status : 400,
+                            line->code ? line->code : "invalid_value", line->param, text);
+    json_t *o = json_pack("{s:O?, s:s, s:[], s:s, s:i, s:i, s:n}", "id", line->id, "text", "", "token_ids",
+                          "finish_reason", "error", "prompt_tokens", 0, "completion_tokens", 0, "kv");
+    json_object_set_new(o, "error", kvf__json_text(text, strlen(text)));
+    json_object_set_new(o, "line", count(line->number));
+    return o;
+}
+
+const json_t *kvf__answer_read(const json_t *value, bool *well) {
+    const json_t *id = json_object_get(value, "id"), *response = json_object_get(value, "response");
+    if (json_object_get(value, "custom_id")) {
+        const json_t *error = json_object_get(value, "error");
+        id = json_object_get(value, "custom_id");
+        *well = (!error || json_is_null(error)) && json_integer_value(json_object_get(response, "status_code")) == 200;
+        return json_is_string(id) || json_is_null(id) ? id : NULL;
+    }
+    const char *finish = json_string_value(json_object_get(value, "finish_reason"));
+    *well = finish ? strcmp(finish, "error") != 0 : json_is_array(json_object_get(value, "choices"));
+    return (json_is_string(id) || json_is_integer(id)) && (finish || *well) ? id : NULL;
+}

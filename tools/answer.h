@@ -1,0 +1,38 @@
+/* tools/answer.h: what became of a line, as JSON in the line's own form. */
+#ifndef KVF_TOOLS_ANSWER_H
+#define KVF_TOOLS_ANSWER_H
+
+#include "tools/request.h"
+
+/* A line that runs, and what its samples gave. */
+typedef struct kvf__answer {
+    uint64_t line;
+    bool openai, logprobs;
+    kvf__form form;
+    json_t *id, *model;
+    kvf_policy_options policy;
+    uint32_t n_layers, n_samples;
+    json_t *choices; /* [n_samples], null until a sample has ended */
+    char *error;     /* of the first sample that failed, or NULL */
+    uint64_t prompt_tokens, completion_tokens;
+} kvf__answer;
+
+/* False when out of memory; kvf__answer_free follows in both cases. */
+bool kvf__answer_begin(kvf__answer *answer, const kvf__line *line, uint32_t n_layers);
+void kvf__answer_free(kvf__answer *answer);
+
+/* One sample has ended. */
+void kvf__answer_add(kvf__answer *answer, const kvf_tokenizer *tokenizer, uint32_t index, const kvf_result *result);
+/* A sample could not be run. */
+void kvf__answer_fail(kvf__answer *answer, const char *text);
+/* All have. */
+json_t *kvf__answer_json(const kvf__answer *answer);
+
+/* The answer to a line that did not run. */
+json_t *kvf__answer_rejected(const kvf__line *line, const char *text);
+
+/* Reads a line of an earlier output: its id (in the value, which must outlive it), and whether it ended well. NULL where
+ * it is no answer. */
+const json_t *kvf__answer_read(const json_t *value, bool *well);
+
+#endif

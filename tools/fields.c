@@ -1,0 +1,96 @@
+/* Fields of a JSON object, checked. */
+#define _POSIX_C_SOURCE 200809L
+#include "tools/fields.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+kvf_status kvf__field_fail(kvf_error *err, kvf_status status, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    vsnprintf(err->text, sizeof err->text, format, list);
+    va_end(list);
+    return status;
+}
+
+const char *kvf__field_type(const json_t *value) {
+    static const char *const names[] = {"an object", "a list", "a text", "a whole number",
+                                        "a number",  "true",   "false",  "null"};
+    return names[json_typeof(value)];
+}
+
+kvf_status kvf__field_wrong_type(kvf_error *err, const char *key, const json_t *value, const char *would_do) {
+    return kvf__field_fail(err, KVF_E_INVALID, "%s: is %s, must be %s", key, kvf__field_type(value), would_do);
+}
+
+/* ---- Numbers ------------------------------------------------------------------------------------------ */
+
+kvf_status kvf__field_count(const json_t *root, const char *key, uint64_t min, uint64_t max, uint64_t *out,
+                            kvf_error *err) {
+    const json_t *value = json_object_get(root, key);
+    if (!value) return KVF_OK;
+    if (!json_is_integer(value)) return kvf__field_wrong_type(err, key, value, "a whole number");
+    json_int_t n = json_integer_value(value);
+    if (n < 0 || (uint64_t)n < min || (uint64_t)n > max)
+        return kvf__field_fail(err, KVF_E_INVALID, "%s %lld: must be from %llu to %llu", key, (long long)n,
+                               (unsigned long long)min, (unsigned long long)max);
+    *out = (uint64_t)n;
+    return KVF_OK;
+}
+
+kvf_status kvf__field_real(const json_t *root, const char *key, double max, float *out, kvf_error *err) {
+    const json_t *value = json_object_get(root, key);
+    if (!value) return KVF_OK;
+    if (!json_is_number(value)) return kvf__field_wrong_type(err, key, value, "a number");
+    double x = json_number_value(value);
+    if (!(x >= 0 && x <= max)) return kvf__field_fail(err, KVF_E_INVALID, "%s %g: must be from 0 to %g", key, x, max);
+    *out = (float)x;
+    return KVF_OK;
+}
+
+static kvf_status add_stop(const char **stop, uint32_t *n_stop, const json_t *text, kvf_error *err) {
+    if (!json_is_string(text)) return kvf__field_wrong_type(err, "stop", text, "a text or a list of texts");
+    size_t n = json_string_length(text);
+    if (!n) return kvf__field_fail(err, KVF_E_INVALID, "stop: an empty text would end every answer; leave it out");
+    if (strlen(json_string_value(text)) != n)
+        return kvf__field_fail(err, KVF_E_INVALID, "stop: holds a zero byte, which no text of the model has");
+    stop[(*n_stop)++] = json_string_value(text);
+    return KVF_OK;
+}
+
+kvf_status kvf__field_stop(const json_t *object, const char ***stop, uint32_t *n_stop, kvf_error *err) {
+    const json_t *value = json_object_get(object, "stop");
+    size_t n = json_is_array(value) ? json_array_size(value) : value != NULL;
+    if (!n) return KVF_OK;
+    if (!(*stop = calloc(n, sizeof **stop))) return kvf__field_fail(err, KVF_E_NO_MEMORY, "stop: out of memory");
+    if (!json_is_array(value)) return add_stop(*stop, n_stop, value, err);
+    for (size_t i = 0; i < n; i++) {
+        kvf_status st = add_stop(*stop, n_stop, json_array_get(value, i), err);
+        if (st) return st;
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf__field_tokens(const json_t *list, const char *key, uint32_t n_vocab, uint32_t **tokens, size_t *n_tokens,
+                             kvf_error *err) {
+    if (!json_is_array(list)) return kvf__field_wrong_type(err, key, list, "a list of whole numbers");
+    size_t n = json_array_size(list);
+    *tokens = malloc((n ? n : 1) * sizeof **tokens);
+    if (!*tokens) return kvf__field_fail(err, KVF_E_NO_MEMORY, "%s: out of memory", key);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *id = json_array_get(list, i);
+        if (!json_is_integer(id))
+            return kvf__field_fail(err, KVF_E_INVALID, "%s[%zu]: is %s, must be a whole number from 0 to %u", key, i,
+                                   kvf__field_type(id), n_vocab - 1);
+        json_int_t value = json_integer_value(id);
+        if (value < 0 || value >= (json_int_t)n_vocab)
+            return kvf__field_fail(err, KVF_E_INVALID,
+                                   "%s[%zu] %lld: must be from 0 to %u, the vocabulary has %u tokens", key, i,
+                                   (long long)value, n_vocab - 1, n_vocab);
+        (*tokens)[i] = (uint32_t)value;
+    }
+    *n_tokens = n;
+    return KVF_OK;
+}

@@ -1,0 +1,28 @@
+/* tools/fields.h: fields of a JSON object, checked: what both forms of a line share. A failure names the field. */
+#ifndef KVF_TOOLS_FIELDS_H
+#define KVF_TOOLS_FIELDS_H
+
+#include <jansson.h>
+
+#include "kvfold/base.h"
+
+kvf_status kvf__field_fail(kvf_error *err, kvf_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* "an object", "a text", ... */
+const char *kvf__field_type(const json_t *value);
+kvf_status kvf__field_wrong_type(kvf_error *err, const char *key, const json_t *value, const char *would_do);
+
+/* The value of a key that is there; *out stays as it is where it is not. */
+kvf_status kvf__field_count(const json_t *object, const char *key, uint64_t min, uint64_t max, uint64_t *out,
+                            kvf_error *err);
+kvf_status kvf__field_real(const json_t *object, const char *key, double max, float *out, kvf_error *err);
+
+/* "stop", a text or a list of texts: pointers into the object, which the caller frees. NULL where there are none. */
+kvf_status kvf__field_stop(const json_t *object, const char ***stop, uint32_t *n_stop, kvf_error *err);
+
+/* A list of token ids below n_vocab; the caller frees. */
+kvf_status kvf__field_tokens(const json_t *list, const char *key, uint32_t n_vocab, uint32_t **tokens, size_t *n_tokens,
+                             kvf_error *err);
+
+#endif

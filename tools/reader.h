@@ -1,0 +1,47 @@
+/* tools/reader.h: lines of a file or pipe, plain or packed (gzip, zstd).
+ *
+ * Invariants
+ *   - A reader never waits for input while the caller has other work (KVF__READ_LATER), so that the command can stand at
+ *     the end of a pipe whose writer waits for an answer.
+ *   - Whether input is packed is told by its bytes, never by its name. Of packed input that is torn or corrupt, the whole
+ *     lines before that place are given out; then comes KVF__READ_FAILED.
+ */
+#ifndef KVF_TOOLS_READER_H
+#define KVF_TOOLS_READER_H
+
+#include <stdint.h>
+
+#include "tools/unpack.h"
+
+typedef struct kvf__reader {
+    const char *name;
+    int fd;
+    bool end, own_fd;
+    char *buffer; /* bytes [begin, used) are not yet given out; [begin, scanned) hold no line end */
+    size_t begin, scanned, used, capacity;
+    uint64_t n_lines, n_bytes; /* given out: lines, and bytes with the line ends */
+    bool line_ended;           /* the last line given out had its line end */
+    kvf__pack pack;            /* UNSURE until the first bytes were seen */
+    kvf__unpack *unpack;
+    unsigned char *raw; /* packed bytes [raw_begin, raw_used) */
+    size_t raw_begin, raw_used;
+    bool raw_end, full; /* full: the last step filled all the room it had */
+    const char *broken; /* what is wrong with the packed bytes */
+} kvf__reader;
+
+typedef enum kvf__read { KVF__READ_LINE, KVF__READ_LATER, KVF__READ_END, KVF__READ_FAILED } kvf__read;
+
+/* "-" is standard input. With twice a pipe is first copied to a temporary file. False after a message. */
+bool kvf__reader_open(kvf__reader *reader, const char *path, bool twice);
+void kvf__reader_close(kvf__reader *reader);
+/* Back to the first line; the reader was opened for reading twice. */
+bool kvf__reader_rewind(kvf__reader *reader);
+/* The next line without its end, valid until the next call. wait: block until there is one; else LATER when none is
+ * there yet. FAILED after a message. A signal that was caught ends a wait with LATER. */
+kvf__read kvf__reader_next(kvf__reader *reader, bool wait, const char **line, size_t *n_bytes);
+/* How many lines a regular file has, 0 for a pipe and for packed input. */
+uint64_t kvf__reader_count(const kvf__reader *reader);
+/* Whether path is the very file that is being read. */
+bool kvf__reader_is(const kvf__reader *reader, const char *path);
+
+#endif

@@ -1,0 +1,337 @@
+/* The header of an output, and reading an earlier output. */
+#define _DEFAULT_SOURCE
+#include "tools/resume.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tools/answer.h"
+#include "tools/reader.h"
+
+enum { FORMAT = 1, DIGEST_BYTES = 1 << 20, DUMP = JSON_COMPACT | JSON_REAL_PRECISION(10) };
+
+static const char suffix[] = ".kvfold-header.json", part_suffix[] = ".kvfold-part";
+
+/* ---- The header ------------------------------------------------------------------------------------------ */
+
+/* Of the file's first and last MiB: enough to tell models from one another, and nothing to read at every start. */
+static bool digest_file(const char *path, char *text, size_t capacity) {
+    unsigned char *bytes = malloc(DIGEST_BYTES);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat s;
+    uint64_t h = 0xcbf29ce484222325u;
+    bool ok = bytes && fd >= 0 && fstat(fd, &s) == 0;
+    for (int end = 0; end < 2 && ok; end++) {
+        off_t from = end && s.st_size > DIGEST_BYTES ? s.st_size - DIGEST_BYTES : 0;
+        ssize_t n = pread(fd, bytes, DIGEST_BYTES, from);
+        ok = n >= 0;
+        for (ssize_t i = 0; i < n; i++) h = (h ^ bytes[i]) * 0x100000001b3u;
+    }
+    if (!ok) kvf__say("%s: %s", kvf__shown(path).text, strerror(errno));
+    if (fd >= 0) close(fd);
+    free(bytes);
+    snprintf(text, capacity, "%016llx", (unsigned long long)h);
+    return ok;
+}
+
+static json_t *options_json(const kvf__cli *cli, const kvf_policy_options *policy) {
+    json_t *o = json_object(), *stop = json_array();
+    for (uint32_t i = 0; i < cli->stop.n; i++) {
+        const char *text = cli->stop.values[i];
+        json_array_append_new(stop, kvf__json_text(text, strlen(text)));
+    }
+    json_object_set_new(o, "policy", json_string(policy->ops->name));
+    uint32_t n = 0;
+    const kvf_policy_option_info *list = kvf_policy_option_list(&n);
+    for (uint32_t i = 0; i < n; i++) {
+        char value[512];
+        if (!kvf_policy_option_get(policy, list[i].name, value, sizeof value))
+            json_object_set_new(o, list[i].name, json_string(value));
+    }
+    json_object_set_new(o, "max_tokens", cli->max_tokens ? json_integer(cli->max_tokens) : json_null());
+    json_object_set_new(o, "temperature", cli->temperature < 0 ? json_null() : json_real(cli->temperature));
+    json_object_set_new(o, "top_k", json_integer(cli->top_k));
+    json_object_set_new(o, "top_p", json_real(cli->top_p));
+    json_object_set_new(o, "seed", json_integer((json_int_t)cli->seed));
+    json_object_set_new(o, "stop", stop);
+    json_object_set_new(o, "system", cli->system ? kvf__json_text(cli->system, strlen(cli->system)) : json_null());
+    json_object_set_new(o, "chat_template", json_string(cli->chat_template));
+    json_object_set_new(o, "special", json_boolean(cli->special));
+    json_object_set_new(o, "kv_dtype", json_string(cli->kv_dtype));
+    json_object_set_new(o, "block_size", json_integer(cli->block_size));
+    json_object_set_new(o, "heads_per_group", json_integer(cli->heads_per_group));
+    json_object_set_new(o, "chunk", json_integer(cli->chunk));
+    json_object_set_new(o, "context", json_integer(cli->context));
+    return o;
+}
+
+json_t *kvf__header_make(const kvf__cli *cli, const char *model_path, const kvf_model_info *info,
+                         const kvf_policy_options *policy) {
+    char digest[32];
+    if (!digest_file(model_path, digest, sizeof digest)) return NULL;
+    json_t *model = json_object(), *inner = json_object(), *header = json_object();
+    json_object_set_new(model, "name", kvf__json_text(info->name, strlen(info->name)));
+    json_object_set_new(model, "architecture", kvf__json_text(info->architecture, strlen(info->architecture)));
+    json_object_set_new(model, "file_bytes", json_integer((json_int_t)info->file_bytes));
+    json_object_set_new(model, "digest", json_string(digest));
+    json_object_set_new(inner, "format", json_integer(FORMAT));
+    json_object_set_new(inner, "version", json_string(kvf_version()));
+    json_object_set_new(inner, "model", model);
+    json_object_set_new(inner, "options", options_json(cli, policy));
+    json_object_set_new(header, "kvfold", inner);
+    /* Through text, so that numbers are those that a header read from a file has. */
+    char *text = json_dumps(header, DUMP);
+    json_decref(header);
+    header = text ? json_loads(text, 0, NULL) : NULL;
+    free(text);
+    if (!header) kvf__say("out of memory");
+    return header;
+}
+
+static char *joined(const char *path, const char *end) {
+    size_t n = strlen(path) + strlen(end) + 1;
+    char *text = malloc(n);
+    if (text) snprintf(text, n, "%s%s", path, end);
+    if (!text) kvf__say("out of memory");
+    return text;
+}
+
+/* A file that becomes `path` when all of it is on the disk. */
+typedef struct staged {
+    char *part;
+    FILE *file;
+} staged;
+
+static bool staged_begin(staged *s, const char *path) {
+    s->file = NULL;
+    if (!(s->part = joined(path, part_suffix))) return false;
+    s->file = fopen(s->part, "w");
+    if (!s->file) kvf__say("%s: could not be opened for writing: %s", kvf__shown(s->part).text, strerror(errno));
+    return s->file != NULL;
+}
+
+/* A new name is on the disk when its folder is; what can be done here is done, and nothing depends on it. */
+static void sync_folder(const char *path) {
+    char *folder = strdup(path), *slash = folder ? strrchr(folder, '/') : NULL;
+    if (slash) slash[slash == folder] = '\0';
+    int fd = folder ? open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        (void)fsync(fd);
+        close(fd);
+    }
+    free(folder);
+}
+
+static bool staged_end(staged *s, const char *path, bool good) {
+    int error = 0;
+    if (s->file) {
+        struct stat old;
+        if (stat(path, &old) == 0) (void)fchmod(fileno(s->file), old.st_mode & 07777);
+        if (fflush(s->file) != 0 || fsync(fileno(s->file)) != 0) error = errno;
+        if (fclose(s->file) != 0 && !error) error = errno;
+        if (good && !error && rename(s->part, path) != 0) error = errno;
+        if (good && !error)
+            sync_folder(path);
+        else
+            (void)unlink(s->part);
+        if (error) kvf__say("%s: %s", kvf__shown(path).text, strerror(error));
+    } else {
+        good = false;
+    }
+    free(s->part);
+    return good && !error;
+}
+
+static bool put_line(FILE *f, const json_t *value) { return json_dumpf(value, f, DUMP) == 0 && fputc('\n', f) != EOF; }
+
+bool kvf__header_write_beside(const char *output, const json_t *header) {
+    char *path = joined(output, suffix);
+    staged s;
+    if (!path) return false;
+    bool good = staged_begin(&s, path) && put_line(s.file, header);
+    good = staged_end(&s, path, good);
+    free(path);
+    return good;
+}
+
+/* ---- Comparing ----------------------------------------------------------------------------------------------- */
+
+/* Adds "seed 3 (now 0)" for each field in which two objects differ. */
+static void add_differences(const json_t *was, const json_t *now, const char *what, char *text, size_t capacity) {
+    const json_t *sides[] = {now, was};
+    for (int side = 0; side < 2; side++) {
+        const char *key;
+        json_t *unused;
+        json_object_foreach((json_t *)sides[side], key, unused) {
+            json_t *a = json_object_get(was, key), *b = json_object_get(now, key);
+            if ((side && b) || (a && b && json_equal(a, b))) continue;
+            char *was_text = a ? json_dumps(a, DUMP | JSON_ENCODE_ANY) : NULL;
+            char *now_text = b ? json_dumps(b, DUMP | JSON_ENCODE_ANY) : NULL;
+            size_t used = strlen(text);
+            snprintf(text + used, capacity - used, "%s%s%s %.60s (now %.60s)", used ? ", " : "", what,
+                     kvf__dashed(key).text, was_text ? was_text : "none", now_text ? now_text : "none");
+            free(was_text);
+            free(now_text);
+        }
+    }
+}
+
+static bool header_fits(const char *output, const json_t *was, const json_t *now, bool force) {
+    const json_t *a = json_object_get(was, "kvfold"), *b = json_object_get(now, "kvfold");
+    char text[600] = "";
+    if (json_equal(json_object_get(a, "format"), json_object_get(b, "format"))) {
+        add_differences(json_object_get(a, "model"), json_object_get(b, "model"), "model ", text, sizeof text);
+        add_differences(json_object_get(a, "options"), json_object_get(b, "options"), "", text, sizeof text);
+    } else {
+        snprintf(text, sizeof text, "a format of another version");
+    }
+    if (!text[0]) return true;
+    if (force)
+        kvf__say("--force: %s was written with %s", kvf__shown(output).text, text);
+    else
+        kvf__say("--resume: %s was written with %s; give the same, another --output, or --force to go on all the same",
+                 kvf__shown(output).text, text);
+    return force;
+}
+
+/* ---- Reading what is there --------------------------------------------------------------------------------------- */
+
+typedef struct scan { /* one walk over the lines of an output */
+    const char *output;
+    uint64_t n_lines, n_errors, n_torn, n_odd;
+    uint64_t keep_bytes;    /* where the last line that stays ends */
+    bool header_first, gap; /* gap: a line that goes stands before one that stays */
+    json_t *header;
+} scan;
+
+typedef enum line_kind { LINE_GOOD, LINE_ERROR, LINE_TORN, LINE_ODD, LINE_HEADER } line_kind;
+
+static line_kind classify(const char *text, size_t n, bool ended, json_t **value, const json_t **id) {
+    bool well = false;
+    *value = ended ? json_loadb(text, n, JSON_ALLOW_NUL, NULL) : NULL;
+    *id = NULL;
+    if (!ended) return LINE_TORN;
+    if (json_object_get(*value, "kvfold") && !json_object_get(*value, "id")) return LINE_HEADER;
+    *id = *value ? kvf__answer_read(*value, &well) : NULL;
+    return !*id ? LINE_ODD : well ? LINE_GOOD : LINE_ERROR;
+}
+
+static bool scan_line(scan *s, kvf__resume *resume, const kvf__reader *r, const char *text, size_t n) {
+    json_t *value;
+    const json_t *id;
+    line_kind kind = classify(text, n, r->line_ended, &value, &id);
+    bool first = s->n_lines++ == 0, good = true;
+    if (kind == LINE_HEADER && first) {
+        s->header = json_incref(value);
+        s->header_first = true;
+    }
+    s->n_errors += kind == LINE_ERROR;
+    s->n_torn += kind == LINE_TORN;
+    s->n_odd += kind == LINE_ODD || (kind == LINE_HEADER && !first);
+    bool stays = kind == LINE_GOOD || (kind == LINE_HEADER && first);
+    uint64_t begin = r->n_bytes - n - r->line_ended;
+    if (stays) {
+        s->gap |= s->keep_bytes != begin;
+        s->keep_bytes = r->n_bytes;
+    }
+    if (kind == LINE_GOOD) {
+        good = kvf__ids_add(&resume->done, id) != KVF__IDS_NO_MEMORY;
+        resume->n_done++;
+    }
+    if (!good) kvf__say("--resume: out of memory");
+    json_decref(value);
+    return good;
+}
+
+/* Calls scan_line, or with a file copies the lines that stay. */
+static bool walk(scan *s, kvf__resume *resume, FILE *copy) {
+    kvf__reader r;
+    const char *text;
+    size_t n;
+    if (!kvf__reader_open(&r, s->output, false)) return false;
+    bool good = true;
+    kvf__read got;
+    while (good && (got = kvf__reader_next(&r, true, &text, &n)) != KVF__READ_END) {
+        if (got == KVF__READ_LATER) continue;
+        good = got == KVF__READ_LINE && r.pack == KVF__PACK_NONE;
+        if (r.pack > KVF__PACK_NONE) kvf__say("--resume: %s is packed; unpack it first", kvf__shown(s->output).text);
+        if (!good) break;
+        if (!copy) {
+            good = scan_line(s, resume, &r, text, n);
+            continue;
+        }
+        json_t *value;
+        const json_t *id;
+        if (classify(text, n, r.line_ended, &value, &id) == LINE_GOOD)
+            good = fwrite(text, 1, n, copy) == n && fputc('\n', copy) != EOF;
+        if (!good) kvf__say("%s: %s", kvf__shown(s->output).text, strerror(errno));
+        json_decref(value);
+    }
+    kvf__reader_close(&r);
+    return good;
+}
+
+static json_t *read_beside(const char *output) {
+    char *path = joined(output, suffix);
+    json_t *header = path ? json_load_file(path, 0, NULL) : NULL;
+    free(path);
+    if (json_object_get(header, "kvfold")) return header;
+    json_decref(header);
+    return NULL;
+}
+
+/* Takes out what does not stay: by cutting the end off where that does, else by a new file. */
+static bool clean(scan *s, const char *output, const json_t *header, bool new_header) {
+    if (!s->gap && !new_header) {
+        if (truncate(output, (off_t)s->keep_bytes) == 0) return true;
+        kvf__say("%s: %s", kvf__shown(output).text, strerror(errno));
+        return false;
+    }
+    staged file;
+    bool good =
+        staged_begin(&file, output) && (!s->header_first || put_line(file.file, header)) && walk(s, NULL, file.file);
+    return staged_end(&file, output, good);
+}
+
+static void say_what(const scan *s, const kvf__resume *resume) {
+    kvf__say("--resume: %llu lines are done, %llu errors are tried again%s%s", (unsigned long long)resume->n_done,
+             (unsigned long long)s->n_errors, s->n_torn ? ", a torn last line is dropped" : "",
+             s->n_odd ? ", lines that are no answers are dropped" : "");
+}
+
+bool kvf__resume_read(kvf__resume *resume, const char *output, const json_t *header, bool force, bool quiet) {
+    memset(resume, 0, sizeof *resume);
+    struct stat status;
+    if (stat(output, &status) != 0 && errno == ENOENT) return true;
+    char *path = realpath(output, NULL); /* a link stays one */
+    if (!path || stat(path, &status) != 0 || !S_ISREG(status.st_mode) || access(path, R_OK | W_OK) != 0) {
+        kvf__say("--resume: %s: is no file that can be read and written", kvf__shown(output).text);
+        free(path);
+        return false;
+    }
+    scan s = {.output = path};
+    bool good = walk(&s, resume, NULL);
+    if (good && s.keep_bytes == 0 && !s.n_errors && !s.n_odd) { /* nothing, or a torn first line */
+        good = clean(&s, path, header, false);
+    } else if (good) {
+        if (!s.header) s.header = read_beside(output);
+        if (!s.header && !force)
+            kvf__say("--resume: %s has no header, nor is there %s%s, so nothing says which model and options wrote it; "
+                     "give another --output, or --force to go on all the same",
+                     kvf__shown(output).text, kvf__shown(output).text, suffix);
+        good = s.header ? header_fits(output, s.header, header, force) : force;
+        bool same = s.header && json_equal(s.header, header);
+        if (good && !s.header_first && !same) good = kvf__header_write_beside(output, header);
+        if (good) good = clean(&s, path, header, s.header_first && !same);
+        resume->has_header = good;
+        if (good && !quiet) say_what(&s, resume);
+    }
+    json_decref(s.header);
+    free(path);
+    return good;
+}
