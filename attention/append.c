@@ -22,8 +22,8 @@ static float store_row(void *dst, const float *src, uint32_t d, kvf_dtype dtype)
     } else {
         uint16_t *h = dst;
         for (uint32_t c = 0; c < d; c++) {
-            h[c] = kvf__f16_from_f32(src[c]);
-            double x = (double)kvf__f32_from_f16(h[c]);
+            h[c] = kvf__narrow(dtype, src[c]);
+            double x = (double)kvf__widen(dtype, h[c]);
             sum += x * x;
         }
     }

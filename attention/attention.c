@@ -9,17 +9,21 @@ int kvf_cpu_has_path(kvf_cpu_path path) {
     case KVF_CPU_REF:
     case KVF_CPU_SCALAR: return 1;
     case KVF_CPU_AVX2: return kvf__cpu_detect().avx2_fma_f16c;
+    case KVF_CPU_AVX512: return kvf__cpu_detect().avx512;
     }
     return 0;
 }
 
 static kvf_status choose(kvf_cpu_path *path, kvf_error *err) {
-    if ((unsigned)*path > KVF_CPU_AVX2)
+    if ((unsigned)*path > KVF_CPU_AVX512)
         return kvf__fail(err, KVF_E_INVALID, "path %d: must be a kvf_cpu_path", (int)*path);
     if (!kvf_cpu_has_path(*path))
-        return kvf__fail(err, KVF_E_UNSUPPORTED, "path %d: this CPU lacks AVX2, FMA or F16C; use KVF_CPU_AUTO",
-                         (int)*path);
-    if (*path == KVF_CPU_AUTO) *path = kvf_cpu_has_path(KVF_CPU_AVX2) ? KVF_CPU_AVX2 : KVF_CPU_SCALAR;
+        return kvf__fail(err, KVF_E_UNSUPPORTED, "path %d: this CPU lacks %s; use KVF_CPU_AUTO", (int)*path,
+                         *path == KVF_CPU_AVX2 ? "AVX2, FMA or F16C" : "AVX-512 F, BW, VL or DQ");
+    if (*path == KVF_CPU_AUTO) {
+        kvf__cpu cpu = kvf__cpu_detect();
+        *path = cpu.avx512 ? KVF_CPU_AVX512 : cpu.avx2_fma_f16c ? KVF_CPU_AVX2 : KVF_CPU_SCALAR;
+    }
     return KVF_OK;
 }
 

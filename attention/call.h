@@ -38,8 +38,8 @@ typedef struct kvf__workspace {
     size_t bytes; /* of all */
 } kvf__workspace;
 
-/* Query rows in prefill: of one work item, of one softmax, of one inner loop. */
-enum { KVF__ROWS = 192, KVF__SUB_ROWS = 24, KVF__MR = 6 };
+/* Query rows in prefill: of one work item, of one softmax. */
+enum { KVF__ROWS = 192, KVF__SUB_ROWS = 24 };
 static inline size_t kvf__pad16(size_t n) { return (n + 15) / 16 * 16; }
 
 /* Lays a workspace out over base (NULL: sizes only). False when a size wraps. */

@@ -18,7 +18,7 @@ static kvf_status check_pages(const kvf__call *c, kvf_error *err) {
     if (p->head_dim == 0 || p->head_dim > 256 || p->head_dim % 8)
         return kvf__fail(err, KVF_E_INVALID, "head_dim %u: must be a multiple of 8 in [8, 256]", p->head_dim);
     size_t element = kvf_dtype_bytes(p->dtype);
-    if (!element) return kvf__fail(err, KVF_E_INVALID, "dtype %d: must be KVF_F32 or KVF_F16", (int)p->dtype);
+    if (!element) return kvf__fail(err, KVF_E_INVALID, "dtype %d: must be KVF_F32, KVF_F16 or KVF_BF16", (int)p->dtype);
     if (p->n_blocks == 0) return kvf__fail(err, KVF_E_INVALID, "n_blocks 0: the pages need at least one block");
     if (!p->k || !p->v) return kvf__fail(err, KVF_E_INVALID, "pages: %s is NULL", p->k ? "v" : "k");
     uint64_t least = (uint64_t)p->heads_per_group * bs * p->head_dim * element;

@@ -34,7 +34,7 @@ const char *kvf_status_name(kvf_status status) {
 #define STR(x) STR2(x)
 const char *kvf_version(void) { return STR(KVF_VERSION_MAJOR) "." STR(KVF_VERSION_MINOR) "." STR(KVF_VERSION_PATCH); }
 
-size_t kvf_dtype_bytes(kvf_dtype dtype) { return dtype == KVF_F32 ? 4 : dtype == KVF_F16 ? 2 : 0; }
+size_t kvf_dtype_bytes(kvf_dtype dtype) { return dtype == KVF_F32 ? 4 : dtype == KVF_F16 || dtype == KVF_BF16 ? 2 : 0; }
 
 kvf_status kvf__fail(kvf_error *err, kvf_status status, const char *format, ...) {
     if (err) {

@@ -1,4 +1,4 @@
-/* base/base.h: what every folder may use: errors, memory, checked sizes, threads, fp16, clock.
+/* base/base.h: what every folder may use: errors, memory, checked sizes, threads, fp16 and bf16, clock.
  * Internal: exported from libkvfold only so that libkvfold_engine can use it. */
 #ifndef KVF_BASE_BASE_H
 #define KVF_BASE_BASE_H
@@ -58,6 +58,28 @@ KVF_API void kvf__stream_for(kvf_stream *stream, uint32_t n, kvf__item_fn fn, vo
 /* IEEE half. Rounds to nearest even; overflow gives infinity; NaN stays NaN. */
 KVF_API uint16_t kvf__f16_from_f32(float x);
 KVF_API float kvf__f32_from_f16(uint16_t h);
+
+/* bfloat16: the upper half of an fp32. Rounds alike. */
+static inline uint16_t kvf__bf16_from_f32(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(u >> 16 | 0x40u);
+    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1)) >> 16);
+}
+static inline float kvf__f32_from_bf16(uint16_t h) {
+    uint32_t u = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+/* From and to the 2-byte type that dtype is. */
+static inline float kvf__widen(kvf_dtype dtype, uint16_t h) {
+    return dtype == KVF_F16 ? kvf__f32_from_f16(h) : kvf__f32_from_bf16(h);
+}
+static inline uint16_t kvf__narrow(kvf_dtype dtype, float x) {
+    return dtype == KVF_F16 ? kvf__f16_from_f32(x) : kvf__bf16_from_f32(x);
+}
 
 /* What the running CPU can do (and the operating system saves). */
 typedef struct kvf__cpu {

@@ -1,12 +1,27 @@
-/* Measures paged attention: decode against a read bandwidth of the same minute, prefill in GFLOP/s.
+/* Measures paged attention: decode against its roof, prefill against sgemm.
  *
- * kvfold-bench-attention [REPETITIONS [THREADS [HUGE]]]: one JSON line a case; HUGE 1 asks for huge pages. What a
- * ratio compares runs in turns, since machines are shared. Each case is checked against the reference first. */
+ * kvfold-bench-attention [-r REPETITIONS] [-t THREADS] [-m MIB] [-p PATH] [-c]: one JSON line a case. The roof of a
+ * decode is the larger of two times: its bytes at the rate at which they are read, its multiply-adds and conversions at
+ * the rate of multiply-adds. ratio is the roof over the median, or the share of sgemm's rate. What a ratio compares runs
+ * in turns, since machines are shared; -c counts processor time over threads instead of the wall clock, for a machine
+ * that is busy with others. -m is the working set, by default 4 times the last-level cache where half of the memory
+ * holds that; -p names a kvf_cpu_path (avx2, avx512). Each case is checked against the reference first. */
 #define _DEFAULT_SOURCE
+#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+#endif
 
 #include "base/base.h"
 #include "kvfold/attention.h"
@@ -19,7 +34,6 @@
 #endif
 
 enum { BLOCK = 16, CONTEXT = 4096, CHUNK = 512, CHECKED_TOKENS = 2, MAX_REPETITIONS = 101 };
-static const size_t WORKING_SET = (size_t)256 << 20;
 
 /* A model's shape with its pages, as many sequences as fill the working set, and one call over them. */
 typedef struct bench {
@@ -36,7 +50,9 @@ typedef struct bench {
 } bench;
 
 static char cpu_name[128] = "unknown";
-static bool huge_pages;
+static kvf_cpu_path path;
+static bool processor_time;
+static size_t working_set, cache_bytes;
 
 static void die(const char *what) {
     fprintf(stderr, "kvfold-bench-attention: %s\n", what);
@@ -46,8 +62,8 @@ static void *take(size_t bytes) {
     const size_t huge = (size_t)2 << 20, align = bytes >= huge ? huge : 64;
     void *p = aligned_alloc(align, (bytes + align - 1) / align * align);
     if (!p) die("out of memory");
-    if (huge_pages && align == huge && madvise(p, bytes, MADV_HUGEPAGE)) die("this system has no huge pages");
-    memset(p, 0, bytes); /* touched before anything is timed */
+    if (align == huge) (void)madvise(p, bytes, MADV_HUGEPAGE); /* as the library's own memory */
+    memset(p, 0, bytes);                                       /* touched before anything is timed */
     return p;
 }
 static float uniform(uint64_t *state) { /* [-1, 1) */
@@ -62,7 +78,9 @@ static bench make(uint32_t n_kv, uint32_t per_kv, uint32_t d, uint32_t n_seqs, u
     size_t half = (size_t)n_kv * BLOCK * d * 2, n_q = (size_t)n_seqs * n_tokens * n_kv * per_kv * d;
     b.kv_bytes = n_blocks * half * 2;
     b.kv = take(b.kv_bytes);
-    for (size_t i = 0; i < b.kv_bytes / 2; i++) ((uint16_t *)(void *)b.kv)[i] = kvf__f16_from_f32(uniform(&state));
+    size_t pattern = KVF__MIN(b.kv_bytes, ((size_t)8 << 20) - 1042 * 2); /* repeats out of step with blocks */
+    for (size_t i = 0; i < pattern / 2; i++) ((uint16_t *)(void *)b.kv)[i] = kvf__f16_from_f32(uniform(&state));
+    for (size_t i = pattern; i < b.kv_bytes; i += pattern) memcpy(b.kv + i, b.kv, KVF__MIN(pattern, b.kv_bytes - i));
     b.rows = take(n_blocks * sizeof *b.rows);
     b.n_slots = take(n_seqs * sizeof *b.n_slots);
     b.q_begin = take((n_seqs + 1) * sizeof *b.q_begin);
@@ -118,7 +136,8 @@ static void wire(bench *b, uint32_t n_threads) {
                            .q = b->q,
                            .q_stride = width,
                            .out = b->out,
-                           .out_stride = width};
+                           .out_stride = width,
+                           .path = path};
     if (kvf_attention_workspace_bytes(n_threads, b->d, b->a.n_q_heads, b->n_kv, CONTEXT, b->n_seqs,
                                       b->n_seqs * b->n_tokens, &b->a.workspace_bytes))
         die("workspace size");
@@ -177,31 +196,158 @@ static void check(kvf_stream *stream, bench *b) {
     free(want_row);
 }
 
-/* ---- Read bandwidth ------------------------------------------------------------------------- */
+/* ---- What the machine can do ---------------------------------------------------------------- */
 
-typedef struct reader {
-    const uint64_t *words;
-    size_t n, share;
-    uint64_t sums[1024];
-} reader;
-static volatile uint64_t sink;
-
-static void read_share(void *ctx, uint32_t item, uint32_t thread) {
-    reader *r = ctx;
-    uint64_t s[8] = {0};
-    size_t begin = item * r->share, end = KVF__MIN(begin + r->share, r->n);
-    for (size_t i = begin; i + 8 <= end; i += 8)
-        for (int j = 0; j < 8; j++) s[j] += r->words[i + (size_t)j];
-    for (int j = 0; j < 8; j++) r->sums[thread] += s[j];
+static double now(void) { /* of one thread, when all are at work */
+    struct timespec t;
+    if (!processor_time) return kvf__clock();
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+static double seconds(kvf_stream *stream, double begin) {
+    return (now() - begin) / (processor_time ? kvf_stream_n_threads(stream) : 1);
 }
 
-static double read_seconds(kvf_stream *stream, const bench *b) {
-    reader r = {(const uint64_t *)(const void *)b->kv, b->kv_bytes / 8, 1 << 16, {0}};
-    double t = kvf__clock();
-    kvf__stream_for(stream, (uint32_t)((r.n + r.share - 1) / r.share), read_share, &r);
-    t = kvf__clock() - t;
-    for (int i = 0; i < 1024; i++) sink += r.sums[i];
-    return t;
+typedef struct machine_work {
+    const unsigned char *bytes;
+    size_t n;
+    float *a, *b, *c; /* of sgemm, GEMM squares; each thread has a c */
+} machine_work;
+static volatile float sink;
+enum { SHARE = 1 << 19, ROUNDS = 1 << 17, GEMM = 512, GEMM_ITEMS = 8 };
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f"))) static void read_avx512(const unsigned char *p, size_t n) {
+    __m512i x[8];
+    UNROLL for (int i = 0; i < 8; i++) x[i] = _mm512_setzero_si512();
+    for (size_t at = 0; at + 512 <= n; at += 512)
+        UNROLL for (size_t i = 0; i < 8; i++) x[i] = _mm512_xor_si512(x[i], _mm512_loadu_si512(p + at + 64 * i));
+    UNROLL for (int i = 1; i < 8; i++) x[0] = _mm512_xor_si512(x[0], x[i]);
+    sink = (float)_mm512_reduce_add_epi64(x[0]);
+}
+__attribute__((target("avx512f"))) static void multiply_avx512(void) {
+    __m512 x[16], y = _mm512_set1_ps(sink * 0.0f + 0.5f);
+    UNROLL for (int i = 0; i < 16; i++) x[i] = _mm512_set1_ps((float)i);
+    for (int n = 0; n < ROUNDS; n++)
+        UNROLL for (int i = 0; i < 16; i++) __asm__ volatile("vfmadd231ps %1, %1, %0" : "+v"(x[i]) : "v"(y));
+    UNROLL for (int i = 1; i < 16; i++) x[0] = _mm512_add_ps(x[0], x[i]);
+    sink = _mm512_reduce_add_ps(x[0]);
+}
+__attribute__((target("avx2,fma"))) static void read_avx2(const unsigned char *p, size_t n) {
+    __m256i x[8];
+    UNROLL for (int i = 0; i < 8; i++) x[i] = _mm256_setzero_si256();
+    for (size_t at = 0; at + 256 <= n; at += 256)
+        UNROLL for (size_t i = 0; i < 8; i++) x[i] =
+            _mm256_xor_si256(x[i], _mm256_loadu_si256((const __m256i *)(const void *)(p + at + 32 * i)));
+    UNROLL for (int i = 1; i < 8; i++) x[0] = _mm256_xor_si256(x[0], x[i]);
+    sink = (float)_mm256_extract_epi64(x[0], 0);
+}
+__attribute__((target("avx2,fma"))) static void multiply_avx2(void) {
+    __m256 x[12], y = _mm256_set1_ps(sink * 0.0f + 0.5f);
+    UNROLL for (int i = 0; i < 12; i++) x[i] = _mm256_set1_ps((float)i);
+    for (int n = 0; n < ROUNDS; n++)
+        UNROLL for (int i = 0; i < 12; i++) __asm__ volatile("vfmadd231ps %1, %1, %0" : "+x"(x[i]) : "x"(y));
+    UNROLL for (int i = 1; i < 12; i++) x[0] = _mm256_add_ps(x[0], x[i]);
+    sink = _mm256_cvtss_f32(x[0]);
+}
+#endif
+static void read_plain(const unsigned char *p, size_t n) {
+    uint64_t x = 0, y;
+    for (size_t at = 0; at + 8 <= n; at += 8) {
+        memcpy(&y, p + at, sizeof y);
+        x ^= y;
+    }
+    sink = (float)x;
+}
+static void multiply_plain(void) {
+    float x[16] = {0}, y = sink * 0.0f + 0.5f;
+    for (int n = 0; n < ROUNDS; n++)
+        for (int i = 0; i < 16; i++) x[i] = x[i] * y + y;
+    for (int i = 0; i < 16; i++) sink += x[i];
+}
+
+static void read_share(void *ctx, uint32_t item, uint32_t thread) {
+    const machine_work *w = ctx;
+    const unsigned char *p = w->bytes + (size_t)item * SHARE;
+    size_t n = KVF__MIN(w->n - (size_t)item * SHARE, (size_t)SHARE);
+    (void)thread;
+#if defined(__x86_64__)
+    if (path == KVF_CPU_AVX512) {
+        read_avx512(p, n);
+        return;
+    }
+    if (path == KVF_CPU_AVX2) {
+        read_avx2(p, n);
+        return;
+    }
+#endif
+    read_plain(p, n);
+}
+
+/* Bytes a second over all of the case's pages. */
+static double read_rate(kvf_stream *stream, const bench *b) {
+    machine_work w = {.bytes = b->kv, .n = b->kv_bytes};
+    double t = now();
+    kvf__stream_for(stream, (uint32_t)((w.n + SHARE - 1) / SHARE), read_share, &w);
+    return (double)b->kv_bytes / seconds(stream, t);
+}
+
+static void multiply_item(void *ctx, uint32_t item, uint32_t thread) {
+    (void)ctx, (void)item, (void)thread;
+#if defined(__x86_64__)
+    if (path == KVF_CPU_AVX512) {
+        multiply_avx512();
+        return;
+    }
+    if (path == KVF_CPU_AVX2) {
+        multiply_avx2();
+        return;
+    }
+#endif
+    multiply_plain();
+}
+
+/* Elements a second that are multiplied and added. */
+static double multiply_rate(kvf_stream *stream) {
+    double items = 8.0 * kvf_stream_n_threads(stream);
+    double per_round = path == KVF_CPU_AVX512 ? 16 * 16 : path == KVF_CPU_AVX2 ? 12 * 8 : 16, t = now();
+    kvf__stream_for(stream, (uint32_t)items, multiply_item, NULL);
+    return items * ROUNDS * per_round / seconds(stream, t);
+}
+
+/* Of OpenBLAS, opened at run time; NULL where it is not installed. CBLAS numbers its arguments: 101 row major, 111 as
+ * it is, 112 transposed. */
+static void (*sgemm)(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
+
+static void open_sgemm(void) {
+    void (*set_threads)(int) = NULL;
+    void *blas = dlopen("libopenblas.so.0", RTLD_NOW), *p = blas ? dlsym(blas, "cblas_sgemm") : NULL;
+    memcpy(&sgemm, &p, sizeof p); /* ISO C has no cast from an object pointer */
+    p = blas ? dlsym(blas, "openblas_set_num_threads") : NULL;
+    memcpy(&set_threads, &p, sizeof p);
+    if (set_threads) set_threads(1); /* ours call it */
+}
+
+static void gemm_item(void *ctx, uint32_t item, uint32_t thread) {
+    const machine_work *w = ctx;
+    (void)item;
+    sgemm(101, 111, 112, GEMM, GEMM, GEMM, 1, w->a, GEMM, w->b, GEMM, 0, w->c + (size_t)thread * GEMM * GEMM, GEMM);
+}
+
+/* Operations a second of matrix products from all threads; 0 without OpenBLAS. */
+static double gemm_rate(kvf_stream *stream) {
+    static machine_work w;
+    uint64_t state = 7;
+    if (!sgemm) return 0;
+    if (!w.a) {
+        w.a = take((size_t)GEMM * GEMM * 4);
+        w.b = take((size_t)GEMM * GEMM * 4);
+        w.c = take((size_t)GEMM * GEMM * 4 * 64);
+        for (int i = 0; i < GEMM * GEMM; i++) w.a[i] = uniform(&state), w.b[i] = uniform(&state);
+    }
+    double items = GEMM_ITEMS * kvf_stream_n_threads(stream), t = now();
+    kvf__stream_for(stream, (uint32_t)items, gemm_item, &w);
+    return items * 2 * GEMM * GEMM * GEMM / seconds(stream, t);
 }
 
 /* ---- Timing --------------------------------------------------------------------------------- */
@@ -219,66 +365,86 @@ static double quantile(const times *t, double q) { return t->s[(int)(q * (t->n -
 
 static double timed(kvf_stream *stream, bench *b, bool mass) {
     want_mass(b, mass);
-    double t = kvf__clock();
+    double t = now();
     run_case(stream, b);
-    return kvf__clock() - t;
+    return seconds(stream, t);
 }
 
 static void print_head(const bench *b, const char *name, uint32_t n_threads, bool mass, const times *t) {
+    static const char *const paths[] = {"auto", "ref", "scalar", "avx2", "avx512"};
     printf("{\"bench\": \"attention\", \"case\": \"%s\", \"commit\": \"%s\", \"cpu\": \"%s\", \"flags\": \"%s\", ",
            name, KVF_BENCH_COMMIT, cpu_name, KVF_BENCH_FLAGS);
-    printf(
-        "\"path\": \"%s\", \"threads\": %u, \"huge_pages\": %s, \"kv_heads\": %u, \"per_kv\": %u, \"head_dim\": %u, ",
-        kvf_cpu_has_path(KVF_CPU_AVX2) ? "avx2" : "scalar", n_threads, huge_pages ? "true" : "false", b->n_kv,
-        b->per_kv, b->d);
+    printf("\"path\": \"%s\", \"threads\": %u, \"clock\": \"%s\", \"kv_heads\": %u, \"per_kv\": %u, \"head_dim\": %u, ",
+           paths[path], n_threads, processor_time ? "processor" : "wall", b->n_kv, b->per_kv, b->d);
     printf("\"dtype\": \"fp16\", \"block_size\": %d, \"seqs\": %u, \"queries\": %u, \"slots\": %d, \"mass\": %s, ",
            BLOCK, b->n_seqs, b->n_tokens, CONTEXT, mass ? "true" : "false");
+    printf("\"bytes\": %zu, \"cache_bytes\": %zu, ", b->kv_bytes, cache_bytes);
     printf("\"repetitions\": %d, \"ms_median\": %.3f, \"ms_p5\": %.3f, \"ms_p95\": %.3f, ", t->n, 1e3 * quantile(t, .5),
            1e3 * quantile(t, .05), 1e3 * quantile(t, .95));
 }
 
+static void sort(times *t) { qsort(t->s, (size_t)t->n, sizeof *t->s, ascending); }
+
 static void decode_case(kvf_stream *stream, bench *b, int repetitions) {
-    times plain = {.n = repetitions}, mass = plain, reads = plain;
+    times runs[2] = {{.n = repetitions}, {.n = repetitions}}, reads = runs[0], multiplies = reads,
+          ratios[2] = {reads, reads};
+    double bytes = (double)b->kv_bytes,
+           work = bytes / 2 * (b->per_kv + 1); /* an element is converted, then multiplied */
     uint32_t n_threads = kvf_stream_n_threads(stream);
     wire(b, n_threads);
     check(stream, b);
     for (int i = 0; i < repetitions; i++) {
-        reads.s[i] = read_seconds(stream, b);
-        plain.s[i] = timed(stream, b, false);
-        mass.s[i] = timed(stream, b, true);
+        reads.s[i] = read_rate(stream, b);
+        multiplies.s[i] = multiply_rate(stream);
+        for (int m = 0; m < 2; m++) {
+            runs[m].s[i] = timed(stream, b, m);
+            ratios[m].s[i] = fmax(bytes / reads.s[i], work / multiplies.s[i]) / runs[m].s[i];
+        }
     }
-    times *all[] = {&reads, &plain, &mass};
-    for (int i = 0; i < 3; i++) qsort(all[i]->s, (size_t)repetitions, sizeof(double), ascending);
-    double bytes = (double)b->kv_bytes, read_rate = bytes / quantile(&reads, .5) / 1e9;
+    sort(&reads), sort(&multiplies);
     for (int m = 0; m < 2; m++) {
-        double rate = bytes / quantile(m ? &mass : &plain, .5) / 1e9;
-        print_head(b, "decode", n_threads, m, m ? &mass : &plain);
-        printf("\"bytes\": %.0f, \"gb_per_s\": %.2f, \"read_gb_per_s\": %.2f, \"share\": %.3f}\n", bytes, rate,
-               read_rate, rate / read_rate);
+        sort(&runs[m]), sort(&ratios[m]);
+        double read = quantile(&reads, .5), multiply = quantile(&multiplies, .5);
+        double roof = fmax(bytes / read, work / multiply);
+        print_head(b, "decode", n_threads, m, &runs[m]);
+        printf("\"gb_per_s\": %.2f, \"read_gb_per_s\": %.2f, \"multiply_adds_per_ns\": %.2f, \"bound\": \"%s\", ",
+               bytes / quantile(&runs[m], .5) / 1e9, read / 1e9, multiply / 1e9,
+               bytes / read > work / multiply ? "memory" : "arithmetic");
+        printf("\"roof\": %.3f, \"ratio\": %.3f, \"ratio_p5\": %.3f, \"ratio_p95\": %.3f}\n", 1e3 * roof,
+               quantile(&ratios[m], .5), quantile(&ratios[m], .05), quantile(&ratios[m], .95));
     }
     fflush(stdout);
     free(b->a.workspace);
 }
 
 static void prefill_case(kvf_stream *stream, bench *b, int repetitions) {
-    times plain = {.n = repetitions}, mass = plain;
+    times runs[2] = {{.n = repetitions}, {.n = repetitions}}, gemms = runs[0], ratios[2] = {gemms, gemms};
     uint32_t n_threads = kvf_stream_n_threads(stream);
-    wire(b, n_threads);
-    check(stream, b);
-    for (int i = 0; i < repetitions; i++) {
-        plain.s[i] = timed(stream, b, false);
-        mass.s[i] = timed(stream, b, true);
-    }
-    qsort(plain.s, (size_t)repetitions, sizeof(double), ascending);
-    qsort(mass.s, (size_t)repetitions, sizeof(double), ascending);
     double pairs = 0;
     for (int t = 0; t < CHUNK; t++) pairs += CONTEXT - CHUNK + t + 1;
     pairs *= (double)b->n_seqs * b->n_kv * b->per_kv;
-    for (int m = 0; m < 2; m++) { /* products with K and V, and with K again for the column sums */
+    wire(b, n_threads);
+    check(stream, b);
+    for (int i = 0; i < repetitions; i++) {
+        gemms.s[i] = gemm_rate(stream);
+        for (int m = 0; m < 2; m++) { /* products with K and V, and with K again for the column sums */
+            runs[m].s[i] = timed(stream, b, m);
+            ratios[m].s[i] = gemms.s[i] > 0 ? pairs * b->d * (m ? 6 : 4) / runs[m].s[i] / gemms.s[i] : 0;
+        }
+    }
+    sort(&gemms);
+    for (int m = 0; m < 2; m++) {
+        sort(&runs[m]), sort(&ratios[m]);
         double flop = pairs * b->d * (m ? 6 : 4);
-        print_head(b, "prefill", n_threads, m, m ? &mass : &plain);
-        printf("\"bytes\": %.0f, \"gflop\": %.3f, \"gflop_per_s\": %.2f}\n", (double)b->kv_bytes, flop / 1e9,
-               flop / 1e9 / quantile(m ? &mass : &plain, .5));
+        print_head(b, "prefill", n_threads, m, &runs[m]);
+        printf("\"gflop\": %.3f, \"gflop_per_s\": %.2f", flop / 1e9, flop / 1e9 / quantile(&runs[m], .5));
+        if (sgemm) {
+            printf(", \"roof\": %.3f, \"sgemm_gflop_per_s\": %.2f, ", 1e3 * flop / quantile(&gemms, .5),
+                   quantile(&gemms, .5) / 1e9);
+            printf("\"ratio\": %.3f, \"ratio_p5\": %.3f, \"ratio_p95\": %.3f", quantile(&ratios[m], .5),
+                   quantile(&ratios[m], .05), quantile(&ratios[m], .95));
+        }
+        printf("}\n");
     }
     fflush(stdout);
     free(b->a.workspace);
@@ -292,19 +458,49 @@ static void read_cpu_name(void) {
     if (f) fclose(f);
 }
 
+/* 4 times the last-level cache, or what half of the memory that is free holds. */
+static size_t default_working_set(void) {
+    long llc = sysconf(_SC_LEVEL3_CACHE_SIZE), pages = sysconf(_SC_AVPHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    cache_bytes = llc > 0 ? (size_t)llc : 0;
+    size_t want = KVF__MAX(4 * cache_bytes, (size_t)256 << 20), spare = (size_t)pages / 2 * (size_t)page;
+    return KVF__MIN(want, spare);
+}
+
+static kvf_cpu_path parse_path(const char *name) {
+    kvf_cpu_path p = !strcmp(name, "scalar")   ? KVF_CPU_SCALAR
+                     : !strcmp(name, "avx2")   ? KVF_CPU_AVX2
+                     : !strcmp(name, "avx512") ? KVF_CPU_AVX512
+                                               : KVF_CPU_AUTO;
+    if (p == KVF_CPU_AUTO || !kvf_cpu_has_path(p)) die("-p: scalar, avx2 or avx512, as far as this CPU has it");
+    return p;
+}
+
 int main(int argc, char **argv) {
     static const uint32_t shapes[][3] = {{8, 1, 128}, {8, 4, 128}, {8, 8, 128}, {3, 3, 64}}; /* the last is SmolLM2's */
-    int repetitions = argc > 1 ? atoi(argv[1]) : 9, threads = argc > 2 ? atoi(argv[2]) : 2;
-    if (repetitions < 1 || repetitions > MAX_REPETITIONS || threads < 1) die("REPETITIONS: 1..101, THREADS: 1 or more");
-    huge_pages = argc > 3 && atoi(argv[3]);
+    int repetitions = 9, threads = 2, option;
+    working_set = default_working_set();
+    path = kvf_cpu_has_path(KVF_CPU_AVX512) ? KVF_CPU_AVX512
+           : kvf_cpu_has_path(KVF_CPU_AVX2) ? KVF_CPU_AVX2
+                                            : KVF_CPU_SCALAR;
+    while ((option = getopt(argc, argv, "r:t:m:p:c")) != -1) switch (option) {
+        case 'r': repetitions = atoi(optarg); break;
+        case 't': threads = atoi(optarg); break;
+        case 'm': working_set = (size_t)atoi(optarg) << 20; break;
+        case 'p': path = parse_path(optarg); break;
+        case 'c': processor_time = true; break;
+        default: die("[-r REPETITIONS] [-t THREADS] [-m MIB] [-p PATH] [-c]");
+        }
+    if (repetitions < 1 || repetitions > MAX_REPETITIONS || threads < 1 || threads > 64 || working_set == 0)
+        die("-r: 1..101, -t: 1..64, -m: 1 or more");
     read_cpu_name();
+    open_sgemm();
     for (int n = 1; n <= threads; n++) {
         kvf_stream *stream;
         if (kvf_stream_create_cpu(NULL, (uint32_t)n, &stream, NULL)) die("threads cannot be started");
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             const uint32_t *s = shapes[i];
             size_t per_seq = (size_t)s[0] * s[2] * 4 * CONTEXT;
-            bench b = make(s[0], s[1], s[2], (uint32_t)((WORKING_SET + per_seq - 1) / per_seq), 1);
+            bench b = make(s[0], s[1], s[2], (uint32_t)((working_set + per_seq - 1) / per_seq), 1);
             decode_case(stream, &b, repetitions);
             drop(&b);
             b = make(s[0], s[1], s[2], 1, CHUNK);

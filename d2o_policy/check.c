@@ -21,7 +21,7 @@ static kvf_status check_pages(const kvf_policy_state *state, const kvf_policy_ba
     const kvf_pages *p = batch->pages;
     if (!p || !p->k || !p->v || !p->pos)
         return kvf__fail(err, KVF_E_INVALID, "%s: pages with k, v and pos must be set", what);
-    if ((p->dtype != KVF_F32 && p->dtype != KVF_F16) || p->head_dim != state->config.head_dim ||
+    if (kvf_dtype_bytes(p->dtype) == 0 || p->head_dim != state->config.head_dim ||
         p->block_size != batch->view->block_size || p->heads_per_group != batch->view->heads_per_group)
         return kvf__fail(
             err, KVF_E_INVALID,
@@ -95,7 +95,12 @@ static kvf_status choose_kernels(kvf_cpu_path path, const kvf__kernels **out, kv
     *out = &kvf__policy_kernels_scalar;
     if (path == KVF_CPU_REF || path == KVF_CPU_SCALAR) return KVF_OK;
 #if defined(__x86_64__)
-    if ((path == KVF_CPU_AUTO || path == KVF_CPU_AVX2) && kvf__cpu_detect().avx2_fma_f16c) {
+    kvf__cpu cpu = kvf__cpu_detect();
+    if ((path == KVF_CPU_AUTO || path == KVF_CPU_AVX512) && cpu.avx512) {
+        *out = &kvf__policy_kernels_avx512;
+        return KVF_OK;
+    }
+    if ((path == KVF_CPU_AUTO || path == KVF_CPU_AVX2) && cpu.avx2_fma_f16c) {
         *out = &kvf__policy_kernels_avx2;
         return KVF_OK;
     }

@@ -93,11 +93,9 @@ static void match_chunk(const kvf__call *c, const kvf__head *h, const kvf__scrat
     for (uint32_t r = 0; r < n; r++) x->best[r] = (kvf__best){-2.0f, UINT32_MAX, KVF__NONE};
     kvf__tile tile;
     for (uint32_t slot = pack_tile(c, h, x, 0, &tile); tile.n; slot = pack_tile(c, h, x, slot, &tile))
-        for (uint32_t r = 0; r < n; r += KVF__ROWS) {
-            uint32_t panel = r / KVF__PANEL * KVF__PANEL;
-            c->kernels->nearest(&tile, x->panels + (size_t)panel * d, r - panel, KVF__MIN(KVF__ROWS, n - r),
-                                x->chunk_norm + r, d, x->best + r);
-        }
+        for (uint32_t r = 0; r < n; r += KVF__PANEL)
+            c->kernels->nearest(&tile, x->panels + (size_t)r * d, 0, KVF__MIN(KVF__PANEL, n - r), x->chunk_norm + r, d,
+                                x->best + r);
     for (uint32_t r = 0; r < n; r++) {
         entries[r].u = x->best[r].u;
         entries[r].target = x->best[r].slot;

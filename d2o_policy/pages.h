@@ -32,7 +32,7 @@ static inline size_t kvf__slot_index(const kvf__head *h, uint32_t slot) {
 
 static inline void *kvf__row(const kvf__head *h, void *base, uint64_t block_stride, uint32_t slot) {
     const kvf_pages *p = h->pages;
-    size_t bs = p->block_size, bytes = p->dtype == KVF_F16 ? 2 : 4;
+    size_t bs = p->block_size, bytes = p->dtype == KVF_F32 ? 4 : 2;
     size_t in_block = (h->hg * bs + slot % bs) * p->head_dim * bytes;
     return (unsigned char *)base + h->rows[slot / bs] * block_stride + in_block;
 }

@@ -14,7 +14,7 @@ static kvf_status resolve(kvf_engine *e, kvf_error *err) {
     const kvf_model_info *info = e->info = kvf_model_get_info(c->model);
     e->model = c->model;
     if (kvf_dtype_bytes(c->kv_dtype) == 0)
-        return kvf__fail(err, KVF_E_INVALID, "kv_dtype %d: must be KVF_F16 or KVF_F32", (int)c->kv_dtype);
+        return kvf__fail(err, KVF_E_INVALID, "kv_dtype %d: must be KVF_F16, KVF_BF16 or KVF_F32", (int)c->kv_dtype);
     if (!c->block_size) c->block_size = 16;
     if (c->block_size < 8 || c->block_size > 256 || (c->block_size & (c->block_size - 1)))
         return kvf__fail(err, KVF_E_INVALID, "block_size %u: must be a power of two in [8, 256]", c->block_size);

@@ -68,15 +68,15 @@ static inline uint32_t table_of(const world *w, uint32_t seq, uint32_t group) {
 }
 
 static inline float stored(const world *w, float x) {
-    return w->s.dtype == KVF_F16 ? kvf__f32_from_f16(kvf__f16_from_f32(x)) : x;
+    return w->s.dtype == KVF_F32 ? x : kvf__widen(w->s.dtype, kvf__narrow(w->s.dtype, x));
 }
 
 static inline void put(const world *w, void *base, uint64_t stride, uint32_t block, size_t at, float x) {
     unsigned char *p = (unsigned char *)base + stride * block;
-    if (w->s.dtype == KVF_F16)
-        ((uint16_t *)(void *)p)[at] = kvf__f16_from_f32(x);
-    else
+    if (w->s.dtype == KVF_F32)
         ((float *)(void *)p)[at] = x;
+    else
+        ((uint16_t *)(void *)p)[at] = kvf__narrow(w->s.dtype, x);
 }
 
 /* Sets all K and V of one block, or only slots from `slot` on. */
@@ -430,7 +430,7 @@ static inline void expect_same(const results *a, const results *b, const char *w
 }
 
 static inline const char *path_name(kvf_cpu_path path) {
-    static const char *const names[] = {"auto", "ref", "scalar", "avx2"};
+    static const char *const names[] = {"auto", "ref", "scalar", "avx2", "avx512"};
     return names[path];
 }
 

@@ -97,7 +97,7 @@ refused bad_count_large 2 '--threads 99999999999999999999' run --prompt x --thre
 refused bad_size 2 '--kv-memory 512MB: must be a size' run --prompt x --kv-memory 512MB
 refused bad_size_zero 2 '--kv-memory 0' run --prompt x --kv-memory 0
 refused bad_number 2 '--temperature nan' run --prompt x --temperature nan
-refused bad_choice 2 '--kv-dtype fp8: must be one of fp16|fp32' run --prompt x --kv-dtype fp8
+refused bad_choice 2 '--kv-dtype fp8: must be one of fp16|bf16|fp32' run --prompt x --kv-dtype fp8
 refused bad_block_size 2 '--block-size 12: must be one of' run --prompt x --block-size 12
 refused bad_rho 2 '--rho 1.5' run --prompt x --rho 1.5
 refused bad_rho_zero 2 '--rho 0' run --prompt x --rho 0

@@ -11,6 +11,8 @@ static const shape shapes[] = {
     {1, 1, 64, 8, 256, 1, {1030}, {2}, KVF_F32, false},            /* most heads, least head size */
     {2, 2, 1, 256, 128, 2, {130, 1}, {8, 14}, KVF_F16, true},
     {1, 2, 1, 72, 16, 1, {505}, {20}, KVF_F16, false}, /* a chunk over a tile's edge */
+    {1, 2, 4, 72, 16, 2, {505, 3}, {20, 4}, KVF_BF16, true},
+    {2, 1, 9, 128, 32, 1, {540}, {11}, KVF_BF16, false},
     {1, 1, 5, 40, 16, 2, {0, 511}, {1, 2}, KVF_F32, false},
     {1, 2, 7, 16, 8, 1, {1}, {60}, KVF_F32, true},
 };
@@ -22,7 +24,7 @@ static void against_naive(const shape *s, size_t i, bool decode) {
     for (uint32_t seq = 0; seq < s->n_seqs && decode; seq++) cut.tokens[seq] = KVF__MIN(s->tokens[seq], 3);
     world *w = make_world(cut, i + 1);
     results want = run_naive(w, gqa);
-    for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX2; path++) {
+    for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX512; path++) {
         char what[100];
         if (!kvf_cpu_has_path(path)) continue;
         snprintf(what, sizeof what, "shape %zu, %s, %s", i, path_name(path), decode ? "decode" : "prefill");
@@ -52,7 +54,7 @@ Test(attention, random_shapes_match_the_naive_model) {
                    .head_dim = dims[next_random(&state) % 6],
                    .block_size = sizes[next_random(&state) % 6],
                    .n_seqs = 1 + next_random(&state) % 3,
-                   .dtype = next_random(&state) % 2 ? KVF_F16 : KVF_F32,
+                   .dtype = (kvf_dtype)(next_random(&state) % 3),
                    .bias = next_random(&state) % 2};
         for (uint32_t i = 0; i < s.n_seqs; i++) {
             s.context[i] = next_random(&state) % 4 ? next_random(&state) % 90 : 480 + next_random(&state) % 90;
@@ -76,7 +78,7 @@ Test(attention, random_shapes_match_the_naive_model) {
 /* The mass adds up: a query gives 1 in all, so column sums give the number of queries, and a row that of its heads. */
 Test(attention, mass_adds_up) {
     world *w = make_world((shape){1, 2, 3, 64, 16, 2, {700, 10}, {5, 5}, KVF_F16, true}, 5);
-    for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX2; path++) {
+    for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX512; path++) {
         if (!kvf_cpu_has_path(path)) continue;
         results pre = run_plan(w, (plan){.path = path, .chunk = 2}),
                 dec = run_plan(w, (plan){.path = path, .decode = true});
@@ -104,7 +106,7 @@ Test(attention, mass_adds_up) {
 Test(attention, outputs_that_are_not_wanted_stay) {
     static const uint8_t wanted[MAX_SEQS] = {1, 0, 1};
     world *w = make_world((shape){1, 2, 2, 32, 16, 3, {20, 30, 1}, {2, 2, 2}, KVF_F32, false}, 6);
-    for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX2; path++) {
+    for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX512; path++) {
         if (!kvf_cpu_has_path(path)) continue;
         results r = run_plan(w, (plan){.path = path, .decode = true, .row_wanted = wanted, .seq_end = 2});
         size_t per_seq = (size_t)w->n_kv * w->stride;
@@ -125,7 +127,7 @@ Test(attention, far_apart_logits) {
         for (uint32_t j = 0; j < 1500; j++) w->bias[j] = j == 700 ? 150.0f : j % 7 ? -200.0f : 40.0f;
         for (uint32_t j = 0; hidden && j < 1024; j++) w->bias[j] = -INFINITY;
         results want = run_naive(w, NULL);
-        for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX2; path++) {
+        for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX512; path++) {
             if (!kvf_cpu_has_path(path)) continue;
             results pre = run_plan(w, (plan){.path = path}), dec = run_plan(w, (plan){.path = path, .decode = true});
             expect_near(&pre, &want, 1e-5, path_name(path), true, false);

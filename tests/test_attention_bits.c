@@ -7,6 +7,7 @@ static const shape shapes[] = {
     {1, 2, 1, 128, 32, 3, {1020, 40, 505}, {9, 1, 9}, KVF_F16, true},
     {1, 1, 8, 96, 256, 2, {0, 7}, {30, 11}, KVF_F32, false},
     {1, 1, 7, 24, 64, 1, {200}, {5}, KVF_F16, false},
+    {1, 2, 5, 88, 16, 2, {519, 31}, {9, 2}, KVF_BF16, true},
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 static const kvf_cpu_path fast = KVF_CPU_AUTO;
@@ -72,7 +73,8 @@ Test(attention_bits, any_batch) {
     }
 }
 
-Test(attention_bits, scalar_and_avx2_agree) {
+/* Every path that the CPU has against plain C. */
+Test(attention_bits, tiled_paths_agree) {
     static const uint8_t gqa[MAX_SEQS] = {KVF_GQA_MAX, KVF_GQA_SUM, KVF_GQA_FIRST};
     if (!kvf_cpu_has_path(KVF_CPU_AVX2)) cr_skip_test("this CPU has no AVX2");
     for (size_t i = 0; i < N_SHAPES; i++) {
@@ -81,8 +83,12 @@ Test(attention_bits, scalar_and_avx2_agree) {
         world *w = make_world(s, i + 14);
         for (int decode = 0; decode < 2; decode++) {
             results scalar = run_plan(w, (plan){.path = KVF_CPU_SCALAR, .decode = decode, .gqa = gqa});
-            same_as(w, &scalar, (plan){.path = KVF_CPU_AVX2, .decode = decode, .gqa = gqa},
-                    decode ? "decode" : "prefill");
+            for (kvf_cpu_path path = KVF_CPU_AVX2; path <= KVF_CPU_AVX512; path++) {
+                char what[60];
+                if (!kvf_cpu_has_path(path)) continue;
+                snprintf(what, sizeof what, "shape %zu, %s, %s", i, path_name(path), decode ? "decode" : "prefill");
+                same_as(w, &scalar, (plan){.path = path, .decode = decode, .gqa = gqa}, what);
+            }
             free_results(&scalar);
         }
         free_world(w);
@@ -124,7 +130,7 @@ Test(attention_bits, rubbish_beyond_the_length_does_not_matter) {
     for (size_t l = 0; l < 5; l++)
         for (int decode = 0; decode < 2; decode++) {
             uint32_t n = decode ? 1 : KVF__MIN(lengths[l], 6);
-            shape s = {1, 2, 3, 24, 8, 2, {lengths[l] - n, 0}, {n, 1}, l % 2 ? KVF_F16 : KVF_F32, l > 2};
+            shape s = {1, 2, 3, 24, 8, 2, {lengths[l] - n, 0}, {n, 1}, (kvf_dtype)(l % 3), l > 2};
             world *w = make_world(s, l);
             results first = {0};
             for (size_t f = 0; f < 4; f++) {

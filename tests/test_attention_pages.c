@@ -12,8 +12,8 @@ static kvf_stream *stream_of(uint32_t n) {
 }
 
 Test(attention_pages, append_writes_rows_and_metadata) {
-    for (int half = 0; half < 2; half++) {
-        world *w = make_world((shape){2, 2, 1, 40, 8, 3, {21, 5, 0}, {30, 1, 12}, half ? KVF_F16 : KVF_F32, true}, 1);
+    for (kvf_dtype dtype = KVF_F32; dtype <= KVF_BF16; dtype++) {
+        world *w = make_world((shape){2, 2, 1, 40, 8, 3, {21, 5, 0}, {30, 1, 12}, dtype, true}, 1);
         kvf_stream *stream = stream_of(2);
         for (uint32_t i = 0; i < 3; i++) {
             w->next_pos[i] += w->s.tokens[i];
@@ -34,10 +34,10 @@ Test(attention_pages, append_writes_rows_and_metadata) {
                     const float *from_v = w->v + (w->q_begin[seq] + t) * w->kv_stride + kv * 40;
                     double norm = 0;
                     for (uint32_t i = 0; i < 40; i++) {
-                        float x = half ? kvf__f32_from_f16(((const uint16_t *)(const void *)k)[in + i])
-                                       : ((const float *)(const void *)k)[in + i];
-                        float y = half ? kvf__f32_from_f16(((const uint16_t *)(const void *)v)[in + i])
-                                       : ((const float *)(const void *)v)[in + i];
+                        float x = dtype ? kvf__widen(dtype, ((const uint16_t *)(const void *)k)[in + i])
+                                        : ((const float *)(const void *)k)[in + i];
+                        float y = dtype ? kvf__widen(dtype, ((const uint16_t *)(const void *)v)[in + i])
+                                        : ((const float *)(const void *)v)[in + i];
                         cr_assert_eq(x, stored(w, from_k[i]));
                         cr_assert_eq(y, stored(w, from_v[i]));
                         norm += (double)x * (double)x;
@@ -117,7 +117,7 @@ Test(attention_pages, copies_move_blocks_and_score_pages) {
  * first key instead of the last. */
 Test(attention_pages, causal_mask_ends_at_the_newest_key) {
     static const struct { uint32_t context, tokens, chunk; } cases[] = {{3, 2, 2}, {0, 5, 5}, {4, 1, 1}, {0, 5, 3}};
-    for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX2; path++)
+    for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX512; path++)
         for (size_t i = 0; kvf_cpu_has_path(path) && i < 4; i++) {
             world *w = make_world((shape){1, 1, 1, 8, 8, 1, {cases[i].context}, {cases[i].tokens}, KVF_F32, false}, i);
             memset(w->q, 0, w->n_total * w->q_stride * sizeof(float));
@@ -150,7 +150,7 @@ Test(attention_pages, products_beyond_half_precision_stay_finite) {
     }
     for (int decode = 0; decode < 2; decode++) {
         results want = run_plan(single, (plan){.path = KVF_CPU_REF, .decode = decode});
-        for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX2; path++) {
+        for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX512; path++) {
             if (!kvf_cpu_has_path(path)) continue;
             results got = run_plan(w, (plan){.path = path, .decode = decode});
             expect_near(&got, &want, 1e-5, path_name(path), true, true);
@@ -433,9 +433,11 @@ Test(attention_pages, errors_of_arguments_and_workspace) {
     BROKEN(PREFILL, bad, "col_stride 20: the longest table has 21 slots", b->mass.col_stride = 20);
     BROKEN(DECODE, bad, "row_stride 20: the longest table has 21 slots", b->mass.row_stride = 20);
     BROKEN(DECODE, bad, "row_gqa[1] 3: ", b->gqa[1] = 3);
-    BROKEN(ATTEND, bad, "path 4: must be a kvf_cpu_path", b->a.path = (kvf_cpu_path)4);
+    BROKEN(ATTEND, bad, "path 5: must be a kvf_cpu_path", b->a.path = (kvf_cpu_path)5);
     if (!kvf_cpu_has_path(KVF_CPU_AVX2))
-        BROKEN(ATTEND, KVF_E_UNSUPPORTED, "path 3: this CPU lacks", b->a.path = KVF_CPU_AVX2);
+        BROKEN(ATTEND, KVF_E_UNSUPPORTED, "path 3: this CPU lacks AVX2", b->a.path = KVF_CPU_AVX2);
+    if (!kvf_cpu_has_path(KVF_CPU_AVX512))
+        BROKEN(ATTEND, KVF_E_UNSUPPORTED, "path 4: this CPU lacks AVX-512", b->a.path = KVF_CPU_AVX512);
     restore(b);
     size_t bytes = b->a.workspace_bytes;
     snprintf(need, sizeof need, "workspace_bytes %zu: this call needs %zu", bytes - 1, bytes);

@@ -109,7 +109,7 @@ Test(cuda, copies_are_those_of_the_host) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int variant = 0; variant < 4; variant++) {
             area host, device;
-            kvf_dtype dtype = variant & 1 ? KVF_F32 : KVF_F16;
+            kvf_dtype dtype = variant & 1 ? KVF_F32 : variant & 2 ? KVF_BF16 : KVF_F16;
             area_create(cuda, &host, dtype, shapes[i][0], shapes[i][1], shapes[i][2], variant & 2, variant != 3);
             area_create(cuda, &device, dtype, shapes[i][0], shapes[i][1], shapes[i][2], variant & 2, variant != 3);
             for (int order = CUDA_ON_CPU_ASCENDING; order <= CUDA_ON_CPU_RANDOM; order++, seed++) {

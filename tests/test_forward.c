@@ -92,7 +92,8 @@ static void check_tiny_case(const struct tiny_case *c, const json_t *want, uint3
     } runs[] = {{KVF_CPU_AUTO, KVF_F32, 1e-3},
                 {KVF_CPU_SCALAR, KVF_F32, 1e-3},
                 {KVF_CPU_REF, KVF_F32, 1e-3},
-                {KVF_CPU_AUTO, KVF_F16, 5e-2}};
+                {KVF_CPU_AUTO, KVF_F16, 5e-2},
+                {KVF_CPU_AUTO, KVF_BF16, 2e-1}};
     uint32_t ids[TINY_TOKENS];
     float *logits = floats(TINY_TOKENS * TINY_N_VOCAB);
     kvf_model *m = open_tiny(&c->params);

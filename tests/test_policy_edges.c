@@ -142,13 +142,15 @@ Test(policy_edges, zero_and_broken_keys_have_cosine_zero) {
 
 /* Rounding must not take a cosine above 1 (a gate of 1 would turn on it), nor a norm out of range to infinity. */
 Test(policy_edges, cosines_stay_within_one) {
-    const kvf__kernels *paths[] = {&kvf__policy_kernels_scalar, &kvf__policy_kernels_scalar};
+    const kvf__kernels *paths[] = {&kvf__policy_kernels_scalar, &kvf__policy_kernels_scalar,
+                                   &kvf__policy_kernels_scalar};
 #if defined(__x86_64__)
     if (kvf__cpu_detect().avx2_fma_f16c) paths[1] = &kvf__policy_kernels_avx2;
+    if (kvf__cpu_detect().avx512) paths[2] = &kvf__policy_kernels_avx512;
 #endif
     uint64_t seed = 3;
     for (int turn = 0; turn < 200; turn++)
-        for (int p = 0; p < 2; p++) {
+        for (int p = 0; p < 3; p++) {
             float row[64], key[64], panels[3 * 64 * 8], panel[64 * 8], norm[8];
             double scale = turn % 4 ? 1 : turn % 8 ? 1e-30 : 1e30;
             for (int i = 0; i < 64; i++) {

@@ -24,7 +24,7 @@ typedef struct list {
 typedef struct naive {
     kvf_policy_options o;
     uint32_t n_layers, n_kv, d, next_pos;
-    bool half;
+    kvf_dtype dtype;
     list *lists; /* [n_layers][n_kv] */
     uint64_t merged, dropped, events;
 } naive;
@@ -183,7 +183,7 @@ static void naive_reorder(list *x, uint32_t keep, uint32_t kind) {
 
 /* ---- A run: the rigs in step, the model beside the first ---------------------------------------------------- */
 
-enum { N_RIGS = 5 }; /* 0: default; 1: fresh blocks; 2: two threads; 3: groups of one head; 4: plain C */
+enum { N_RIGS = 6 }; /* 0: default; 1: fresh blocks; 2: two threads; 3: groups of one head; 4: plain C; 5: AVX2 */
 
 typedef struct run {
     rig_config c;
@@ -200,14 +200,14 @@ static void run_open(run *x, const kvf_policy_options *o) {
                    .n_layers = c.n_layers,
                    .n_kv = c.n_kv,
                    .d = c.d,
-                   .half = c.dtype == KVF_F16,
+                   .dtype = c.dtype,
                    .lists = calloc(c.n_layers * c.n_kv, sizeof(list))};
     for (uint32_t i = 0; i < c.n_layers * c.n_kv; i++) x->m.lists[i].tau = NAN;
     for (int i = 0; i < N_RIGS; i++) {
         rig_config v = c;
         v.threads = i == 2 ? 2 : 1;
         if (i == 3) v.hpg = 1;
-        v.path = i == 4 ? KVF_CPU_SCALAR : KVF_CPU_AUTO;
+        v.path = i == 4 ? KVF_CPU_SCALAR : i == 5 && kvf_cpu_has_path(KVF_CPU_AVX2) ? KVF_CPU_AVX2 : KVF_CPU_AUTO;
         x->r[i] = rig_new(v);
         OK(kvf_policy_open(x->r[i]->state, 0, o, err));
     }
@@ -233,8 +233,8 @@ static void run_token(run *x) {
             token *new = &t->t[t->n++];
             *new = (token){.pos = x->m.next_pos, .weight = 1};
             for (uint32_t e = 0; e < x->c.d; e++) {
-                new->k[e] = x->m.half ? kvf__f32_from_f16(kvf__f16_from_f32(k[e])) : k[e];
-                new->v[e] = x->m.half ? kvf__f32_from_f16(kvf__f16_from_f32(v[e])) : v[e];
+                new->k[e] = x->m.dtype == KVF_F32 ? k[e] : kvf__widen(x->m.dtype, kvf__narrow(x->m.dtype, k[e]));
+                new->v[e] = x->m.dtype == KVF_F32 ? v[e] : kvf__widen(x->m.dtype, kvf__narrow(x->m.dtype, v[e]));
             }
         }
         for (int i = 0; i < N_RIGS; i++) rig_set_slots(x->r[i], 0, l, list_of(&x->m, l, 0)->n);
@@ -429,7 +429,7 @@ static void draw(run *x, kvf_policy_options *o, uint32_t turn) {
                         .threads = 1};
     x->c.n_kv = x->c.g == 8 ? 1 : 1 + (uint32_t)(rig_random(s) % 3); /* g 8: one KV head */
     x->c.hpg = x->c.n_kv;
-    x->c.dtype = rig_random(s) % 3 ? KVF_F32 : KVF_F16;
+    x->c.dtype = rig_random(s) % 3 ? KVF_F32 : turn % 2 ? KVF_BF16 : KVF_F16;
     o->rho = 0.2 + 0.6 * rig_uniform(s);
     o->min_tokens = rig_random(s) % 4 ? 8 : 200; /* 200: the prompt fits, and overflows in decode */
     if (o->min_tokens == 200) o->min_tokens = 0, o->budget_tokens = 120;
@@ -456,16 +456,20 @@ static void draw(run *x, kvf_policy_options *o, uint32_t turn) {
 
 Test(policy_events, naive_model_agrees_and_all_ways_are_bit_equal) {
     static run x;
-    uint64_t merged = 0, events = 0, overflows = 0, half = 0;
+    uint64_t merged = 0, events = 0, overflows = 0, half = 0, brief = 0;
     for (uint32_t turn = 0; turn < 60; turn++) {
         kvf_policy_options o;
         x = (run){.seed = 1000 + turn};
         draw(&x, &o, turn);
         cr_log_info("seed %u: policy %s, %u layers, %u x %u heads of %u, block %u, %s, merge %d, scope %d, k %u",
                     1000 + turn, o.ops->name, x.c.n_layers, x.c.n_kv, x.c.g, x.c.d, x.c.bs,
-                    x.c.dtype == KVF_F16 ? "fp16" : "fp32", (int)o.merge, (int)o.scope, o.evict_every);
-        /* fp16 pages round once per merge: half an ulp is 2^-11 of the value, and the model rounds nothing. */
-        x.k_bound = x.v_bound = x.c.dtype == KVF_F16 ? 0x1.1p-11 : 1e-5;
+                    x.c.dtype == KVF_F32   ? "fp32"
+                    : x.c.dtype == KVF_F16 ? "fp16"
+                                           : "bf16",
+                    (int)o.merge, (int)o.scope, o.evict_every);
+        /* Pages of 2 bytes round once per merge: half an ulp is 2^-11 of the value (bf16: 2^-8), and the model rounds
+         * nothing. */
+        x.k_bound = x.v_bound = x.c.dtype == KVF_F16 ? 0x1.1p-11 : x.c.dtype == KVF_BF16 ? 0x1.1p-8 : 1e-5;
         run_open(&x, &o);
         uint32_t n_prompt = 40 + (uint32_t)(rig_random(&x.seed) % 70);
         run_prompt(&x, n_prompt, n_prompt);
@@ -477,10 +481,11 @@ Test(policy_events, naive_model_agrees_and_all_ways_are_bit_equal) {
         overflows += unsized && !o.defer_first_decode && kvf_policy_sizes(x.r[0]->state, 0);
         merged += x.m.merged;
         events += x.m.events;
-        half += x.c.dtype == KVF_F16;
+        half += x.c.dtype == KVF_F16, brief += x.c.dtype == KVF_BF16;
         run_close(&x);
     }
-    cr_assert(merged > 1000 && events > 500 && overflows > 3 && half > 5,
-              "merged %llu, events %llu, overflows %llu, half %llu", (unsigned long long)merged,
-              (unsigned long long)events, (unsigned long long)overflows, (unsigned long long)half);
+    cr_assert(merged > 1000 && events > 500 && overflows > 3 && half > 3 && brief > 3,
+              "merged %llu, events %llu, overflows %llu, fp16 %llu, bf16 %llu", (unsigned long long)merged,
+              (unsigned long long)events, (unsigned long long)overflows, (unsigned long long)half,
+              (unsigned long long)brief);
 }

@@ -264,13 +264,14 @@ static void gqa_group_scores(const json_t *in, const json_t *out) {
 
 static const kvf__kernels *const paths[] = {&kvf__policy_kernels_scalar,
 #if defined(__x86_64__)
-                                            &kvf__policy_kernels_avx2
+                                            &kvf__policy_kernels_avx2, &kvf__policy_kernels_avx512
 #endif
 };
 
 /* The nearest of kept keys by the internal kernels, on every path this CPU has. */
 static void match_case(const json_t *kept, const json_t *evicted, const json_t *u, const json_t *j) {
-    for (size_t p = 0; p < (kvf__cpu_detect().avx2_fma_f16c ? sizeof paths / sizeof *paths : 1); p++) {
+    kvf__cpu cpu = kvf__cpu_detect();
+    for (size_t p = 0; p < (cpu.avx512 ? 3 : cpu.avx2_fma_f16c ? 2 : 1); p++) {
         float rows[2][8][8] = {{{0}}}, tile_panels[3 * 8 * 8], panel[64], norm[8], unused[8];
         const void *pointers[2][8];
         kvf__tile tile = {.panels = tile_panels, .n = length(kept)};

@@ -180,13 +180,13 @@ static inline void rig_set_slots(rig *r, uint32_t row, uint32_t layer, uint32_t 
     for (uint32_t h = 0; h < r->c.n_kv; h++) r->n_slots[kvf__table_index(&r->view, row, layer, h)] = n;
 }
 static inline float rig_get(const rig *r, const void *row, uint32_t i) {
-    return r->c.dtype == KVF_F32 ? ((const float *)row)[i] : kvf__f32_from_f16(((const uint16_t *)row)[i]);
+    return r->c.dtype == KVF_F32 ? ((const float *)row)[i] : kvf__widen(r->c.dtype, ((const uint16_t *)row)[i]);
 }
 static inline void rig_set(const rig *r, void *row, uint32_t i, float x) {
     if (r->c.dtype == KVF_F32)
         ((float *)row)[i] = x;
     else
-        ((uint16_t *)row)[i] = kvf__f16_from_f32(x);
+        ((uint16_t *)row)[i] = kvf__narrow(r->c.dtype, x);
 }
 static inline uint32_t rig_pos(const rig *r, uint32_t row, uint32_t layer, uint32_t h, uint32_t slot) {
     kvf__head x = rig_head(r, row, layer, h);

@@ -90,7 +90,8 @@ static kvf__arg_group policy_group = {
 static const kvf__arg memory_args[] = {
     {"kv-memory", "SIZE", "memory for K and V: plain bytes, or with KiB, MiB or GiB", "512MiB", KVF__ARG_BYTES,
      AT(kv_memory), 0, 0, NULL},
-    {"kv-dtype", "TYPE", "type of K and V: fp16 or fp32", "fp16", KVF__ARG_CHOICE, AT(kv_dtype), 0, 0, "fp16|fp32"},
+    {"kv-dtype", "TYPE", "type of K and V: fp16, bf16 or fp32", "fp16", KVF__ARG_CHOICE, AT(kv_dtype), 0, 0,
+     "fp16|bf16|fp32"},
     {"block-size", "N", "tokens a block holds: 8, 16, 32, 64, 128 or 256", "16", KVF__ARG_COUNT, AT(block_size), 8, 256,
      "8|16|32|64|128|256"},
     {"heads-per-group", "N", "KV heads that share a block table; divides the model's KV heads", "all of a layer",

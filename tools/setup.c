@@ -78,7 +78,7 @@ kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const
     kvf_engine_config config = kvf_engine_config_default();
     config.model = model;
     config.n_threads = cli->threads;
-    config.kv_dtype = strcmp(cli->kv_dtype, "fp32") ? KVF_F16 : KVF_F32;
+    config.kv_dtype = !strcmp(cli->kv_dtype, "fp32") ? KVF_F32 : !strcmp(cli->kv_dtype, "bf16") ? KVF_BF16 : KVF_F16;
     config.block_size = cli->block_size;
     config.heads_per_group = cli->heads_per_group;
     config.chunk = cli->chunk;

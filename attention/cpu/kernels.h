@@ -59,17 +59,18 @@ typedef struct kvf__rows {
 } kvf__rows;
 
 typedef struct kvf__kernels {
+    uint32_t rows, panels; /* that `logits` and `values` take at a time: rows divides KVF__SUB_ROWS */
     /* Columns [at, at + n) of panels (column / 16, d, 16) from n rows (n, d). */
     void (*pack_k)(float *panels, uint32_t at, const kvf__rows *k);
     /* Rows [at, at + n) of panels (d / 16, KVF_TILE, 16) from n rows (n, d). */
     void (*pack_v)(float *panels, uint32_t at, const kvf__rows *v);
-    /* s[r * KVF_TILE + j] = q[r] . column j, 6 rows and the 16 columns of one panel (d, 16). */
-    void (*logits)(float *s, const float *const q[KVF__MR], const float *panel, uint32_t d);
+    /* s[r * KVF_TILE + j] = q[r] . column j, all rows and the 16 columns of each of up to `panels` panels (d, 16). */
+    void (*logits)(float *s, const float *const *q, const float *panel, uint32_t d, uint32_t n_panels);
     /* s[n] becomes p = exp(s * scale + bias - m), zeros up to a multiple of 16; m is the largest, l the sum of p.
      * bias may be NULL. */
     void (*softmax)(float *s, uint32_t n, float scale, const float *bias, float *m, float *l);
-    /* o[r * stride + i] = sum over j < n of p[r * KVF_TILE + j] * panel[j][i], 6 rows, panel (KVF_TILE, 16). */
-    void (*values)(float *o, size_t stride, const float *p, const float *panel, uint32_t n);
+    /* o[r * stride + i] = sum over j < n of p[r * KVF_TILE + j] * panel[j][i], all rows, panels (KVF_TILE, 16). */
+    void (*values)(float *o, size_t stride, const float *p, const float *panel, uint32_t n, uint32_t n_panels);
     /* o[i] goes on from what it is over n more slots, one row. */
     void (*values_row)(float *o, const float *p, const float *panel, uint32_t n);
     /* sums[j] += exp(s[j] * scale + bias[j] - m) * inv, j < n; s readable up to a multiple of 8. */
@@ -87,10 +88,14 @@ typedef struct kvf__kernels {
 } kvf__kernels;
 
 const kvf__kernels *kvf__kernels_scalar(void);
-const kvf__kernels *kvf__kernels_avx2(void); /* call its entries only where the CPU has AVX2, FMA and F16C */
+/* Their entries may be called only where kvf__cpu_detect says so. */
+const kvf__kernels *kvf__kernels_avx2(void);
+const kvf__kernels *kvf__kernels_avx512(void);
 
 static inline const kvf__kernels *kvf__kernels_of(kvf_cpu_path path) {
-    return path == KVF_CPU_AVX2 ? kvf__kernels_avx2() : kvf__kernels_scalar();
+    return path == KVF_CPU_AVX512 ? kvf__kernels_avx512()
+           : path == KVF_CPU_AVX2 ? kvf__kernels_avx2()
+                                  : kvf__kernels_scalar();
 }
 
 /* The state of a row, or a part of one: largest logit, denominator relative to it. */

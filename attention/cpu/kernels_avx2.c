@@ -11,12 +11,16 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
+enum { ROWS = 6, PANELS = 1 }; /* of prefill: 12 sums leave room for what is multiplied */
+
 /* 8 elements of a row that lies in memory as dtype. */
 INLINE __m256 load8(const unsigned char *at, kvf_dtype dtype) {
-    if (dtype == KVF_F16) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)at));
-    return _mm256_loadu_ps((const float *)(const void *)at);
+    if (dtype == KVF_F32) return _mm256_loadu_ps((const float *)(const void *)at);
+    __m128i x = _mm_loadu_si128((const __m128i *)(const void *)at);
+    if (dtype == KVF_F16) return _mm256_cvtph_ps(x);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
 }
-INLINE size_t size_of(kvf_dtype dtype) { return dtype == KVF_F16 ? 2 : 4; }
+INLINE size_t size_of(kvf_dtype dtype) { return dtype == KVF_F32 ? 4 : 2; }
 
 INLINE __m256 exp8(__m256 x) {
     const __m256 magic = _mm256_set1_ps(KVF__EXP_MAGIC), one = _mm256_set1_ps(1.0f);
@@ -83,6 +87,8 @@ INLINE void pack_k_as(float *panels, uint32_t at, const kvf__rows *k, kvf_dtype 
 static void pack_k(float *panels, uint32_t at, const kvf__rows *k) {
     if (k->dtype == KVF_F16)
         pack_k_as(panels, at, k, KVF_F16);
+    else if (k->dtype == KVF_BF16)
+        pack_k_as(panels, at, k, KVF_BF16);
     else
         pack_k_as(panels, at, k, KVF_F32);
 }
@@ -99,18 +105,19 @@ static void pack_v(float *panels, uint32_t at, const kvf__rows *v) {
     }
 }
 
-static void logits(float *s, const float *const q[KVF__MR], const float *panel, uint32_t d) {
-    __m256 x[KVF__MR][2];
-    UNROLL for (size_t r = 0; r < KVF__MR; r++) x[r][0] = x[r][1] = _mm256_setzero_ps();
+static void logits(float *s, const float *const *q, const float *panel, uint32_t d, uint32_t n_panels) {
+    (void)n_panels; /* 1 */
+    __m256 x[ROWS][2];
+    UNROLL for (size_t r = 0; r < ROWS; r++) x[r][0] = x[r][1] = _mm256_setzero_ps();
     for (size_t i = 0; i < d; i++) {
         __m256 k0 = _mm256_loadu_ps(panel + i * 16), k1 = _mm256_loadu_ps(panel + i * 16 + 8);
-        UNROLL for (size_t r = 0; r < KVF__MR; r++) {
+        UNROLL for (size_t r = 0; r < ROWS; r++) {
             __m256 y = _mm256_broadcast_ss(q[r] + i);
             x[r][0] = _mm256_fmadd_ps(y, k0, x[r][0]);
             x[r][1] = _mm256_fmadd_ps(y, k1, x[r][1]);
         }
     }
-    UNROLL for (size_t r = 0; r < KVF__MR; r++) {
+    UNROLL for (size_t r = 0; r < ROWS; r++) {
         _mm256_storeu_ps(s + r * KVF_TILE, x[r][0]);
         _mm256_storeu_ps(s + r * KVF_TILE + 8, x[r][1]);
     }
@@ -150,18 +157,19 @@ static void softmax(float *s, uint32_t n, float scale, const float *bias, float 
     *l = sum8(_mm256_add_ps(sum[0], sum[1]));
 }
 
-static void values(float *o, size_t stride, const float *p, const float *panel, uint32_t n) {
-    __m256 x[KVF__MR][2];
-    UNROLL for (size_t r = 0; r < KVF__MR; r++) x[r][0] = x[r][1] = _mm256_setzero_ps();
+static void values(float *o, size_t stride, const float *p, const float *panel, uint32_t n, uint32_t n_panels) {
+    (void)n_panels; /* 1 */
+    __m256 x[ROWS][2];
+    UNROLL for (size_t r = 0; r < ROWS; r++) x[r][0] = x[r][1] = _mm256_setzero_ps();
     for (size_t j = 0; j < n; j++) {
         __m256 v0 = _mm256_loadu_ps(panel + j * 16), v1 = _mm256_loadu_ps(panel + j * 16 + 8);
-        UNROLL for (size_t r = 0; r < KVF__MR; r++) {
+        UNROLL for (size_t r = 0; r < ROWS; r++) {
             __m256 y = _mm256_broadcast_ss(p + r * KVF_TILE + j);
             x[r][0] = _mm256_fmadd_ps(y, v0, x[r][0]);
             x[r][1] = _mm256_fmadd_ps(y, v1, x[r][1]);
         }
     }
-    UNROLL for (size_t r = 0; r < KVF__MR; r++) {
+    UNROLL for (size_t r = 0; r < ROWS; r++) {
         _mm256_storeu_ps(o + r * stride, x[r][0]);
         _mm256_storeu_ps(o + r * stride + 8, x[r][1]);
     }
@@ -290,6 +298,8 @@ INLINE void dots_as(float *s, const float *q, uint32_t g, const kvf__rows *k, kv
 static void dots(float *s, const float *q, uint32_t g, const kvf__rows *k) {
     if (k->dtype == KVF_F16)
         dots_as(s, q, g, k, KVF_F16);
+    else if (k->dtype == KVF_BF16)
+        dots_as(s, q, g, k, KVF_BF16);
     else
         dots_as(s, q, g, k, KVF_F32);
 }
@@ -348,13 +358,15 @@ INLINE void add_values_as(float *o, size_t stride, const float *p, uint32_t g, c
 static void add_values(float *o, size_t stride, const float *p, uint32_t g, const kvf__rows *v) {
     if (v->dtype == KVF_F16)
         add_values_as(o, stride, p, g, v, KVF_F16);
+    else if (v->dtype == KVF_BF16)
+        add_values_as(o, stride, p, g, v, KVF_BF16);
     else
         add_values_as(o, stride, p, g, v, KVF_F32);
 }
 
 const kvf__kernels *kvf__kernels_avx2(void) {
-    static const kvf__kernels table = {pack_k,   pack_v, logits,    softmax, values,     values_row,
-                                       col_sums, merge,  scale_row, dots,    add_values, mass_row};
+    static const kvf__kernels table = {ROWS,       PANELS,   pack_k, pack_v,    logits, softmax,    values,
+                                       values_row, col_sums, merge,  scale_row, dots,   add_values, mass_row};
     return &table;
 }
 

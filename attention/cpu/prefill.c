@@ -60,10 +60,10 @@ static const float *query(const kvf__call *c, const kvf__chunk *ch, uint32_t tok
            (size_t)(ch->kv_head * c->n_per_kv + h) * c->pages.head_dim;
 }
 
-/* Query pointers of rows [r, r + 6); beyond the last row the last one again. */
-static void queries(const kvf__call *c, const kvf__chunk *ch, uint32_t token_begin, uint32_t r, uint32_t n_rows,
-                    const float *q[KVF__MR]) {
-    for (uint32_t i = 0; i < KVF__MR; i++) {
+/* Query pointers of n rows from r on; beyond the last row the last one again. */
+static void queries(const kvf__call *c, const kvf__chunk *ch, uint32_t token_begin, uint32_t r, uint32_t n,
+                    uint32_t n_rows, const float **q) {
+    for (uint32_t i = 0; i < n; i++) {
         uint32_t at = KVF__MIN(r + i, n_rows - 1);
         q[i] = query(c, ch, token_begin + at / c->n_per_kv, at % c->n_per_kv);
     }
@@ -97,32 +97,33 @@ static void pack(const kvf__prefill *p, const kvf__chunk *ch, uint32_t begin, ui
         for (uint32_t i = 0; i < d; i++) k[((size_t)(j / 16) * d + i) * 16 + j % 16] = 0;
 }
 
-/* Logits of rows [r, r + n) of a block over n_cols packed columns into s; rows are 6 at a time. */
+/* Logits of rows [r, r + n) of a block over n_cols packed columns into s; rows are k->rows at a time. */
 static void logits(const kvf__prefill *p, const kvf__chunk *ch, const kvf__block *b, uint32_t r, uint32_t n,
                    uint32_t n_cols) {
-    const float *q[KVF__SUB_ROWS / KVF__MR][KVF__MR];
-    uint32_t n_blocks = kvf__ceil_div(n, KVF__MR), d = p->c->pages.head_dim;
-    for (uint32_t i = 0; i < n_blocks; i++) queries(p->c, ch, b->token_begin, r + i * KVF__MR, b->n_rows, q[i]);
-    for (uint32_t j = 0; j < n_cols; j += 16)
-        for (uint32_t i = 0; i < n_blocks; i++)
-            p->k->logits(b->s + (size_t)i * KVF__MR * KVF_TILE + j, q[i], b->k + (size_t)j * d, d);
+    const float *q[KVF__SUB_ROWS];
+    uint32_t d = p->c->pages.head_dim, n_panels = kvf__ceil_div(n_cols, 16);
+    queries(p->c, ch, b->token_begin, r, KVF__SUB_ROWS, b->n_rows, q);
+    for (uint32_t j = 0; j < n_panels; j += p->k->panels)
+        for (uint32_t i = 0; i < n; i += p->k->rows)
+            p->k->logits(b->s + (size_t)i * KVF_TILE + j * 16, q + i, b->k + (size_t)j * d * 16, d,
+                         KVF__MIN(n_panels - j, p->k->panels));
 }
 
-/* Output part of 6 rows: the slots that all of them see in one go, the rest row by row, so that none meets a slot it
+/* Output part of k->rows rows: the slots that all of them see in one go, the rest row by row, so that none meets a slot it
  * must not see. */
 static void values(const kvf__prefill *p, const kvf__block *b, uint32_t first, const uint32_t *n_seen) {
-    uint32_t common = n_seen[first];
-    for (uint32_t i = 1; i < KVF__MR; i++) common = KVF__MIN(common, n_seen[first + i]);
+    uint32_t common = n_seen[first], n_panels = (uint32_t)b->pad / 16;
+    for (uint32_t i = 1; i < p->k->rows; i++) common = KVF__MIN(common, n_seen[first + i]);
     const float *s = b->s + (size_t)first * KVF_TILE;
-    for (size_t col = 0; col < b->pad; col += 16) {
-        float *o = b->part + first * b->pad + col;
-        const float *panel = b->v + col * KVF_TILE;
-        p->k->values(o, b->pad, s, panel, common);
-        for (uint32_t i = 0; i < KVF__MR; i++)
+    float *o = b->part + first * b->pad;
+    for (size_t j = 0; j < n_panels; j += p->k->panels)
+        p->k->values(o + j * 16, b->pad, s, b->v + j * 16 * KVF_TILE, common,
+                     KVF__MIN(n_panels - (uint32_t)j, p->k->panels));
+    for (size_t j = 0; j < n_panels; j++)
+        for (uint32_t i = 0; i < p->k->rows; i++)
             if (n_seen[first + i] > common)
-                p->k->values_row(o + i * b->pad, s + (size_t)i * KVF_TILE + common, panel + (size_t)common * 16,
-                                 n_seen[first + i] - common);
-    }
+                p->k->values_row(o + i * b->pad + j * 16, s + (size_t)i * KVF_TILE + common,
+                                 b->v + (j * KVF_TILE + common) * 16, n_seen[first + i] - common);
 }
 
 /* Rows [r, r + n) over the packed tile at slot `begin`. */
@@ -137,7 +138,7 @@ static void attend_rows(const kvf__prefill *p, const kvf__chunk *ch, const kvf__
     for (uint32_t i = 0; i < n; i++)
         if (n_seen[i])
             p->k->softmax(b->s + (size_t)i * KVF_TILE, n_seen[i], p->c->scale, b->bias, &part[i].m, &part[i].l);
-    for (uint32_t i = 0; i < n; i += KVF__MR) values(p, b, i, n_seen);
+    for (uint32_t i = 0; i < n; i += p->k->rows) values(p, b, i, n_seen);
     for (uint32_t i = 0; i < n; i++)
         if (n_seen[i])
             kvf__state_merge(p->k, &b->state[r + i], b->o + (r + i) * b->pad, part[i], b->part + i * b->pad,

@@ -3,8 +3,8 @@
 
 static float element(const kvf__rows *r, uint32_t row, uint32_t i) {
     size_t at = (size_t)row * r->d + i;
-    if (r->dtype == KVF_F16) return kvf__f32_from_f16(((const uint16_t *)(const void *)r->rows)[at]);
-    return ((const float *)(const void *)r->rows)[at];
+    if (r->dtype == KVF_F32) return ((const float *)(const void *)r->rows)[at];
+    return kvf__widen(r->dtype, ((const uint16_t *)(const void *)r->rows)[at]);
 }
 
 static void pack_k(float *panels, uint32_t at, const kvf__rows *k) {
@@ -21,8 +21,11 @@ static void pack_v(float *panels, uint32_t at, const kvf__rows *v) {
     }
 }
 
-static void logits(float *s, const float *const q[KVF__MR], const float *panel, uint32_t d) {
-    for (uint32_t r = 0; r < KVF__MR; r++)
+enum { ROWS = 6 };
+
+static void logits(float *s, const float *const *q, const float *panel, uint32_t d, uint32_t n_panels) {
+    (void)n_panels; /* 1 */
+    for (uint32_t r = 0; r < ROWS; r++)
         for (uint32_t j = 0; j < 16; j++) {
             float x = 0;
             for (uint32_t i = 0; i < d; i++) x = fmaf(q[r][i], panel[i * 16 + j], x);
@@ -57,8 +60,9 @@ static void values_row(float *o, const float *p, const float *panel, uint32_t n)
         for (uint32_t i = 0; i < 16; i++) o[i] = fmaf(p[j], panel[j * 16 + i], o[i]);
 }
 
-static void values(float *o, size_t stride, const float *p, const float *panel, uint32_t n) {
-    for (uint32_t r = 0; r < KVF__MR; r++) {
+static void values(float *o, size_t stride, const float *p, const float *panel, uint32_t n, uint32_t n_panels) {
+    (void)n_panels; /* 1 */
+    for (uint32_t r = 0; r < ROWS; r++) {
         memset(o + r * stride, 0, 16 * sizeof *o);
         values_row(o + r * stride, p + r * KVF_TILE, panel, n);
     }
@@ -108,7 +112,7 @@ static void mass_row(float *row, const float *p, const float *f, uint32_t g, uin
 }
 
 const kvf__kernels *kvf__kernels_scalar(void) {
-    static const kvf__kernels table = {pack_k,   pack_v, logits,    softmax, values,     values_row,
-                                       col_sums, merge,  scale_row, dots,    add_values, mass_row};
+    static const kvf__kernels table = {ROWS,       1,        pack_k, pack_v,    logits, softmax,    values,
+                                       values_row, col_sums, merge,  scale_row, dots,   add_values, mass_row};
     return &table;
 }

@@ -14,8 +14,8 @@ typedef struct kvf__ref_head {
 
 static double element(const kvf__call *c, const unsigned char *rows, uint32_t slot, uint32_t i) {
     size_t at = (size_t)(slot % c->pages.block_size) * c->pages.head_dim + i;
-    if (c->pages.dtype == KVF_F16) return (double)kvf__f32_from_f16(((const uint16_t *)(const void *)rows)[at]);
-    return (double)((const float *)(const void *)rows)[at];
+    if (c->pages.dtype == KVF_F32) return (double)((const float *)(const void *)rows)[at];
+    return (double)kvf__widen(c->pages.dtype, ((const uint16_t *)(const void *)rows)[at]);
 }
 
 /* Probabilities p[n]; returns the natural log of the denominator. */

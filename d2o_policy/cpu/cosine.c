@@ -1,4 +1,4 @@
-/* The inner loops of matching and merging in plain C: the meaning of cosine_avx2.c, bit for bit. */
+/* The inner loops of matching and merging in plain C: the meaning of the SIMD files, bit for bit. */
 #include "d2o_policy/cpu/kernels.h"
 
 static void load(kvf_dtype dtype, const void *row, uint32_t d, float *out) {
@@ -7,7 +7,7 @@ static void load(kvf_dtype dtype, const void *row, uint32_t d, float *out) {
         return;
     }
     const uint16_t *h = row;
-    for (uint32_t i = 0; i < d; i++) out[i] = kvf__f32_from_f16(h[i]);
+    for (uint32_t i = 0; i < d; i++) out[i] = kvf__widen(dtype, h[i]);
 }
 
 static void store(kvf_dtype dtype, const float *in, uint32_t d, void *row) {
@@ -16,7 +16,7 @@ static void store(kvf_dtype dtype, const float *in, uint32_t d, void *row) {
         return;
     }
     uint16_t *h = row;
-    for (uint32_t i = 0; i < d; i++) h[i] = kvf__f16_from_f32(in[i]);
+    for (uint32_t i = 0; i < d; i++) h[i] = kvf__narrow(dtype, in[i]);
 }
 
 static void pack(kvf_dtype dtype, const void *const rows[8], uint32_t d, float *panel, float rnorm[8]) {
@@ -24,7 +24,7 @@ static void pack(kvf_dtype dtype, const void *const rows[8], uint32_t d, float *
         float sum = 0.0f;
         for (uint32_t i = 0; i < d; i++) {
             float x =
-                dtype == KVF_F32 ? ((const float *)rows[c])[i] : kvf__f32_from_f16(((const uint16_t *)rows[c])[i]);
+                dtype == KVF_F32 ? ((const float *)rows[c])[i] : kvf__widen(dtype, ((const uint16_t *)rows[c])[i]);
             panel[i * KVF__PANEL + c] = x;
             sum = fmaf(x, x, sum);
         }

@@ -6,20 +6,34 @@
 
 static inline __m256 load8(kvf_dtype dtype, const void *row, uint32_t i) {
     if (dtype == KVF_F32) return _mm256_loadu_ps((const float *)row + i);
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)row + i)));
+    __m128i x = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)row + i));
+    if (dtype == KVF_F16) return _mm256_cvtph_ps(x);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
 }
 
-static void load(kvf_dtype dtype, const void *row, uint32_t d, float *out) {
+/* kvf__bf16_from_f32 of 8. */
+static inline __m128i bf16_from_f32(__m256 x) {
+    __m256i u = _mm256_castps_si256(x), high = _mm256_srli_epi32(u, 16);
+    __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd), 16);
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    rounded = _mm256_blendv_epi8(rounded, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan);
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
+    return _mm256_castsi256_si128(packed);
+}
+
+void kvf__policy_load_avx2(kvf_dtype dtype, const void *row, uint32_t d, float *out) {
     for (uint32_t i = 0; i < d; i += 8) _mm256_storeu_ps(out + i, load8(dtype, row, i));
 }
 
-static void store(kvf_dtype dtype, const float *in, uint32_t d, void *row) {
+void kvf__policy_store_avx2(kvf_dtype dtype, const float *in, uint32_t d, void *row) {
     for (uint32_t i = 0; i < d; i += 8) {
         __m256 x = _mm256_loadu_ps(in + i);
         if (dtype == KVF_F32)
             _mm256_storeu_ps((float *)row + i, x);
         else
-            _mm_storeu_si128((__m128i *)(void *)((uint16_t *)row + i), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+            _mm_storeu_si128((__m128i *)(void *)((uint16_t *)row + i),
+                             dtype == KVF_F16 ? _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT) : bf16_from_f32(x));
     }
 }
 
@@ -41,7 +55,7 @@ static inline void transpose8(__m256 r[8]) {
     }
 }
 
-static void pack(kvf_dtype dtype, const void *const rows[8], uint32_t d, float *panel, float rnorm[8]) {
+void kvf__policy_pack_avx2(kvf_dtype dtype, const void *const rows[8], uint32_t d, float *panel, float rnorm[8]) {
     __m256 sum = _mm256_setzero_ps();
     for (uint32_t i = 0; i < d; i += 8) {
         __m256 r[8];
@@ -84,11 +98,13 @@ static void raise(const kvf__tile *tile, __m256 dot0, __m256 dot1, __m256 dot2, 
     for (uint32_t c = 0; c < tile->n; c++) kvf__raise(best, u[c], tile->pos[c], tile->slot[c]);
 }
 
+enum { ROWS = 4 };
+
 /* The twelve sums of 4 rows by 24 columns stay in registers: every index is a constant once n is. */
 static inline __attribute__((always_inline)) void nearest_n(const kvf__tile *tile, const float *panel, uint32_t r,
                                                             const uint32_t n, const float *rnorm, uint32_t d,
                                                             kvf__best *best) {
-    __m256 acc[KVF__ROWS][KVF__TILE_PANELS], zero = _mm256_setzero_ps();
+    __m256 acc[ROWS][KVF__TILE_PANELS], zero = _mm256_setzero_ps();
     const float *p0 = tile->panels, *p1 = p0 + (size_t)d * KVF__PANEL, *p2 = p1 + (size_t)d * KVF__PANEL;
     const float *x = panel + r;
 #define FOR_ROWS(STEP) STEP(0) STEP(1) STEP(2) STEP(3)
@@ -112,6 +128,7 @@ static inline __attribute__((always_inline)) void nearest_n(const kvf__tile *til
 
 static void nearest(const kvf__tile *tile, const float *panel, uint32_t r, uint32_t n, const float *rnorm, uint32_t d,
                     kvf__best *best) {
+    for (; n > ROWS; n -= ROWS, r += ROWS, rnorm += ROWS, best += ROWS) nearest_n(tile, panel, r, ROWS, rnorm, d, best);
     switch (n) {
     case 1: nearest_n(tile, panel, r, 1, rnorm, d, best); break;
     case 2: nearest_n(tile, panel, r, 2, rnorm, d, best); break;
@@ -120,7 +137,7 @@ static void nearest(const kvf__tile *tile, const float *panel, uint32_t r, uint3
     }
 }
 
-static void blend(float *acc, const float *base, const float *row, float w, uint32_t d) {
+void kvf__policy_blend_avx2(float *acc, const float *base, const float *row, float w, uint32_t d) {
     __m256 weight = _mm256_set1_ps(w);
     for (uint32_t i = 0; i < d; i += 8) {
         __m256 x = _mm256_loadu_ps(row + i);
@@ -130,13 +147,15 @@ static void blend(float *acc, const float *base, const float *row, float w, uint
 }
 
 /* A fold over one row has nothing to run side by side; here fmaf is one instruction. */
-static float norm(const float *row, uint32_t d) {
+float kvf__policy_norm_avx2(const float *row, uint32_t d) {
     float sum = 0.0f;
     for (uint32_t i = 0; i < d; i++) sum = fmaf(row[i], row[i], sum);
     return sqrtf(sum);
 }
 
-const kvf__kernels kvf__policy_kernels_avx2 = {load, store, pack, nearest, blend, norm};
+const kvf__kernels kvf__policy_kernels_avx2 = {kvf__policy_load_avx2,  kvf__policy_store_avx2,
+                                               kvf__policy_pack_avx2,  nearest,
+                                               kvf__policy_blend_avx2, kvf__policy_norm_avx2};
 #else
 typedef int kvf__policy_no_avx2; /* a translation unit is never empty */
 #endif

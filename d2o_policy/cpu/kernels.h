@@ -1,4 +1,4 @@
-/* d2o_policy/cpu/kernels.h: the inner loops of matching and merging, in plain C and for AVX2, bit-equal.
+/* d2o_policy/cpu/kernels.h: the inner loops of matching and merging, in plain C, for AVX2 and for AVX-512, bit-equal.
  *
  * Every sum is a fold over the head dimension, ascending, by fmaf; SIMD runs over kept columns (matching) or over
  * elements (merging), so that the paths round alike.
@@ -16,7 +16,6 @@
 #define KVF__PANEL 8u
 #define KVF__TILE_PANELS 3u
 #define KVF__TILE_COLUMNS (KVF__PANEL * KVF__TILE_PANELS)
-#define KVF__ROWS 4u    /* evicted rows of one kernel call; divides KVF__PANEL */
 #define KVF__CHUNK 256u /* evicted rows held in float at once: 128 KiB at head_dim 128 */
 
 /* Nearest kept key so far. Starts as {-2, UINT32_MAX, UINT32_MAX}. */
@@ -38,7 +37,7 @@ typedef struct kvf__kernels {
     void (*store)(kvf_dtype dtype, const float *in, uint32_t d, void *row);
     /* Eight rows into a panel, and 1 / norm of each: 0 for a norm that is zero or out of range. */
     void (*pack)(kvf_dtype dtype, const void *const rows[8], uint32_t d, float *panel, float rnorm[8]);
-    /* Rows [r, r + n) of an evicted panel (n <= KVF__ROWS) against a tile: raises best[0..n). */
+    /* Rows [r, r + n) of an evicted panel (r + n <= KVF__PANEL) against a tile: raises best[0..n). */
     void (*nearest)(const kvf__tile *tile, const float *panel, uint32_t r, uint32_t n, const float *rnorm, uint32_t d,
                     kvf__best *best);
     /* acc[i] = fmaf(w, row[i] - base[i], acc[i]), base NULL: zeros. */
@@ -49,6 +48,14 @@ typedef struct kvf__kernels {
 extern const kvf__kernels kvf__policy_kernels_scalar;
 #if defined(__x86_64__)
 extern const kvf__kernels kvf__policy_kernels_avx2;
+extern const kvf__kernels kvf__policy_kernels_avx512;
+
+/* Of both tables: these wait for memory, so wider registers gain nothing. */
+void kvf__policy_load_avx2(kvf_dtype dtype, const void *row, uint32_t d, float *out);
+void kvf__policy_store_avx2(kvf_dtype dtype, const float *in, uint32_t d, void *row);
+void kvf__policy_pack_avx2(kvf_dtype dtype, const void *const rows[8], uint32_t d, float *panel, float rnorm[8]);
+void kvf__policy_blend_avx2(float *acc, const float *base, const float *row, float w, uint32_t d);
+float kvf__policy_norm_avx2(const float *row, uint32_t d);
 #endif
 
 /* 1 / norm from a sum of squares; 0 when the sum is zero, infinite or NaN in fp32, so that norms below about 1e-23 or

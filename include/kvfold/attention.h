@@ -74,7 +74,8 @@ typedef enum kvf_cpu_path {
     KVF_CPU_AUTO = 0,   /* the fastest this CPU has */
     KVF_CPU_REF = 1,    /* plain C in double precision, one thread */
     KVF_CPU_SCALAR = 2, /* the tiled algorithm in plain C */
-    KVF_CPU_AVX2 = 3    /* AVX2, FMA, F16C */
+    KVF_CPU_AVX2 = 3,   /* AVX2, FMA, F16C */
+    KVF_CPU_AVX512 = 4  /* AVX-512 F, BW, VL, DQ */
 } kvf_cpu_path;
 
 /* One layer of one batch. */

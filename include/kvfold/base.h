@@ -98,7 +98,7 @@ typedef struct kvf_log {
     void *ctx;
 } kvf_log;
 
-typedef enum kvf_dtype { KVF_F32 = 0, KVF_F16 = 1 } kvf_dtype;
+typedef enum kvf_dtype { KVF_F32 = 0, KVF_F16 = 1, KVF_BF16 = 2 } kvf_dtype;
 
 /** Bytes of one element, 0 for a value that is no type.
  *  @param dtype element type.

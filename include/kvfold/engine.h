@@ -24,7 +24,7 @@ typedef struct kvf_engine_config {
     size_t struct_size;
     const kvf_model *model;
     uint32_t n_threads;          /* 0: the CPUs there are */
-    kvf_dtype kv_dtype;          /* of the pages; KVF_F32 or KVF_F16 */
+    kvf_dtype kv_dtype;          /* of the pages */
     uint32_t block_size;         /* 0: 16 */
     uint32_t heads_per_group;    /* 0: all KV heads */
     uint32_t chunk;              /* 0: 512 */

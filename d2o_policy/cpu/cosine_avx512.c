@@ -1,0 +1,84 @@
+/* Matching with AVX-512: a register holds two evicted rows by 8 kept columns. The loops that wait for memory are those of
+ * AVX2. Called only where the CPU has it. */
+#include "d2o_policy/cpu/kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+static inline __m512 cosine16(__m512 dot, __m512 ri, __m512 rj) {
+    __m512 u = _mm512_mul_ps(_mm512_mul_ps(dot, ri), rj);
+    u = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(u, u, _CMP_ORD_Q), u);
+    return _mm512_max_ps(_mm512_min_ps(u, _mm512_set1_ps(1.0f)), _mm512_set1_ps(-1.0f));
+}
+
+static inline __m512 twice(const float *p) { return _mm512_broadcast_f32x8(_mm256_loadu_ps(p)); }
+
+/* n of two rows. Most tiles raise nothing, which one comparison a row tells. */
+static void raise(const kvf__tile *tile, __m512 dot0, __m512 dot1, __m512 dot2, const float *rnorm, uint32_t n,
+                  kvf__best *best) {
+    const __mmask16 halves[2] = {0x00ff, 0xff00};
+    __m512 ri = _mm512_mask_mov_ps(_mm512_set1_ps(rnorm[0]), halves[1], _mm512_set1_ps(rnorm[n - 1]));
+    __m512 u0 = cosine16(dot0, ri, twice(tile->rnorm)), u1 = cosine16(dot1, ri, twice(tile->rnorm + 8));
+    __m512 u2 = cosine16(dot2, ri, twice(tile->rnorm + 16)), top = _mm512_max_ps(_mm512_max_ps(u0, u1), u2);
+    for (uint32_t e = 0; e < n; e++) {
+        if (_mm512_mask_reduce_max_ps(halves[e], top) < best[e].u) continue;
+        float u[3][16];
+        _mm512_storeu_ps(u[0], u0);
+        _mm512_storeu_ps(u[1], u1);
+        _mm512_storeu_ps(u[2], u2);
+        for (uint32_t c = 0; c < tile->n; c++)
+            kvf__raise(&best[e], u[c / 8][e * 8 + c % 8], tile->pos[c], tile->slot[c]);
+    }
+}
+
+/* The sums of PAIRS pairs of rows by 24 columns stay in registers. Lanes of rows past the last hold rubbish or zeros. */
+static inline __attribute__((always_inline)) void nearest_n(const kvf__tile *tile, const float *panel, uint32_t r,
+                                                            uint32_t n, const uint32_t PAIRS, const float *rnorm,
+                                                            uint32_t d, kvf__best *best) {
+    __m512 acc[KVF__PANEL / 2][KVF__TILE_PANELS], zero = _mm512_setzero_ps();
+    const float *p0 = tile->panels, *p1 = p0 + (size_t)d * KVF__PANEL, *p2 = p1 + (size_t)d * KVF__PANEL;
+    const float *x = panel + r;
+    const uint32_t mask = (1u << n) - 1;
+    const __mmask8 low = (__mmask8)(mask & 0xf), high = (__mmask8)(mask >> 4);
+    const __m512i first = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(2));
+#define FOR_PAIRS(STEP) STEP(0, a, first) STEP(1, a, second) STEP(2, b, first) STEP(3, b, second)
+#define CLEAR(e, rows, order) acc[e][0] = acc[e][1] = acc[e][2] = zero;
+#define ADD(e, rows, order)                               \
+    if (e < PAIRS) {                                      \
+        __m512 pair = _mm512_permutevar_ps(rows, order);  \
+        acc[e][0] = _mm512_fmadd_ps(pair, c0, acc[e][0]); \
+        acc[e][1] = _mm512_fmadd_ps(pair, c1, acc[e][1]); \
+        acc[e][2] = _mm512_fmadd_ps(pair, c2, acc[e][2]); \
+    }
+    FOR_PAIRS(CLEAR)
+    for (uint32_t i = 0; i < d; i++, x += 8, p0 += 8, p1 += 8, p2 += 8) {
+        __m512 a = _mm512_broadcast_f32x4(_mm_maskz_loadu_ps(low, x)), b = zero;
+        if (PAIRS > 2) b = _mm512_broadcast_f32x4(_mm_maskz_loadu_ps(high, x + 4));
+        __m512 c0 = twice(p0), c1 = twice(p1), c2 = twice(p2);
+        FOR_PAIRS(ADD)
+    }
+#define RAISE(e, rows, order)   \
+    if (e < PAIRS && 2 * e < n) \
+        raise(tile, acc[e][0], acc[e][1], acc[e][2], rnorm + 2 * e, KVF__MIN(n - 2 * e, 2u), best + 2 * e);
+    FOR_PAIRS(RAISE)
+}
+
+static void nearest(const kvf__tile *tile, const float *panel, uint32_t r, uint32_t n, const float *rnorm, uint32_t d,
+                    kvf__best *best) {
+    if (n == 8)
+        nearest_n(tile, panel, r, 8, 4, rnorm, d, best);
+    else if (n > 4)
+        nearest_n(tile, panel, r, n, 4, rnorm, d, best);
+    else if (n == 4)
+        nearest_n(tile, panel, r, 4, 2, rnorm, d, best);
+    else
+        nearest_n(tile, panel, r, n, 2, rnorm, d, best);
+}
+
+const kvf__kernels kvf__policy_kernels_avx512 = {kvf__policy_load_avx2,  kvf__policy_store_avx2,
+                                                 kvf__policy_pack_avx2,  nearest,
+                                                 kvf__policy_blend_avx2, kvf__policy_norm_avx2};
+#else
+typedef int kvf__policy_no_avx512; /* a translation unit is never empty */
+#endif
