@@ -7,26 +7,7 @@
 
 #include "model/model.h"
 #include "tests/gguf_writer.h"
-
-/* An allocator that counts, remembers the largest request, and can fail the n-th. */
-typedef struct meter {
-    size_t n_live, n_calls, fail_at, largest;
-} meter;
-
-static inline void *meter_alloc(void *ctx, size_t bytes, size_t align) {
-    meter *m = ctx;
-    m->n_calls++;
-    m->largest = KVF__MAX(m->largest, bytes);
-    if (m->n_calls == m->fail_at) return NULL;
-    m->n_live++;
-    return aligned_alloc(align, (bytes + align - 1) / align * align);
-}
-
-static inline void meter_free(void *ctx, void *p, size_t bytes) {
-    (void)bytes;
-    ((meter *)ctx)->n_live--;
-    free(p);
-}
+#include "tests/meter.h"
 
 static inline kvf_model_config config_with(meter *m, int tokenizer_only) {
     return (kvf_model_config){.struct_size = sizeof(kvf_model_config),

@@ -7,6 +7,7 @@
 
 #include "gguf_writer.h"
 #include "kvfold/model.h"
+#include "tests/meter.h"
 
 enum { MAX_IDS = 4096, MAX_TOKENS = 1024, NORMAL = 1, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE };
 enum { UNK_ID = 0, BOS_ID = 1, EOS_ID = 2 };
@@ -529,23 +530,6 @@ Test(spm, refuses_files_that_make_no_sense) {
     v.charsmap = "";
     v.scores[X] = -INFINITY; /* merges last of all */
     kvf_model_close(open_vocabulary(&v));
-}
-
-typedef struct meter {
-    size_t n_live, n_calls, fail_at;
-} meter;
-
-static void *meter_alloc(void *ctx, size_t bytes, size_t align) {
-    meter *m = ctx;
-    if (++m->n_calls == m->fail_at) return NULL;
-    m->n_live++;
-    return aligned_alloc(align, (bytes + align - 1) / align * align);
-}
-
-static void meter_free(void *ctx, void *p, size_t bytes) {
-    (void)bytes;
-    ((meter *)ctx)->n_live--;
-    free(p);
 }
 
 Test(spm, survives_every_failed_allocation) {

@@ -11,6 +11,7 @@
 #include "model/model.h"
 #include "model/tokenizer.h"
 #include "real_model.h"
+#include "tests/meter.h"
 
 enum { MAX_IDS = 4096 };
 
@@ -595,23 +596,6 @@ Test(tokenizer, leaves_a_buffer_that_is_too_small) {
                  KVF_E_LIMIT);
     cr_assert(n == 5 && strstr(err.text, "text of 2147483648 bytes"));
     kvf_model_close(model);
-}
-
-typedef struct meter {
-    size_t n_live, n_calls, fail_at;
-} meter;
-
-static void *meter_alloc(void *ctx, size_t bytes, size_t align) {
-    meter *m = ctx;
-    if (++m->n_calls == m->fail_at) return NULL;
-    m->n_live++;
-    return aligned_alloc(align, (bytes + align - 1) / align * align);
-}
-
-static void meter_free(void *ctx, void *p, size_t bytes) {
-    (void)bytes;
-    ((meter *)ctx)->n_live--;
-    free(p);
 }
 
 Test(tokenizer, survives_every_failed_allocation) {

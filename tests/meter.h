@@ -1,0 +1,28 @@
+/* tests/meter.h: an allocator that counts, remembers the largest request, and can fail the n-th. */
+#ifndef KVF_TESTS_METER_H
+#define KVF_TESTS_METER_H
+
+#include <stdlib.h>
+
+#include "base/base.h"
+
+typedef struct meter {
+    size_t n_live, n_calls, fail_at, largest;
+} meter;
+
+static inline void *meter_alloc(void *ctx, size_t bytes, size_t align) {
+    meter *m = ctx;
+    m->n_calls++;
+    m->largest = KVF__MAX(m->largest, bytes);
+    if (m->n_calls == m->fail_at) return NULL;
+    m->n_live++;
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+
+static inline void meter_free(void *ctx, void *p, size_t bytes) {
+    (void)bytes;
+    ((meter *)ctx)->n_live--;
+    free(p);
+}
+
+#endif
