@@ -98,6 +98,8 @@ void kvf__bench_begin(const char *name, const kvf__bench_times *t, double scale,
     kvf__bench_number("repetitions", t->n);
     kvf__bench_number("bytes", bytes);
     kvf__bench_number("threads", n_threads);
+    double load = 0;
+    if (getloadavg(&load, 1) == 1) kvf__bench_number("load", load); /* ours included */
     kvf__bench_text("commit", KVF_BENCH_COMMIT);
     kvf__bench_text("cpu", cpu_name());
     kvf__bench_text("flags", KVF_BENCH_FLAGS);
