@@ -1,8 +1,7 @@
 /* Measures paged attention: decode against its roof, prefill against sgemm.
  *
- * kvfold-bench-attention [-r REPETITIONS] [-t THREADS] [-m MIB] [-p PATH] [-c]: one JSON line a case. The roof of a
- * decode is the larger of two times: its bytes at the rate at which they are read, its multiply-adds and conversions at
- * the rate of multiply-adds. ratio is the roof over the median, or the share of sgemm's rate. What a ratio compares runs
+ * kvfold-bench attention [-r REPETITIONS] [-t THREADS] [-m MIB] [-p PATH] [-c]. The floor of a decode is the larger of two times: its bytes at the rate at which they are read, its multiply-adds and conversions at
+ * the rate of multiply-adds; that of a prefill is its products at sgemm's rate. What a ratio compares runs
  * in turns, since machines are shared; -c counts processor time over threads instead of the wall clock, for a machine
  * that is busy with others. -m is the working set, by default 4 times the last-level cache where half of the memory
  * holds that; -p names a kvf_cpu_path (avx2, avx512). Each case is checked against the reference first. */
@@ -23,17 +22,10 @@
 #endif
 #endif
 
-#include "base/base.h"
+#include "bench/json.h"
 #include "kvfold/attention.h"
 
-#ifndef KVF_BENCH_COMMIT
-#define KVF_BENCH_COMMIT "unknown"
-#endif
-#ifndef KVF_BENCH_FLAGS
-#define KVF_BENCH_FLAGS __VERSION__
-#endif
-
-enum { BLOCK = 16, CONTEXT = 4096, CHUNK = 512, CHECKED_TOKENS = 2, MAX_REPETITIONS = 101 };
+enum { BLOCK = 16, CONTEXT = 4096, CHUNK = 512, CHECKED_TOKENS = 2 };
 
 /* A model's shape with its pages, as many sequences as fill the working set, and one call over them. */
 typedef struct bench {
@@ -49,27 +41,16 @@ typedef struct bench {
     kvf_attention a;
 } bench;
 
-static char cpu_name[128] = "unknown";
 static kvf_cpu_path path;
 static bool processor_time;
 static size_t working_set, cache_bytes;
 
-static void die(const char *what) {
-    fprintf(stderr, "kvfold-bench-attention: %s\n", what);
-    exit(1);
-}
-static void *take(size_t bytes) {
-    const size_t huge = (size_t)2 << 20, align = bytes >= huge ? huge : 64;
-    void *p = aligned_alloc(align, (bytes + align - 1) / align * align);
-    if (!p) die("out of memory");
-    if (align == huge) (void)madvise(p, bytes, MADV_HUGEPAGE); /* as the library's own memory */
-    memset(p, 0, bytes);                                       /* touched before anything is timed */
-    return p;
-}
-static float uniform(uint64_t *state) { /* [-1, 1) */
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return (float)((double)(*state >> 40) * 0x1p-23 - 1);
-}
+#define die kvf__bench_die
+#define take kvf__bench_take
+#define uniform kvf__bench_uniform
+#define sort kvf__bench_sort
+#define quantile kvf__bench_quantile
+typedef kvf__bench_times times;
 
 static bench make(uint32_t n_kv, uint32_t per_kv, uint32_t d, uint32_t n_seqs, uint32_t n_tokens) {
     bench b = {.n_kv = n_kv, .per_kv = per_kv, .d = d, .n_seqs = n_seqs, .n_tokens = n_tokens};
@@ -162,7 +143,7 @@ static void run_case(kvf_stream *stream, bench *b) {
     kvf_error err = {""};
     kvf_status st =
         b->n_tokens == 1 ? kvf_attention_decode(stream, &b->a, &err) : kvf_attention_prefill(stream, &b->a, &err);
-    if (st) die(err.text);
+    if (st) die("%s", err.text);
 }
 
 /* The newest tokens of the first sequence against the reference, outputs and (decode) mass. */
@@ -352,17 +333,6 @@ static double gemm_rate(kvf_stream *stream) {
 
 /* ---- Timing --------------------------------------------------------------------------------- */
 
-typedef struct times {
-    double s[MAX_REPETITIONS];
-    int n;
-} times;
-
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-static double quantile(const times *t, double q) { return t->s[(int)(q * (t->n - 1) + 0.5)]; }
-
 static double timed(kvf_stream *stream, bench *b, bool mass) {
     want_mass(b, mass);
     double t = now();
@@ -370,20 +340,29 @@ static double timed(kvf_stream *stream, bench *b, bool mass) {
     return seconds(stream, t);
 }
 
-static void print_head(const bench *b, const char *name, uint32_t n_threads, bool mass, const times *t) {
+static void begin(const bench *b, const char *name, uint32_t n_threads, bool mass, const times *t) {
     static const char *const paths[] = {"auto", "ref", "scalar", "avx2", "avx512"};
-    printf("{\"bench\": \"attention\", \"case\": \"%s\", \"commit\": \"%s\", \"cpu\": \"%s\", \"flags\": \"%s\", ",
-           name, KVF_BENCH_COMMIT, cpu_name, KVF_BENCH_FLAGS);
-    printf("\"path\": \"%s\", \"threads\": %u, \"clock\": \"%s\", \"kv_heads\": %u, \"per_kv\": %u, \"head_dim\": %u, ",
-           paths[path], n_threads, processor_time ? "processor" : "wall", b->n_kv, b->per_kv, b->d);
-    printf("\"dtype\": \"fp16\", \"block_size\": %d, \"seqs\": %u, \"queries\": %u, \"slots\": %d, \"mass\": %s, ",
-           BLOCK, b->n_seqs, b->n_tokens, CONTEXT, mass ? "true" : "false");
-    printf("\"bytes\": %zu, \"cache_bytes\": %zu, ", b->kv_bytes, cache_bytes);
-    printf("\"repetitions\": %d, \"ms_median\": %.3f, \"ms_p5\": %.3f, \"ms_p95\": %.3f, ", t->n, 1e3 * quantile(t, .5),
-           1e3 * quantile(t, .05), 1e3 * quantile(t, .95));
+    kvf__bench_begin(name, t, 1e3, "ms", n_threads, (double)b->kv_bytes);
+    kvf__bench_text("path", paths[path]);
+    kvf__bench_text("clock", processor_time ? "processor" : "wall");
+    kvf__bench_number("kv_heads", b->n_kv);
+    kvf__bench_number("per_kv", b->per_kv);
+    kvf__bench_number("head_dim", b->d);
+    kvf__bench_text("dtype", "fp16");
+    kvf__bench_number("block_size", BLOCK);
+    kvf__bench_number("seqs", b->n_seqs);
+    kvf__bench_number("queries", b->n_tokens);
+    kvf__bench_number("slots", CONTEXT);
+    kvf__bench_text("mass", mass ? "yes" : "no");
+    kvf__bench_number("cache_bytes", (double)cache_bytes);
 }
 
-static void sort(times *t) { qsort(t->s, (size_t)t->n, sizeof *t->s, ascending); }
+/* share: of the floor's rate, the ratio's inverse. */
+static void print_floor(double floor, times *ratios) {
+    sort(ratios);
+    kvf__bench_floor(floor, ratios);
+    kvf__bench_number("share", 1 / quantile(ratios, .5));
+}
 
 static void decode_case(kvf_stream *stream, bench *b, int repetitions) {
     times runs[2] = {{.n = repetitions}, {.n = repetitions}}, reads = runs[0], multiplies = reads,
@@ -398,22 +377,21 @@ static void decode_case(kvf_stream *stream, bench *b, int repetitions) {
         multiplies.s[i] = multiply_rate(stream);
         for (int m = 0; m < 2; m++) {
             runs[m].s[i] = timed(stream, b, m);
-            ratios[m].s[i] = fmax(bytes / reads.s[i], work / multiplies.s[i]) / runs[m].s[i];
+            ratios[m].s[i] = runs[m].s[i] / fmax(bytes / reads.s[i], work / multiplies.s[i]);
         }
     }
     sort(&reads), sort(&multiplies);
     for (int m = 0; m < 2; m++) {
-        sort(&runs[m]), sort(&ratios[m]);
+        sort(&runs[m]);
         double read = quantile(&reads, .5), multiply = quantile(&multiplies, .5);
-        double roof = fmax(bytes / read, work / multiply);
-        print_head(b, "decode", n_threads, m, &runs[m]);
-        printf("\"gb_per_s\": %.2f, \"read_gb_per_s\": %.2f, \"multiply_adds_per_ns\": %.2f, \"bound\": \"%s\", ",
-               bytes / quantile(&runs[m], .5) / 1e9, read / 1e9, multiply / 1e9,
-               bytes / read > work / multiply ? "memory" : "arithmetic");
-        printf("\"roof\": %.3f, \"ratio\": %.3f, \"ratio_p5\": %.3f, \"ratio_p95\": %.3f}\n", 1e3 * roof,
-               quantile(&ratios[m], .5), quantile(&ratios[m], .05), quantile(&ratios[m], .95));
+        begin(b, "attention/decode", n_threads, m, &runs[m]);
+        print_floor(1e3 * fmax(bytes / read, work / multiply), &ratios[m]);
+        kvf__bench_text("bound", bytes / read > work / multiply ? "memory" : "arithmetic");
+        kvf__bench_number("gb_per_s", bytes / quantile(&runs[m], .5) / 1e9);
+        kvf__bench_number("read_gb_per_s", read / 1e9);
+        kvf__bench_number("multiply_adds_per_ns", multiply / 1e9);
+        kvf__bench_end();
     }
-    fflush(stdout);
     free(b->a.workspace);
 }
 
@@ -429,33 +407,21 @@ static void prefill_case(kvf_stream *stream, bench *b, int repetitions) {
         gemms.s[i] = gemm_rate(stream);
         for (int m = 0; m < 2; m++) { /* products with K and V, and with K again for the column sums */
             runs[m].s[i] = timed(stream, b, m);
-            ratios[m].s[i] = gemms.s[i] > 0 ? pairs * b->d * (m ? 6 : 4) / runs[m].s[i] / gemms.s[i] : 0;
+            ratios[m].s[i] = runs[m].s[i] * gemms.s[i] / (pairs * b->d * (m ? 6 : 4));
         }
     }
     sort(&gemms);
     for (int m = 0; m < 2; m++) {
-        sort(&runs[m]), sort(&ratios[m]);
+        sort(&runs[m]);
         double flop = pairs * b->d * (m ? 6 : 4);
-        print_head(b, "prefill", n_threads, m, &runs[m]);
-        printf("\"gflop\": %.3f, \"gflop_per_s\": %.2f", flop / 1e9, flop / 1e9 / quantile(&runs[m], .5));
-        if (sgemm) {
-            printf(", \"roof\": %.3f, \"sgemm_gflop_per_s\": %.2f, ", 1e3 * flop / quantile(&gemms, .5),
-                   quantile(&gemms, .5) / 1e9);
-            printf("\"ratio\": %.3f, \"ratio_p5\": %.3f, \"ratio_p95\": %.3f", quantile(&ratios[m], .5),
-                   quantile(&ratios[m], .05), quantile(&ratios[m], .95));
-        }
-        printf("}\n");
+        begin(b, "attention/prefill", n_threads, m, &runs[m]);
+        if (sgemm) print_floor(1e3 * flop / quantile(&gemms, .5), &ratios[m]);
+        kvf__bench_number("gflop", flop / 1e9);
+        kvf__bench_number("gflop_per_s", flop / 1e9 / quantile(&runs[m], .5));
+        if (sgemm) kvf__bench_number("sgemm_gflop_per_s", quantile(&gemms, .5) / 1e9);
+        kvf__bench_end();
     }
-    fflush(stdout);
     free(b->a.workspace);
-}
-
-static void read_cpu_name(void) {
-    char line[256];
-    FILE *f = fopen("/proc/cpuinfo", "r");
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "model name : %127[^\n\"\\]", cpu_name) == 1) break;
-    if (f) fclose(f);
 }
 
 /* 4 times the last-level cache, or what half of the memory that is free holds. */
@@ -475,7 +441,7 @@ static kvf_cpu_path parse_path(const char *name) {
     return p;
 }
 
-int main(int argc, char **argv) {
+int kvf__bench_attention(int argc, char **argv) {
     static const uint32_t shapes[][3] = {{8, 1, 128}, {8, 4, 128}, {8, 8, 128}, {3, 3, 64}}; /* the last is SmolLM2's */
     int repetitions = 9, threads = 2, option;
     working_set = default_working_set();
@@ -483,16 +449,13 @@ int main(int argc, char **argv) {
            : kvf_cpu_has_path(KVF_CPU_AVX2) ? KVF_CPU_AVX2
                                             : KVF_CPU_SCALAR;
     while ((option = getopt(argc, argv, "r:t:m:p:c")) != -1) switch (option) {
-        case 'r': repetitions = atoi(optarg); break;
-        case 't': threads = atoi(optarg); break;
-        case 'm': working_set = (size_t)atoi(optarg) << 20; break;
+        case 'r': repetitions = (int)kvf__bench_int("-r", optarg, 1, KVF__BENCH_MAX_REPETITIONS); break;
+        case 't': threads = (int)kvf__bench_int("-t", optarg, 1, KVF__BENCH_MAX_THREADS); break;
+        case 'm': working_set = (size_t)kvf__bench_int("-m", optarg, 1, 1 << 20) << 20; break;
         case 'p': path = parse_path(optarg); break;
         case 'c': processor_time = true; break;
-        default: die("[-r REPETITIONS] [-t THREADS] [-m MIB] [-p PATH] [-c]");
+        default: die("attention [-r REPETITIONS] [-t THREADS] [-m MIB] [-p PATH] [-c]");
         }
-    if (repetitions < 1 || repetitions > MAX_REPETITIONS || threads < 1 || threads > 64 || working_set == 0)
-        die("-r: 1..101, -t: 1..64, -m: 1 or more");
-    read_cpu_name();
     open_sgemm();
     for (int n = 1; n <= threads; n++) {
         kvf_stream *stream;

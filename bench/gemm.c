@@ -1,7 +1,7 @@
 /* Measures the products of a forward pass with weights in fp32, through OpenBLAS and oneDNN, and as model/gemm.c computes
  * them from Q4_1: docs/decisions/002-blas.md and 005-quantised-weights.md quote them.
  *
- * kvfold-bench-gemm [REPETITIONS [MAX_ROWS [WAY...]]]: one JSON line for each way (or those named), number of rows and
+ * kvfold-bench model/gemm [REPETITIONS [MAX_ROWS [WAY...]]]: one JSON line for each way (or those named), number of rows and
  * number of threads. Shapes are those of SmolLM2-135M: the four products of 30 layers, each with weights of its own, and
  * the output head. Both libraries are opened at run time; one that is not installed is left out. The ways run in turns,
  * since machines are shared, and each is checked against a plain loop before it is timed. */
@@ -12,27 +12,12 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "base/base.h"
+#include "bench/json.h"
 #include "model/gemm.h"
 #include "model/gemv.h"
 #include "model/gguf.h"
 
-#ifndef KVF_BENCH_COMMIT
-#define KVF_BENCH_COMMIT "unknown"
-#endif
-#ifndef KVF_BENCH_FLAGS
-#define KVF_BENCH_FLAGS __VERSION__
-#endif
-
-enum {
-    LAYERS = 30,
-    N_SHAPES = 4,
-    HEAD_ROWS = 49152,
-    EMBD = 576,
-    MAX_ROWS = 512,
-    MAX_WIDTH = 3072,
-    MAX_REPETITIONS = 31
-};
+enum { LAYERS = 30, N_SHAPES = 4, HEAD_ROWS = 49152, EMBD = 576, MAX_ROWS = 512, MAX_WIDTH = 3072 };
 static const uint32_t shapes[N_SHAPES][2] = {{960, EMBD}, {EMBD, EMBD}, {3072, EMBD}, {EMBD, 1536}}; /* n, k */
 
 /* How a product reaches a library: in one call that shares it out itself, or in slices from our threads. */
@@ -72,10 +57,7 @@ enum { SCRATCH = 1 << 19, MAX_THREADS = 2 }; /* floats of a thread */
 static size_t layer_floats;                  /* of all layers; the head follows */
 static volatile float sink;
 
-static void die(const char *what) {
-    fprintf(stderr, "kvfold-bench-gemm: %s\n", what);
-    exit(1);
-}
+#define die kvf__bench_die
 
 static void *symbol(void *library, const char *name) { return library ? dlsym(library, name) : NULL; }
 
@@ -226,44 +208,39 @@ static void check(kvf_stream *stream, way w, uint32_t m) {
             for (uint32_t j = 0; j < n; j += 13) {
                 double want = 0;
                 for (uint32_t e = 0; e < k; e++) want += (double)x[i * k + e] * (double)weights[(size_t)j * k + e];
-                if (!(fabs(want - (double)y[(size_t)i * n + j]) < 1e-3)) die(way_names[w]);
+                if (!(fabs(want - (double)y[(size_t)i * n + j]) < 1e-3)) die("%s: a product is wrong", way_names[w]);
             }
     }
 }
 
 /* ---- Timing ---------------------------------------------------------------------------------- */
 
-static int ascending(const void *a, const void *b) {
-    double u = *(const double *)a, v = *(const double *)b;
-    return (u > v) - (u < v);
-}
-
-static const char *cpu_name(void) {
-    static char name[128] = "unknown";
-    FILE *f = fopen("/proc/cpuinfo", "r");
-    for (char line[256]; f && fgets(line, sizeof line, f);)
-        if (sscanf(line, "model name : %127[^\n]", name) == 1) break;
-    if (f) fclose(f);
-    return name;
-}
-
-static void report(way w, uint32_t rows, uint32_t n_threads, bool head, const double *t, double cpu, int n,
-                   double read_seconds) {
-    double floats = head ? (double)HEAD_ROWS * EMBD : (double)layer_floats, median = t[n / 2];
+/* The floor of a way is reading the weights that it reads. */
+static void report(way w, uint32_t rows, uint32_t n_threads, bool head, const kvf__bench_times *t,
+                   const kvf__bench_times *cpu, const kvf__bench_times *read) {
+    double floats = head ? (double)HEAD_ROWS * EMBD : (double)layer_floats;
     double bytes = floats * (w >= Q_ROWS ? (double)Q_BYTES / Q_BLOCK : 4);
-    printf(
-        "{\"bench\": \"gemm\", \"way\": \"%s\", \"what\": \"%s\", \"rows\": %u, \"threads\": %u, \"commit\": \"%s\", "
-        "\"cpu\": \"%s\", \"flags\": \"%s\", \"blas\": \"%s\", \"repetitions\": %d, "
-        "\"ms_median\": %.2f, \"ms_p5\": %.2f, \"ms_p95\": %.2f, \"cpu_ms_median\": %.2f, \"gflop_per_s\": %.1f, "
-        "\"bytes\": %.0f, \"gb_per_s\": %.1f, \"share_of_read\": %.3f}\n",
-        way_names[w], head ? "head" : "layers", rows, n_threads, KVF_BENCH_COMMIT, cpu_name(), KVF_BENCH_FLAGS,
-        lib.blas_config ? lib.blas_config() : "none", n, median * 1e3, t[(int)(.05 * (n - 1) + .5)] * 1e3,
-        t[(int)(.95 * (n - 1) + .5)] * 1e3, cpu * 1e3, 2 * floats * rows / median / 1e9, bytes, bytes / median / 1e9,
-        read_seconds / median);
+    kvf__bench_times sorted = *t, ratios = *t, other = *read;
+    for (int i = 0; i < t->n; i++) ratios.s[i] = t->s[i] / read->s[i];
+    kvf__bench_sort(&sorted), kvf__bench_sort(&ratios);
+    double median = kvf__bench_quantile(&sorted, .5);
+    kvf__bench_begin("model/gemm", &sorted, 1e3, "ms", n_threads, bytes);
+    kvf__bench_sort(&other);
+    kvf__bench_floor(1e3 * kvf__bench_quantile(&other, .5), &ratios);
+    other = *cpu;
+    kvf__bench_sort(&other);
+    kvf__bench_text("way", way_names[w]);
+    kvf__bench_text("what", head ? "head" : "layers");
+    kvf__bench_number("rows", rows);
+    kvf__bench_text("blas", lib.blas_config ? lib.blas_config() : "none");
+    kvf__bench_number("cpu_ms_median", 1e3 * kvf__bench_quantile(&other, .5));
+    kvf__bench_number("gflop_per_s", 2 * floats * rows / median / 1e9);
+    kvf__bench_number("gb_per_s", bytes / median / 1e9);
+    kvf__bench_end();
 }
 
 static void measure(uint32_t n_threads, uint32_t rows, int repetitions) {
-    static double t[2][N_WAYS][MAX_REPETITIONS], c[2][N_WAYS][MAX_REPETITIONS];
+    static kvf__bench_times t[2][N_WAYS], c[2][N_WAYS];
     kvf_stream *stream;
     if (kvf_stream_create_cpu(NULL, n_threads, &stream, NULL)) die("no stream");
     for (int w = 0; w < READ; w++)
@@ -273,19 +250,13 @@ static void measure(uint32_t n_threads, uint32_t rows, int repetitions) {
             for (int w = 0; w < N_WAYS; w++) {
                 double cpu = 0, s = 0;
                 if (have((way)w, rows) && (!head || rows <= 32)) s = timed(stream, (way)w, rows, head, &cpu);
-                if (i >= 0) t[head][w][i] = s, c[head][w][i] = cpu;
+                t[head][w].n = c[head][w].n = repetitions;
+                if (i >= 0) t[head][w].s[i] = s, c[head][w].s[i] = cpu;
             }
-    for (int head = 0; head < (rows <= 32 ? 2 : 1); head++) {
-        for (int w = 0; w < N_WAYS; w++) {
-            qsort(t[head][w], (size_t)repetitions, sizeof(double), ascending);
-            qsort(c[head][w], (size_t)repetitions, sizeof(double), ascending);
-        }
+    for (int head = 0; head < (rows <= 32 ? 2 : 1); head++)
         for (int w = 0; w < READ; w++)
             if (have((way)w, rows))
-                report((way)w, rows, n_threads, head, t[head][w], c[head][w][repetitions / 2], repetitions,
-                       t[head][w < Q_ROWS ? READ : Q_READ][repetitions / 2]);
-    }
-    fflush(stdout);
+                report((way)w, rows, n_threads, head, &t[head][w], &c[head][w], &t[head][w < Q_ROWS ? READ : Q_READ]);
     kvf_stream_destroy(stream);
 }
 
@@ -319,10 +290,10 @@ static void make_weights(size_t n) {
     }
 }
 
-int main(int argc, char **argv) {
+int kvf__bench_gemm(int argc, char **argv) {
     static const uint32_t rows[] = {1, 2, 4, 8, 16, 32, 64, 128, 512};
-    int repetitions = argc > 1 ? atoi(argv[1]) : 5, max_rows = argc > 2 ? atoi(argv[2]) : MAX_ROWS;
-    if (repetitions < 1 || repetitions > MAX_REPETITIONS) die("REPETITIONS: must be in [1, 31]");
+    int repetitions = argc > 1 ? (int)kvf__bench_int("REPETITIONS", argv[1], 1, KVF__BENCH_MAX_REPETITIONS) : 5;
+    int max_rows = argc > 2 ? (int)kvf__bench_int("MAX_ROWS", argv[2], 1, MAX_ROWS) : MAX_ROWS;
     for (int w = 0; w < N_WAYS; w++) {
         wanted[w] = argc <= 3;
         for (int i = 3; i < argc; i++) wanted[w] |= !strcmp(argv[i], way_names[w]);
