@@ -13,6 +13,12 @@ elseif(KVF_SANITIZE STREQUAL "thread")
 elseif(KVF_SANITIZE)
   message(FATAL_ERROR "KVF_SANITIZE ${KVF_SANITIZE}: must be address or thread")
 endif()
+if(KVF_FUZZ)
+  if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang" OR NOT KVF_SANITIZE STREQUAL "address" OR NOT KVF_BUILD_ENGINE)
+    message(FATAL_ERROR "KVF_FUZZ: needs clang, KVF_SANITIZE=address and KVF_BUILD_ENGINE; the preset fuzz has them")
+  endif()
+  list(APPEND kvf_sanitize -fsanitize=fuzzer-no-link)
+endif()
 
 function(kvf_compile target)
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C,CXX>:${kvf_flags};${kvf_sanitize}>"
