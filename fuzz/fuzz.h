@@ -72,8 +72,7 @@ static inline void fuzz_spm_keys(gw *w, void *ctx) {
                                         "he",
                                         "the",
                                         "\xe2\x96\x81the",
-                                        "\xe2\x96\x81"
-                                        "a",
+                                        "\342\226\201a",
                                         "\xc3\xa9",
                                         "aa",
                                         "[INST]",

@@ -39,7 +39,7 @@ int main(int argc, char **argv) {
         {"qwen2_q4_0", {.arch = "qwen2", .weight_type = GW_Q4_0, .n_layers = 1, .separate_output = 1}},
         {"llama_q4_k",
          {.weight_type = GW_Q4_K, .wide_type_p1 = GW_Q6_K + 1, .n_layers = 1, .head_dim = 64, .n_ff = 256}},
-        {"rope", {.n_layers = 1, .rope_freqs = 1, .rope_scaling = "llama3", .rope_factor = 8, .rope_original = 64}},
+        {"rope", {.n_layers = 1, .rope_scaling = "llama3", .rope_factor = 8, .rope_original = 64}},
         {"spm", {.extra = fuzz_spm_keys, .skip = FUZZ_SPM_SKIP}},
     };
     if (argc != 2) {
