@@ -33,7 +33,7 @@ function(kvf_cpu_flags)
     return()
   endif()
   set(plain "")
-  if(KVF_FUZZ) # clang takes many minutes to instrument these kernels, and no target runs them
+  if(KVF_FUZZ) # clang takes many minutes to instrument these kernels, which are not what the targets are for
     set(plain ";-fno-sanitize=all")
   endif()
   foreach(source IN LISTS ARGN)

@@ -15,7 +15,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     return 0;
 }
 
-/* The result does not depend on the room there is, and bytes that BPE encodes come back. */
+/* How many ids there are does not depend on the room, and bytes that BPE encodes come back. */
 static void encode(const kvf_tokenizer *t, const char *text, size_t n, uint32_t flags, bool bpe) {
     uint32_t *ids = malloc((n + 2) * sizeof *ids), *less = malloc((n + 2) * sizeof *less);
     size_t n_ids = 0, n_less = 0;
@@ -24,7 +24,7 @@ static void encode(const kvf_tokenizer *t, const char *text, size_t n, uint32_t 
     for (size_t i = 0; i < n_ids; i++) FUZZ_MUST(ids[i] < kvf_tokenizer_n_vocab(t), "an id");
     if (n_ids) {
         FUZZ_MUST(kvf_tokenizer_encode(t, text, n, flags, less, n_ids - 1, &n_less, NULL) == KVF_E_LIMIT, "no room");
-        FUZZ_MUST(n_less == n_ids && !memcmp(ids, less, (n_ids - 1) * sizeof *ids), "the same ids in less room");
+        FUZZ_MUST(n_less == n_ids, "as many ids as with room");
     }
     size_t n_back = kvf_tokenizer_decode(t, ids, n_ids, 1, NULL, 0);
     char *back = malloc(n_back + 1);
