@@ -5,7 +5,7 @@ set -euo pipefail
 
 build=(gcc libc6-dev cmake ninja-build pkg-config libdnnl-dev libpcre2-dev libjansson-dev zlib1g-dev libzstd-dev python3)
 fetch=(python3-pip python3-venv)
-test=(g++ git libcriterion-dev clang-format clang-tidy)
+test=(g++ git libcriterion-dev clang clang-format clang-tidy libclang-rt-dev)
 
 case "${1:-build}" in
 build) packages=("${build[@]}") ;;

@@ -2,7 +2,8 @@
 """Fails on an #include that climbs the floors of the house.
 
 A folder may include itself, what stands below it, and the public headers; folders on one floor do not include one
-another; tools/ and examples/ see public headers and base/ alone; tests/ and bench/, which check and measure parts, see all.
+another; tools/ and examples/ see public headers and base/ alone; tests/, bench/ and fuzz/, which check and measure parts,
+see all.
 Libraries other than libc are named here with the folders that may use them. Usage: check_includes.py [ROOT]. It first
 proves itself on a made-up tree.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 
 FLOORS = {"base": 0, "blockmgr": 1, "comm": 2, "attention": 2, "d2o_policy": 2, "model": 3, "scheduler": 3, "engine": 4}
 USERS = ("tools", "bindings", "examples")  # public headers and base/
-ANYTHING = ("tests", "bench")
+ANYTHING = ("tests", "bench", "fuzz")
 LIBRARIES = [  # header pattern, folders that may include it
     (r"dnnl.*", ("model", "bench", "tests")),
     (r"pcre2\.h", ("model", "tests")),

@@ -1,0 +1,98 @@
+/* Policy options: set from text, read back, checked, projected, and opened as a sequence's. An input is a head of numbers
+ * (struct head) and lines NAME=VALUE. */
+#define _GNU_SOURCE
+#include "kvfold/policy.h"
+#include "fuzz/fuzz.h"
+
+enum { TEXT_BYTES = 1024 };
+
+/* Packed by hand: read_head. */
+typedef struct head {
+    uint32_t preset, n_layers, n_groups, block_size, n_prompt, max_new;
+} head;
+enum { HEAD_BYTES = 12 };
+
+static const char *const presets[][2] = {{"d2o", "paper"}, {"d2o", "serving"}, {"d2o", "authors"},
+                                         {"full", NULL},   {"h2o", "default"}, {"streaming", NULL}};
+
+int LLVMFuzzerInitialize(int *argc, char ***argv) {
+    (void)argc, (void)argv;
+    return 0;
+}
+
+/* A byte of each exponent: lengths from a few tokens to 2^32 - 1. */
+static uint32_t wide(const uint8_t *p) { return (uint32_t)((p[0] | (uint32_t)p[1] << 8) * 65537u) >> p[2] % 32; }
+
+static head read_head(const uint8_t *p) {
+    return (head){.preset = p[0] % (sizeof presets / sizeof *presets),
+                  .n_layers = 1u + p[1] % 128u,
+                  .n_groups = 1u + p[2] % 16u,
+                  .block_size = 8u << p[3] % 6u,
+                  .n_prompt = wide(p + 4),
+                  .max_new = wide(p + 7)};
+}
+
+/* What is set reads back as itself; what is refused changes nothing. */
+static void set(kvf_policy_options *o, const char *name, const char *value) {
+    kvf_error err = {""};
+    kvf_policy_options before = *o;
+    char text[TEXT_BYTES], again[TEXT_BYTES];
+    kvf_status st = kvf_policy_option_set(o, name, value, &err);
+    if (st) {
+        FUZZ_MUST(err.text[0], kvf_status_name(st));
+        FUZZ_MUST(!memcmp(o, &before, sizeof before), "all or nothing");
+        return;
+    }
+    FUZZ_MUST(kvf_policy_option_get(o, name, text, sizeof text) == KVF_OK, name);
+    FUZZ_MUST(kvf_policy_option_set(o, name, text, &err) == KVF_OK, err.text);
+    FUZZ_MUST(kvf_policy_option_get(o, name, again, sizeof again) == KVF_OK && !strcmp(text, again), "the same value");
+}
+
+static void open_sequence(const kvf_policy_options *o, const head *h) {
+    kvf_policy_state *state = NULL;
+    kvf_error err = {""};
+    kvf_policy_state_config config = {.struct_size = sizeof config,
+                                      .n_layers = h->n_layers,
+                                      .n_kv_heads = h->n_groups,
+                                      .n_q_heads = h->n_groups,
+                                      .head_dim = 16,
+                                      .block_size = h->block_size,
+                                      .max_seqs = 1,
+                                      .max_slots = 4 * h->block_size};
+    kvf_status st = kvf_policy_state_create(&config, &state, &err);
+    FUZZ_MUST(st == KVF_OK, err.text);
+    st = kvf_policy_open(state, 0, o, &err);
+    FUZZ_MUST(st == KVF_OK || err.text[0], kvf_status_name(st));
+    kvf_policy_state_destroy(state);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (size < HEAD_BYTES) return 0;
+    head h = read_head(data);
+    kvf_error err = {""};
+    kvf_policy_options o;
+    memset(&o, 0, sizeof o);
+    FUZZ_MUST(kvf_policy_options_init(&o, presets[h.preset][0], presets[h.preset][1], &err) == KVF_OK, err.text);
+    char *text = malloc(size - HEAD_BYTES + 1);
+    FUZZ_MUST(text, "memory");
+    memcpy(text, data + HEAD_BYTES, size - HEAD_BYTES);
+    text[size - HEAD_BYTES] = '\0';
+    for (char *line = text, *next; line; line = next) {
+        next = strchr(line, '\n');
+        if (next) *next++ = '\0';
+        char *value = strchr(line, '=');
+        if (!value) continue;
+        *value++ = '\0';
+        set(&o, line, value);
+    }
+    free(text);
+    kvf_status st = kvf_policy_options_check(&o, h.n_layers, h.block_size, &err);
+    FUZZ_MUST(st == KVF_OK || err.text[0], kvf_status_name(st));
+    if (st) return 0;
+    kvf_policy_need need;
+    err.text[0] = '\0';
+    st = kvf_policy_project(&o, h.n_layers, h.n_groups, h.block_size, h.n_prompt, h.max_new, &need, &err);
+    FUZZ_MUST(st == KVF_OK || err.text[0], kvf_status_name(st));
+    open_sequence(&o, &h);
+    return 0;
+}
