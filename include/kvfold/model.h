@@ -122,7 +122,8 @@ enum {
  *  (some vocabularies lack control characters and bytes that UTF-8 never has) are left out, or become the unknown token of a
  *  SentencePiece vocabulary. Most of those also put one space before a text, at its begin and after each control token.
  *  @param tokenizer a tokenizer. @param text bytes, may hold NUL. @param n_bytes how many. @param flags KVF_ENCODE_*.
- *  @param ids result. @param capacity of ids; n_bytes + 2 always does. @param n_ids how many there are (set on KVF_E_LIMIT too).
+ *  @param ids result. @param capacity of ids; n_bytes + 2 does unless a vocabulary has control tokens of a byte or so and puts
+ *  a space after each: then KVF_E_LIMIT. @param n_ids how many there are (set on KVF_E_LIMIT too).
  *  @param err detail, or NULL. @own the caller's buffer. @threads any, concurrently.
  *  @errors KVF_E_LIMIT (capacity; n_bytes of 2^31 or more), KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
 KVF_API KVF_CHECK kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes,
