@@ -5,11 +5,10 @@
 
 /* A policy that never evicts gives the same pages whether a token was prefilled or decoded; all others, and those
  * whose column sums are the prompt's alone, must see the first run again. */
-static bool replays(const kvf__req *r) {
+static bool evicts(const kvf__req *r) {
     const kvf_policy_options *o = &r->options;
-    bool never_evicts = !r->bounded && (!o->ops->match || o->ops == kvf_policy_find("full") ||
-                                        (o->rho >= 1.0 && o->budget_tokens == 0));
-    return !never_evicts || r->needs_sums;
+    return r->bounded || !(!o->ops->match || o->ops == kvf_policy_find("full") ||
+                           (o->rho >= 1.0 && o->budget_tokens == 0));
 }
 
 static uint64_t blocks_for(const kvf_sched *s, uint32_t slots) {
@@ -41,7 +40,9 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
     r->bounded = need.bounded != 0;
     r->needs_sums = (r->options.ops->needs & KVF_NEEDS_COL_SUMS) != 0;
     r->needs_scores = kvf_policy_n_arrays(&r->options) > 0;
-    r->replays = replays(r);
+    r->evicts = evicts(r);
+    r->replays = r->evicts || r->needs_sums;
+    r->observes = r->evicts && r->needs_sums;
     /* The last token is sampled and never computed. */
     uint64_t last = (uint64_t)r->n_prompt + KVF__MAX(r->max_new, 1) - 1;
     r->max_table_slots = (uint32_t)KVF__MIN(last, s->config.max_context - 1);
@@ -62,7 +63,10 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
     if (blocks > s->n_blocks) return never_fits(s, r->n_prompt, "blocks", blocks, s->n_blocks, by_budget);
     if (r->needs_scores && blocks > s->n_score_pages)
         return never_fits(s, r->n_prompt, "score pages", blocks, s->n_score_pages, by_budget);
-    if (r->bounded) r->n_blocks = (uint32_t)blocks;
+    if (r->bounded) {
+        r->n_blocks = (uint32_t)blocks;
+        r->n_steady = (uint32_t)KVF__MIN(need.steady_blocks, blocks);
+    }
     return KVF_OK;
 }
 
@@ -105,8 +109,27 @@ static bool want_sized(kvf_sched *s, const kvf__req *r, const kvf_layer_size *si
     return sized;
 }
 
-static kvf_status promise_want(kvf_sched *s, const kvf__req *r) {
-    return kvf_seq_reserve(s->config.manager, r->seq, s->want, r->needs_scores);
+static kvf_status promise_want(kvf_sched *s, const kvf__req *r, int mode) {
+    return kvf_seq_reserve(s->config.manager, r->seq, s->want, mode | (r->needs_scores ? KVF_RESERVE_SCORES : 0));
+}
+
+/* What it needs with what was found in the prefix cache. A policy that never evicts holds what it found and goes on
+ * behind it. So does one that evicts when nobody else holds that: its first event writes in place, if it must. Else the
+ * event needs as many fresh blocks as stay, after the rest of the prompt has grown; but it is never promised more than
+ * it needs without the cache, beyond what it found. */
+static kvf_status promise_admission(kvf_sched *s, kvf__req *r, uint64_t blocks) {
+    uint64_t found = (uint64_t)kvf__ceil_div(r->match.n_tokens, s->block_size) * s->n_tables;
+    uint64_t copied = kvf__sched_hit_tokens(r) % s->block_size ? s->n_tables : 0; /* the last one is not written */
+    int mode = 0;
+    if (found && !r->bounded) {
+        blocks += copied;
+        mode = KVF_RESERVE_COUNT_SHARED;
+    } else if (r->match.n_shared_blocks) {
+        blocks = KVF__MIN(blocks_for(s, r->n_prefill) + copied + r->n_steady, found + r->n_blocks);
+        mode = KVF_RESERVE_COUNT_SHARED;
+    }
+    want_blocks(s, blocks);
+    return promise_want(s, r, mode);
 }
 
 /* While the sizes are not known a bounded request keeps what admission promised, since that covers its budget; an
@@ -119,17 +142,29 @@ kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
         sized = want_sized(s, r, sizes);
     else
         want_blocks(s, 0);
-    kvf_status status = promise_want(s, r);
+    kvf_status status = promise_want(s, r, 0);
     if (status != KVF_OK) return status;
     r->sized = sized;
     r->unpromised = false;
     return KVF_OK;
 }
 
+/* Before the first event: a table with a block that another sequence holds too is promised the fresh ones it will be
+ * written to. */
+kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r) {
+    const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
+    if (!sizes) return KVF_OK;
+    for (uint32_t t = 0; t < s->n_tables; t++) {
+        uint32_t reserve = sizes[t / s->n_groups].reserve;
+        s->want[t] = reserve == UINT32_MAX ? 0 : KVF__MIN(reserve, r->max_table_slots);
+    }
+    return promise_want(s, r, KVF_RESERVE_FRESH);
+}
+
 /* Alone in the pool a promise keeps nobody else away: it only keeps one of its tables from what another needs now. */
 kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r) {
     want_blocks(s, 0);
-    kvf_status status = promise_want(s, r);
+    kvf_status status = promise_want(s, r, 0);
     if (status != KVF_OK) return status;
     r->sized = false;
     r->unpromised = true;
@@ -145,37 +180,44 @@ static void give_sequence(kvf_sched *s, kvf__req *r) {
     r->seq = 0;
 }
 
+/* A sequence with what was found and what it is promised, or nothing. */
+static kvf__admission open_sequence(kvf_sched *s, kvf__req *r) {
+    kvf_manager *manager = s->config.manager;
+    if (kvf_seq_create(manager, &r->seq) != KVF_OK) return KVF__ADMIT_LATER;
+    kvf__admission result = KVF__ADMIT_NO_BLOCKS;
+    if (kvf__sched_attach(s, r) != KVF_OK) goto undo;
+    kvf_status status = promise_admission(s, r, admission_blocks(s, r));
+    if (status == KVF_E_NO_BLOCKS && !r->bounded && s->running.n == 0) /* alone it needs no more than to begin */
+        status = promise_admission(s, r, blocks_for(s, r->n_prefill));
+    if (status != KVF_OK) goto undo;
+    result = KVF__ADMIT_REFUSED;
+    if (kvf_seq_index(manager, r->seq, &r->seq_index) == KVF_OK &&
+        kvf_policy_open(s->config.policies, r->seq_index, &r->options, &s->error) == KVF_OK)
+        return KVF__ADMITTED;
+undo:
+    if (kvf_seq_free(manager, r->seq) != KVF_OK) result = KVF__ADMIT_REFUSED;
+    r->seq = 0;
+    return result;
+}
+
 /* All or nothing: the request stays as it is unless everything was there. */
 kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
-    kvf_manager *manager = s->config.manager;
     if (r->needs_sums && !kvf__sched_take_extent(s, r)) return KVF__ADMIT_LATER;
-    kvf__admission result = KVF__ADMIT_LATER;
-    if (kvf_seq_create(manager, &r->seq) != KVF_OK) goto no_sequence;
-    r->n_prefill = r->replays ? r->n_prompt : r->n_known;
-    result = KVF__ADMIT_NO_BLOCKS;
-    want_blocks(s, admission_blocks(s, r));
-    kvf_status status = promise_want(s, r);
-    if (status == KVF_E_NO_BLOCKS && !r->bounded && s->running.n == 0) { /* alone it needs no more than to begin */
-        want_blocks(s, blocks_for(s, r->n_prefill));
-        status = promise_want(s, r);
+    kvf__admission result = open_sequence(s, r);
+    if (result == KVF__ADMIT_NO_BLOCKS && r->match.n_tokens && s->running.n == 0) {
+        kvf__sched_forget_match(r); /* nobody else will make room: what was found has to */
+        result = open_sequence(s, r);
     }
-    if (status != KVF_OK) goto no_room;
-    result = KVF__ADMIT_REFUSED;
-    if (kvf_seq_index(manager, r->seq, &r->seq_index) != KVF_OK ||
-        kvf_policy_open(s->config.policies, r->seq_index, &r->options, &s->error) != KVF_OK)
-        goto no_room;
+    if (result != KVF__ADMITTED) {
+        kvf__sched_give_extent(s, r);
+        return result;
+    }
     kvf__sched_remove(s, &s->queue, r);
     kvf__sched_insert(s, &s->running, r);
     r->state = KVF__REQ_PREFILL;
-    r->n_computed = 0;
+    r->n_computed = kvf__sched_hit_tokens(r);
     r->sized = r->unpromised = false;
     return KVF__ADMITTED;
-no_room:
-    if (kvf_seq_free(manager, r->seq) != KVF_OK) result = KVF__ADMIT_REFUSED;
-    r->seq = 0;
-no_sequence:
-    kvf__sched_give_extent(s, r);
-    return result;
 }
 
 void kvf__sched_release(kvf_sched *s, kvf__req *r) {

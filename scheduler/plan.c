@@ -3,14 +3,9 @@
 
 #include "scheduler/sched.h"
 
-/* Tokens up to the next multiple of chunk, or to the end of what is prefilled. */
-static uint32_t next_chunk(const kvf_sched *s, uint32_t begin, uint32_t end) {
-    return KVF__MIN(end - begin, s->config.chunk - begin % s->config.chunk);
-}
-
-static kvf_step_item make_item(const kvf__req *r, kvf_step_kind kind, uint32_t n_tokens) {
+static kvf_step_item make_item(const kvf_sched *s, const kvf__req *r, kvf_step_kind kind, uint32_t n_tokens) {
     uint32_t end = r->n_computed + n_tokens;
-    return (kvf_step_item){
+    kvf_step_item item = {
         .request = r->name,
         .seq = r->seq,
         .user = r->user,
@@ -21,6 +16,8 @@ static kvf_step_item make_item(const kvf__req *r, kvf_step_kind kind, uint32_t n
         .samples = end == r->n_known && r->max_new > 0,
         .prefill_offset = kind == KVF_STEP_PREFILL ? r->extent_begin : KVF__SLOT_NONE,
     };
+    kvf__sched_mark_item(s, r, &item);
+    return item;
 }
 
 static void push_item(kvf_sched *s, kvf_step_item item) {
@@ -36,14 +33,14 @@ static void list_running(kvf_sched *s) {
     s->n_items = s->n_decode = s->n_tokens = 0;
     for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
         if (r->state != KVF__REQ_DECODE || r->n_computed == r->n_known || r->ended) continue;
-        push_item(s, make_item(r, KVF_STEP_DECODE, 1));
+        push_item(s, make_item(s, r, KVF_STEP_DECODE, 1));
         s->n_decode = s->n_items;
     }
     for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
         if (r->state != KVF__REQ_PREFILL) continue;
-        uint32_t n = next_chunk(s, r->n_computed, r->n_prefill);
+        uint32_t n = kvf__sched_chunk_end(s, r, r->n_computed) - r->n_computed;
         if (n > s->config.max_batch_tokens - s->n_tokens) break;
-        push_item(s, make_item(r, KVF_STEP_PREFILL, n));
+        push_item(s, make_item(s, r, KVF_STEP_PREFILL, n));
     }
 }
 
@@ -101,17 +98,19 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
     kvf__req *r = kvf__sched_at(s, s->queue.head);
     *more = false;
     if (!r || s->running.n == s->config.max_running) return KVF_OK;
-    uint32_t n = next_chunk(s, 0, r->replays ? r->n_prompt : r->n_known);
+    kvf__sched_look_up(s, r);
+    uint32_t begin = kvf__sched_hit_tokens(r), n = kvf__sched_chunk_end(s, r, begin) - begin;
     if (n > s->config.max_batch_tokens - s->n_tokens) return KVF_OK;
     kvf__admission admission = kvf__sched_admit(s, r);
     if (admission == KVF__ADMITTED) {
+        n = kvf__sched_chunk_end(s, r, r->n_computed) - r->n_computed; /* the match may have been given up */
         const kvf_append_item append = {r->seq, n};
         kvf_status status = kvf_append(s->config.manager, &append, 1, &s->copies);
         if (status != KVF_OK) {
             kvf__sched_requeue(s, r);
             return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
         }
-        push_item(s, make_item(r, KVF_STEP_PREFILL, n));
+        push_item(s, make_item(s, r, KVF_STEP_PREFILL, n));
         *more = true;
     } else if (admission == KVF__ADMIT_REFUSED || (admission == KVF__ADMIT_NO_BLOCKS && s->running.n == 0)) {
         end_head(s, r, admission);
@@ -163,6 +162,7 @@ kvf_status kvf_sched_done(kvf_sched *sched) {
         if (!r) continue; /* finished while the step ran */
         r->n_computed += item->n_tokens;
         if (item->prompt_ends) r->state = KVF__REQ_PROMPT_END;
+        kvf__sched_store(sched, r, item->kind == KVF_STEP_PREFILL);
     }
     sched->planned = false;
     sched->n_items = 0;

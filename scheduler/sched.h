@@ -35,9 +35,12 @@ typedef struct kvf__req {
     uint32_t n_prompt, max_new;
     uint32_t n_known, n_computed, n_prefill;
     uint32_t max_table_slots; /* no table of it ever holds more */
+    uint32_t n_steady;        /* bounded: blocks after its first event, at most n_blocks */
     uint32_t n_blocks;        /* bounded: what admission counts; else the most it needed when preempted */
     uint32_t extent_begin;    /* KVF__SLOT_NONE: holds none */
     bool bounded, replays, needs_sums, needs_scores;
+    bool evicts;   /* its tables may shrink: generated tokens are not stored in the prefix cache */
+    bool observes; /* its column sums come to bear: a prefix is found at a snapshot only */
     bool unpromised; /* unbounded, alone and short of blocks: it lives from the free pool */
     bool sized;      /* its reservation is the one its sizes ask for */
     bool ended;      /* its last token is known: the caller finishes it */
@@ -45,6 +48,10 @@ typedef struct kvf__req {
     kvf_seq seq;
     void *user;
     kvf_policy_options options;
+    kvf_prefix_key prefix; /* tokens NULL: none */
+    uint32_t prefix_end;
+    bool prefix_no_hits;
+    kvf_prefix_match match; /* of the prompt that runs, or of the last look-up */
 } kvf__req;
 
 typedef struct kvf__list {
@@ -91,6 +98,15 @@ bool kvf__sched_take_extent(kvf_sched *s, kvf__req *r);
 void kvf__sched_give_extent(kvf_sched *s, kvf__req *r);
 bool kvf__sched_is_valid(const kvf_sched *s); /* O(requests); asserted in debug builds */
 
+/* prefix.c: the prefix cache */
+void kvf__sched_look_up(kvf_sched *s, kvf__req *r);      /* fills in n_prefill and match */
+void kvf__sched_forget_match(kvf__req *r);
+uint32_t kvf__sched_hit_tokens(const kvf__req *r);       /* of the match, what is not computed again */
+kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r); /* the new sequence takes what was found */
+uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t begin);
+void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *item);
+void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill);
+
 /* admit.c: what a request may need, its reservations, coming and going */
 kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r);
 typedef enum kvf__admission {
@@ -101,6 +117,7 @@ typedef enum kvf__admission {
 } kvf__admission;
 kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r); /* the queue's head becomes running */
 kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r);
+kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r);
 kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r);
 void kvf__sched_release(kvf_sched *s, kvf__req *r); /* running: gives up all it holds, leaves the list */
 void kvf__sched_requeue(kvf_sched *s, kvf__req *r); /* running: preempted, not reported */

@@ -117,6 +117,22 @@ static kvf_status find(kvf_sched *s, kvf_request name, kvf__req **out) {
                      (unsigned long long)name);
 }
 
+static kvf_status check_prefix(kvf_sched *s, const kvf_sched_request *given, kvf__req *r) {
+    if (given->prefix_end % s->block_size || given->prefix_end > given->n_prompt)
+        return kvf__fail(&s->error, KVF_E_INVALID,
+                         "prefix_end %u: must be a multiple of the block size %u, at most n_prompt %u; 0: unknown",
+                         given->prefix_end, s->block_size, given->n_prompt);
+    if (!given->prefix) return KVF_OK;
+    kvf_status status =
+        kvf__config_read(&r->prefix, sizeof r->prefix, given->prefix, "kvf_prefix_key", &s->error);
+    if (status != KVF_OK) return status;
+    r->prefix.struct_size = sizeof r->prefix;
+    if (!r->prefix.tokens || r->prefix.n_tokens < given->n_prompt)
+        return kvf__fail(&s->error, KVF_E_INVALID, "prefix: %u tokens are given: must be n_prompt %u at least",
+                         r->prefix.tokens ? r->prefix.n_tokens : 0, given->n_prompt);
+    return KVF_OK;
+}
+
 static kvf_status check_lengths(kvf_sched *s, const kvf_sched_request *given) {
     if (!given->options)
         return kvf__fail(&s->error, KVF_E_INVALID, "options: is NULL: fill them with kvf_policy_options_init");
@@ -143,10 +159,13 @@ kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, 
                           .max_new = given.max_new,
                           .n_known = given.n_prompt,
                           .user = given.user,
+                          .prefix_end = given.prefix_end,
+                          .prefix_no_hits = given.prefix_no_hits != 0,
                           .state = KVF__REQ_WAITING};
     status = kvf__config_read(&candidate.options, sizeof candidate.options, given.options, "kvf_policy_options",
                               &sched->error);
     candidate.options.struct_size = sizeof candidate.options;
+    if (status == KVF_OK) status = check_prefix(sched, &given, &candidate);
     if (status == KVF_OK) status = kvf__sched_size_request(sched, &candidate);
     if (status != KVF_OK) return status;
     kvf__req *r = kvf__sched_take_slot(sched, &candidate);
@@ -206,6 +225,25 @@ kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
     kvf__sched_give_extent(sched, r);
     r->state = KVF__REQ_DECODE;
     return KVF_OK;
+}
+
+kvf_status kvf_sched_event_room(kvf_sched *sched, kvf_request request) {
+    kvf__req *r;
+    kvf_status status = find(sched, request, &r);
+    if (status != KVF_OK) return status;
+    if (r->state != KVF__REQ_PROMPT_END && r->state != KVF__REQ_DECODE)
+        return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: its prompt is not computed: it has no event yet",
+                         (unsigned long long)request);
+    status = kvf__sched_reserve_event(sched, r);
+    if (status == KVF_E_NO_BLOCKS && sched->running.n > 1) {
+        kvf__fail(&sched->error, status, "request %llu: its first event needs more fresh blocks than are free: put back",
+                  (unsigned long long)request);
+        kvf__sched_requeue(sched, r);
+        return status;
+    }
+    /* Alone nobody else holds its blocks, so nothing was asked for. */
+    if (status != KVF_OK) kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
+    return status;
 }
 
 kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {

@@ -44,6 +44,13 @@ typedef struct kvf_sched_request {
     uint32_t max_new;  /* 0: the prompt is computed and the request ends */
     const kvf_policy_options *options;
     void *user; /* handed back in steps */
+    /* The prefix cache: NULL or, in a manager without one, ignored. The key's tokens are the known ones, n_tokens at least
+     * n_prompt: the prompt, and room in which the caller writes each generated token before kvf_sched_token tells of it.
+     * All that it points to must live as long as the request. */
+    const kvf_prefix_key *prefix;
+    uint32_t prefix_end; /* a multiple of block_size up to n_prompt: what other prompts will share; a chunk ends there
+                          * with the cache on and off; 0: unknown */
+    int prefix_no_hits;  /* 1: is stored, but computed anew */
 } kvf_sched_request;
 
 typedef enum kvf_step_kind {
@@ -61,6 +68,14 @@ typedef struct kvf_step_item {
     int prompt_ends;         /* the last chunk of what is prefilled: the policy's prompt events follow */
     int samples;             /* after the step all known tokens are computed: the next one can be sampled */
     uint32_t prefill_offset; /* of this request in the accumulators, in tokens; UINT32_MAX: needs none */
+    /* The prefix cache. n_hit: set in a request's first item, when its first n_hit tokens were found: token_begin is n_hit,
+     * or n_prompt - 1 when all of the prompt was. n_snapshot_pages: the accumulators of the first n_hit tokens are to be read from
+     * them (kvf_prefix_snapshot_get of `match`) before the item runs. logits_only: the snapshot has the sums of this item's query
+     * already; they must not be added again. take_snapshot: after the step the sums of the first token_begin + n_tokens tokens are
+     * worth keeping: 1, or 2 at prefix_end. */
+    uint32_t n_hit;
+    int logits_only, take_snapshot;
+    const kvf_prefix_match *match; /* NULL without a hit */
 } kvf_step_item;
 
 typedef enum kvf_end_reason {
@@ -136,6 +151,12 @@ KVF_API KVF_CHECK kvf_status kvf_sched_token(kvf_sched *sched, kvf_request reque
  *  @own nothing. @threads as the scheduler. @errors KVF_E_NOT_FOUND, KVF_E_STATE, KVF_E_NO_BLOCKS (the exact sizes are larger than
  *  what is free: the request is put back in the queue, preempted). @cost O(n_layers). */
 KVF_API KVF_CHECK kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request);
+
+/** Makes room for a request's first event, once its sizes are known and before kvf_compact_begin: where another sequence holds
+ *  blocks of a table too, the event writes to fresh ones. Needed with the prefix cache, or with forks, only.
+ *  @param sched a scheduler. @param request one whose prompt is computed. @own nothing. @threads as the scheduler.
+ *  @errors KVF_E_NOT_FOUND, KVF_E_STATE, KVF_E_NO_BLOCKS (the request is put back in the queue, preempted). @cost O(blocks of its tables). */
+KVF_API KVF_CHECK kvf_status kvf_sched_event_room(kvf_sched *sched, kvf_request request);
 
 /** Sets the reservation anew from the policy's sizes (after an overflow).
  *  @param sched a scheduler. @param request running. @own nothing. @threads as the scheduler.
