@@ -1,0 +1,71 @@
+/* The prefix cache as the scheduler uses it: what of a prompt is found, what that leaves to promise, what is stored. */
+#include "scheduler/sched.h"
+
+static bool caches(const kvf_sched *s, const kvf__req *r) {
+    return r->prefix.tokens && kvf_manager_get_config(s->config.manager)->prefix_cache;
+}
+
+static kvf_prefix_key key_of(const kvf__req *r, uint32_t n_tokens) {
+    kvf_prefix_key key = r->prefix;
+    key.n_tokens = n_tokens;
+    return key;
+}
+
+void kvf__sched_forget_match(kvf__req *r) { r->match = (kvf_prefix_match){.struct_size = sizeof r->match}; }
+
+/* A policy that sums the prompt's columns continues only from a snapshot of them; it may find all of the prompt, and
+ * then runs the last query again for its logits. Others compute the last token at least. */
+void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
+    kvf__sched_forget_match(r);
+    r->n_prefill = r->replays ? r->n_prompt : r->n_known;
+    if (!caches(s, r) || r->prefix_no_hits) return;
+    kvf_prefix_key key = key_of(r, r->n_prefill);
+    kvf_prefix_options options = {.struct_size = sizeof options,
+                                  .need_snapshot = r->observes,
+                                  .max_tokens = r->observes ? r->n_prefill : r->n_prefill - 1,
+                                  .partial = 1};
+    kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
+    if (status != KVF_OK) kvf__sched_forget_match(r);
+}
+
+uint32_t kvf__sched_hit_tokens(const kvf__req *r) { return KVF__MIN(r->match.n_tokens, r->n_prefill - 1); }
+
+kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r) {
+    if (!caches(s, r)) return KVF_OK;
+    kvf_prefix_key key = key_of(r, r->n_prefill);
+    return kvf_prefix_attach(s->config.manager, r->seq, &key, &r->match);
+}
+
+/* Where the chunk that begins at `begin` ends: on the grid, at prefix_end, or with what is prefilled. */
+uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t begin) {
+    uint32_t end = KVF__MIN(r->n_prefill, begin - begin % s->config.chunk + s->config.chunk);
+    return begin < r->prefix_end && r->prefix_end < end ? r->prefix_end : end;
+}
+
+/* What an item has to do with the cache. */
+void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *item) {
+    if (item->kind != KVF_STEP_PREFILL || !caches(s, r)) return;
+    uint32_t end = item->token_begin + item->n_tokens;
+    bool first = r->match.n_tokens && item->token_begin == kvf__sched_hit_tokens(r);
+    if (first) {
+        item->n_hit = r->match.n_tokens;
+        item->match = &r->match;
+        item->logits_only = r->observes && item->token_begin < r->match.n_tokens;
+    }
+    if (!r->observes || item->logits_only) return;
+    if (end == r->prefix_end)
+        item->take_snapshot = 2;
+    else
+        item->take_snapshot = end == r->n_prefill || end % s->config.chunk == 0;
+}
+
+/* K and V of the computed tokens are written: they can be found from now on. What cannot be stored is not: the cache
+ * costs hits at worst. */
+void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill) {
+    if (!caches(s, r)) return;
+    if (!prefill && (r->evicts || r->n_computed % s->block_size)) return;
+    kvf_prefix_key key = key_of(r, r->n_computed);
+    uint32_t flags = r->observes && r->n_computed == r->n_prefill ? KVF_PREFIX_PARTIAL : 0;
+    kvf_status status = kvf_prefix_store(s->config.manager, r->seq, &key, r->n_computed, flags);
+    (void)status;
+}
