@@ -121,6 +121,14 @@ static uint32_t collect(kvf_engine *e, uint32_t row, kvf_moment moment, kvf_even
     return n_events;
 }
 
+/* The first events of a row, or none when there is no room and its request waits again. */
+static kvf_status collect_first(kvf_engine *e, uint32_t row, kvf_moment moment, uint32_t *n_events, kvf_error *err) {
+    uint32_t n = collect(e, row, moment, KVF_EVENT_PROMPT, *n_events);
+    kvf_status st = n > *n_events ? kvf__engine_event_room(e, row, err) : KVF_OK;
+    if (!st) *n_events = n;
+    return st == KVF_E_NO_BLOCKS ? KVF_OK : st;
+}
+
 /* The first compaction of requests whose prompt fitted the budget: before the token that would exceed it. */
 kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     uint32_t n = 0;
@@ -135,10 +143,11 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     kvf_status st = kvf_view_fill(e->manager, 1, e->seqs, n, &e->view);
     if (st) return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
     uint32_t n_events = 0;
-    for (uint32_t row = 0; row < n; row++) n_events = collect(e, row, KVF_BEFORE_APPEND, KVF_EVENT_PROMPT, n_events);
+    for (uint32_t row = 0; row < n; row++)
+        if ((st = collect_first(e, row, KVF_BEFORE_APPEND, &n_events, err))) return st;
     if (n_events && (st = run_events(e, n_events, NULL, err))) return st;
     for (uint32_t row = 0; row < n; row++)
-        if (kvf_policy_sizes(e->policies, e->view.seq_index[row]) &&
+        if (e->rows[row] && kvf_policy_sizes(e->policies, e->view.seq_index[row]) &&
             (st = kvf_sched_resize(e->sched, e->rows[row]->id)))
             return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     return KVF_OK;
@@ -159,6 +168,7 @@ kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err) {
         if ((st = ops->budget(e->policies, index, has_metric ? e->sampled_logprob : NULL, r->n_prompt, err))) return st;
     }
     uint32_t n_events = collect(e, row, KVF_AT_PROMPT_END, KVF_EVENT_PROMPT, 0);
+    if (n_events && (st = kvf__engine_event_room(e, row, err))) return st;
     if (kvf_policy_n_arrays(&r->policy) && e->prompt_sums[row]) {
         /* Layers without an event still move their scores out of the sums. */
         uint32_t due = 0;
@@ -183,8 +193,13 @@ kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error
         if (!r || !r->policy.ops->match) continue;
         uint32_t index = e->view.seq_index[row];
         int first = r->policy.defer_first_decode && !kvf_policy_sizes(e->policies, index);
-        n_events = collect(e, row, KVF_AFTER_STEP, first ? KVF_EVENT_PROMPT : KVF_EVENT_DECODE, n_events);
-        e->out_rows[row] = (uint32_t)(first && kvf_policy_sizes(e->policies, index));
+        kvf_status room = KVF_OK;
+        if (first)
+            room = collect_first(e, row, KVF_AFTER_STEP, &n_events, err);
+        else
+            n_events = collect(e, row, KVF_AFTER_STEP, KVF_EVENT_DECODE, n_events);
+        if (room) return room;
+        e->out_rows[row] = (uint32_t)(e->rows[row] && first && kvf_policy_sizes(e->policies, index));
     }
     kvf_status st = n_events ? run_events(e, n_events, NULL, err) : KVF_OK;
     for (uint32_t row = 0; row < n_decode && !st; row++) {

@@ -15,6 +15,7 @@ static void live_free(kvf_engine *e, kvf__live *r) {
     kvf__free(a, r->top_tokens, (size_t)r->max_tokens * r->n_top * sizeof *r->top_tokens);
     kvf__free(a, r->top_logprobs, (size_t)r->max_tokens * r->n_top * sizeof *r->top_logprobs);
     kvf__free(a, r->text, r->text_capacity);
+    kvf__free(a, r->salt, r->salt_bytes);
     kvf__free(a, r, sizeof *r);
 }
 
@@ -32,6 +33,8 @@ static bool live_copy(kvf_engine *e, kvf__live *r, const kvf_generate *g) {
         if (!r->top_tokens || !r->top_logprobs) return false;
     }
     if (!r->tokens || !r->logprobs || (g->forced && !r->forced) || (g->n_stop && !r->stop)) return false;
+    if (r->salt_bytes && !(r->salt = kvf__alloc(a, r->salt_bytes))) return false;
+    if (r->salt) memcpy(r->salt, g->cache_salt, r->salt_bytes);
     memcpy(r->tokens, g->tokens, r->n_prompt * sizeof *r->tokens);
     if (r->forced && r->max_tokens) memcpy(r->forced, g->forced, r->max_tokens * sizeof *r->forced);
     for (uint32_t i = 0; i < g->n_stop; i++) {
@@ -75,6 +78,9 @@ static kvf_status check_generate(const kvf_engine *e, const kvf_generate *g, kvf
     uint32_t most = KVF__MIN((uint32_t)KVF_TOP_LOGPROBS_MAX, e->info->n_vocab);
     if (g->n_top_logprobs > most)
         return kvf__fail(err, KVF_E_INVALID, "n_top_logprobs %u: must be at most %u", g->n_top_logprobs, most);
+    if (g->cache_salt_bytes > KVF_PREFIX_SALT_MAX || (g->cache_salt_bytes && !g->cache_salt))
+        return kvf__fail(err, KVF_E_INVALID, "cache_salt of %u bytes: must have at most %u; give a hash of it",
+                         g->cache_salt_bytes, KVF_PREFIX_SALT_MAX);
     for (uint32_t i = 0; i < g->n_stop; i++)
         if (!g->stop || !g->stop[i] || !g->stop[i][0])
             return kvf__fail(err, KVF_E_INVALID, "stop string %u: has no bytes; it would end every answer", i);
@@ -121,6 +127,7 @@ kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_re
     r->n_top = g.n_top_logprobs;
     r->ignore_end = g.ignore_end || g.forced;
     r->user = g.user;
+    r->salt_bytes = g.cache_salt_bytes;
     r->on_token = g.on_token;
     r->on_finish = g.on_finish;
     r->submitted = kvf__clock();
@@ -128,8 +135,15 @@ kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_re
         live_free(e, r);
         return kvf__fail(err, KVF_E_NO_MEMORY, "request: %u tokens could not be allocated", g.n_tokens + max_new);
     }
-    kvf_sched_request s = {
-        .struct_size = sizeof s, .n_prompt = g.n_tokens, .max_new = max_new, .options = &r->policy, .user = r};
+    kvf_prefix_key key = kvf__live_key(r, g.n_tokens);
+    kvf_sched_request s = {.struct_size = sizeof s,
+                           .n_prompt = g.n_tokens,
+                           .max_new = max_new,
+                           .options = &r->policy,
+                           .user = r,
+                           .prefix = e->config.prefix_cache ? &key : NULL,
+                           .prefix_end = g.prefix_end,
+                           .prefix_no_hits = g.no_cache_hits};
     if ((st = kvf_sched_submit(e->sched, &s, &r->id))) {
         live_free(e, r);
         return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
@@ -235,6 +249,7 @@ void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char
     result.n_prompt = r->n_prompt;
     result.n_tokens = r->n_known - r->n_prompt;
     result.n_preempted = r->n_preempted;
+    result.n_cached = r->n_cached;
     double now = kvf__clock();
     result.first_token_s = r->first_token > 0 ? r->first_token - r->submitted : 0;
     result.total_s = now - r->submitted;

@@ -37,6 +37,8 @@ typedef struct kvf_engine_config {
     kvf_cpu_path path;
     kvf_log log;
     kvf_allocator allocator;
+    int prefix_cache;        /* 1: prompts that begin alike share their blocks, and keep them when they end */
+    uint64_t snapshot_bytes; /* memory for the column sums of cached prompts, beside kv_bytes; 0: a twentieth of kv_bytes */
 } kvf_engine_config;
 
 typedef enum kvf_finish {
@@ -72,6 +74,7 @@ typedef struct kvf_result {
     const uint32_t *top_tokens; /* [n_tokens][n_top_logprobs] likeliest first, ties to the lower id; KVF_NO_TOKEN where
                                  * logits are NaN */
     const double *top_logprobs; /* [n_tokens][n_top_logprobs] natural logs */
+    uint32_t n_cached;          /* prompt tokens that were found in the prefix cache */
 } kvf_result;
 
 enum { KVF_TOP_LOGPROBS_MAX = 20 };
@@ -93,6 +96,10 @@ typedef struct kvf_generate {
     void (*on_finish)(void *user, const kvf_result *result);
     uint32_t
         n_top_logprobs; /* likeliest tokens of each step to report, at most KVF_TOP_LOGPROBS_MAX and the vocabulary */
+    const void *cache_salt; /* prompts of different salts never share: a tenant's name, an adapter's; copied; or NULL */
+    uint32_t cache_salt_bytes;
+    uint32_t prefix_end; /* tokens of the prompt that others will share, a multiple of block_size; 0: unknown */
+    int no_cache_hits;   /* 1: the prompt is computed anew, and can be found afterwards */
 } kvf_generate;
 
 typedef struct kvf_engine_stats {
@@ -107,6 +114,7 @@ typedef struct kvf_engine_stats {
     uint32_t n_layers;
     const kvf_layer_occupancy *layers; /* [n_layers], of now */
     uint64_t merged, dropped, kept;    /* of finished and running requests */
+    kvf_prefix_stats prefix;           /* zeros without a prefix cache */
 } kvf_engine_stats;
 
 /** A config with struct_size set and fp16 pages.

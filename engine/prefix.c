@@ -1,0 +1,79 @@
+/* The prefix cache in the engine: the column sums of cached prompts, and room for first events among shared blocks.
+ *
+ * A snapshot page holds the sums of block_size tokens, (n_layers, n_q_heads, block_size). */
+#include "engine/internal.h"
+
+kvf_prefix_key kvf__live_key(const kvf__live *r, uint32_t n_tokens) {
+    return (kvf_prefix_key){.struct_size = sizeof(kvf_prefix_key),
+                            .tokens = r->tokens,
+                            .n_tokens = n_tokens,
+                            .salt = r->salt,
+                            .salt_bytes = r->salt_bytes};
+}
+
+uint64_t kvf__engine_snapshot_page_bytes(const kvf_engine *e) {
+    return (uint64_t)e->info->n_layers * e->info->n_q_heads * e->config.block_size * sizeof(float);
+}
+
+typedef struct move {
+    const kvf_engine *e;
+    float *sums;
+    uint32_t n_tokens;
+    bool to_pages;
+} move;
+
+/* One (layer, query head): its columns from or to the pages. */
+static void move_row(void *ctx, uint32_t item, uint32_t thread) {
+    const move *m = ctx;
+    (void)thread;
+    uint32_t bs = m->e->config.block_size, n_rows = m->e->info->n_layers * m->e->info->n_q_heads;
+    float *sums = m->sums + (size_t)item * m->e->config.max_prefill_tokens;
+    for (uint32_t begin = 0; begin < m->n_tokens; begin += bs) {
+        float *page = m->e->snapshots + ((size_t)m->e->page_ids[begin / bs] * n_rows + item) * bs;
+        size_t bytes = KVF__MIN(bs, m->n_tokens - begin) * sizeof(float);
+        memcpy(m->to_pages ? page : sums + begin, m->to_pages ? sums + begin : page, bytes);
+    }
+}
+
+static void move_sums(kvf_engine *e, float *sums, uint32_t n_tokens, bool to_pages) {
+    move m = {e, sums, n_tokens, to_pages};
+    kvf__stream_for(e->stream, e->info->n_layers * e->info->n_q_heads, move_row, &m);
+}
+
+/* The sums of the tokens that were found, from their snapshot. */
+kvf_status kvf__engine_restore_sums(kvf_engine *e, const kvf_step_item *item, float *sums, kvf_error *err) {
+    uint32_t n = 0, capacity = kvf__ceil_div(e->config.max_context, e->config.block_size);
+    kvf_status st = kvf_prefix_snapshot_get(e->manager, item->match, e->page_ids, capacity, &n);
+    if (st) return kvf__fail(err, st, "snapshot of %u tokens: %s", item->n_hit, kvf_manager_error(e->manager));
+    move_sums(e, sums, item->n_hit, false);
+    return KVF_OK;
+}
+
+/* Keeps the sums of the prompts that came to a place where others may go on. One that finds no room is not kept. */
+void kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step) {
+    for (uint32_t i = step->n_decode; i < step->n_items; i++) {
+        const kvf_step_item *item = &step->items[i];
+        const kvf__live *r = e->rows[i];
+        if (!r || !item->take_snapshot || !e->prompt_sums[i]) continue;
+        uint32_t n = 0, n_tokens = item->token_begin + item->n_tokens;
+        kvf_prefix_key key = kvf__live_key(r, n_tokens);
+        if (kvf_prefix_snapshot_put(e->manager, item->seq, &key, n_tokens, item->take_snapshot == 2, e->page_ids,
+                                    kvf__ceil_div(e->config.max_context, e->config.block_size), &n) == KVF_OK && n)
+            move_sums(e, e->prompt_sums[i], n_tokens, true);
+    }
+}
+
+/* Room for a row's first event. KVF_E_NO_BLOCKS: there is none, and the request waits again. */
+kvf_status kvf__engine_event_room(kvf_engine *e, uint32_t row, kvf_error *err) {
+    kvf__live *r = e->rows[row];
+    kvf_status st = e->config.prefix_cache ? kvf_sched_event_room(e->sched, r->id) : KVF_OK;
+    if (st == KVF_E_NO_BLOCKS) {
+        r->seq = 0;
+        r->n_preempted++;
+        e->stats.n_preempted++;
+        e->rows[row] = NULL;
+    } else if (st) {
+        kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    }
+    return st;
+}
