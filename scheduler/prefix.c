@@ -63,7 +63,7 @@ void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *
  * costs hits at worst. */
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill) {
     if (!caches(s, r)) return;
-    if (!prefill && (r->evicts || r->n_computed % s->block_size)) return;
+    if (!prefill && (r->evicts || r->prefix_prompt_only || r->n_computed % s->block_size)) return;
     kvf_prefix_key key = key_of(r, r->n_computed);
     uint32_t flags = r->observes && r->n_computed == r->n_prefill ? KVF_PREFIX_PARTIAL : 0;
     kvf_status status = kvf_prefix_store(s->config.manager, r->seq, &key, r->n_computed, flags);

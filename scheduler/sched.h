@@ -50,7 +50,7 @@ typedef struct kvf__req {
     kvf_policy_options options;
     kvf_prefix_key prefix; /* tokens NULL: none */
     uint32_t prefix_end;
-    bool prefix_no_hits;
+    bool prefix_no_hits, prefix_prompt_only;
     kvf_prefix_match match; /* of the prompt that runs, or of the last look-up */
 } kvf__req;
 

@@ -161,6 +161,7 @@ kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, 
                           .user = given.user,
                           .prefix_end = given.prefix_end,
                           .prefix_no_hits = given.prefix_no_hits != 0,
+                          .prefix_prompt_only = given.prefix_prompt_only != 0,
                           .state = KVF__REQ_WAITING};
     status = kvf__config_read(&candidate.options, sizeof candidate.options, given.options, "kvf_policy_options",
                               &sched->error);

@@ -50,7 +50,9 @@ typedef struct kvf_sched_request {
     const kvf_prefix_key *prefix;
     uint32_t prefix_end; /* a multiple of block_size up to n_prompt: what other prompts will share; a chunk ends there
                           * with the cache on and off; 0: unknown */
-    int prefix_no_hits;  /* 1: is stored, but computed anew */
+    int prefix_no_hits;     /* 1: is stored, but computed anew */
+    int prefix_prompt_only; /* 1: what is generated is not stored. Decode and prefill give other bits for the same token, so that a
+                             * prompt which repeats an answer would depend on whether that was found */
 } kvf_sched_request;
 
 typedef enum kvf_step_kind {
