@@ -191,13 +191,8 @@ uint32_t kvf__table_private(kvf_manager *m, uint32_t t) {
 }
 
 /* What the table is owed; while a compaction has fresh blocks for it, these count as taken from the new reservation. */
-static uint32_t owed_blocks(kvf_manager *m, uint32_t t, uint32_t reserve, int flags, uint32_t *fresh_promise) {
-    uint32_t held = kvf__table_private(m, t);
-    if (flags & KVF_RESERVE_COUNT_SHARED)
-        held = m->tables[t].n_blocks;
-    else if (flags & KVF_RESERVE_FRESH && held < m->tables[t].n_blocks)
-        held = 0;
-    uint32_t owed = kvf__promise_owed(reserve, held);
+static uint32_t owed_blocks(kvf_manager *m, uint32_t t, uint32_t reserve, uint32_t *fresh_promise) {
+    uint32_t owed = kvf__promise_owed(reserve, kvf__table_private(m, t));
     *fresh_promise = KVF__MIN(owed, m->tables[t].n_fresh);
     return owed - *fresh_promise;
 }
@@ -216,14 +211,11 @@ static kvf_status check_owed(const kvf_manager *m, const kvf__pool *p, const cha
                      (unsigned long long)owed, what, (unsigned long long)(p->n_free - others));
 }
 
-kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots, int flags) {
+kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots, int with_scores) {
     uint32_t index = 0, unused;
-    const bool with_scores = flags & KVF_RESERVE_SCORES;
     kvf_status s = kvf__seq_find(manager, seq, &index);
     if (s) return s;
     if (!n_slots) return kvf__fail(manager->error, KVF_E_INVALID, "n_slots: is NULL");
-    if (flags < 0 || flags > (KVF_RESERVE_SCORES | KVF_RESERVE_COUNT_SHARED | KVF_RESERVE_FRESH))
-        return kvf__fail(manager->error, KVF_E_INVALID, "flags %d: must be made of kvf_reserve_flags", flags);
     uint32_t first = index * manager->seq_tables;
     uint64_t blocks = 0, pages = 0, blocks_before = 0, pages_before = 0;
     for (uint32_t i = 0; i < manager->seq_tables; i++) {
@@ -231,7 +223,7 @@ kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_
             return kvf__fail(manager->error, KVF_E_INVALID, "n_slots[%u] %u: must be at most max_slots %u", i,
                              n_slots[i], manager->config.max_slots);
         uint32_t reserve = kvf__blocks_for(manager, n_slots[i]);
-        blocks += owed_blocks(manager, first + i, reserve, flags, &unused);
+        blocks += owed_blocks(manager, first + i, reserve, &unused);
         pages += owed_pages(manager, first + i, with_scores ? reserve : 0);
         blocks_before += manager->tables[first + i].blocks.promise;
         pages_before += manager->tables[first + i].pages.promise;
@@ -243,7 +235,7 @@ kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_
     for (uint32_t i = 0; i < manager->seq_tables; i++) {
         kvf__table *table = &manager->tables[first + i];
         uint32_t reserve = kvf__blocks_for(manager, n_slots[i]), page_reserve = with_scores ? reserve : 0;
-        uint32_t owed = owed_blocks(manager, first + i, reserve, flags, &table->fresh_promise);
+        uint32_t owed = owed_blocks(manager, first + i, reserve, &table->fresh_promise);
         kvf__promise_set(&manager->blocks, &table->blocks, reserve, owed);
         kvf__promise_set(&manager->pages, &table->pages, page_reserve, owed_pages(manager, first + i, page_reserve));
     }

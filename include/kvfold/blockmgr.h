@@ -161,25 +161,19 @@ KVF_API KVF_CHECK kvf_status kvf_seq_table(const kvf_manager *manager, kvf_seq s
  *  @own nothing. @threads as the manager. @errors KVF_E_STALE. @cost O(1). */
 KVF_API KVF_CHECK kvf_status kvf_seq_next_pos(const kvf_manager *manager, kvf_seq seq, uint32_t *next_pos);
 
-typedef enum kvf_reserve_flags {
-    KVF_RESERVE_SCORES = 1,       /* score pages too */
-    KVF_RESERVE_COUNT_SHARED = 2, /* blocks that others hold too count as held: for tables that grow and are not compacted */
-    KVF_RESERVE_FRESH = 4         /* a table with a block that another sequence holds is promised all: it will be compacted
-                                   * into fresh blocks */
-} kvf_reserve_flags;
-
 /** Sets the reservation of every table: each is promised ceil(n_slots / block_size) blocks in all, those it
- *  holds privately included (with the flags: see there), and as many score pages with KVF_RESERVE_SCORES. Replaces the former
- *  one; 0 drops it.
+ *  holds privately included (and as many score pages when with_scores). Replaces the former one; 0 drops it.
  *  A growth within its reservation never fails for want of blocks, until a block that the table held privately
- *  becomes shared (by a fork of this sequence, a hold, a prefix hit) or is given up while a copy pins it; then the caller may
+ *  becomes shared (by a fork of this sequence or a hold) or is given up while a copy pins it; then the caller may
  *  reserve again. A commit or a rollback gives back the promise for what the table gives up.
  *  @param manager a manager. @param seq a sequence.
  *  @param n_slots [n_layers][n_groups], slots; each at most max_slots.
- *  @param flags kvf_reserve_flags. @own nothing is kept. @threads as the manager.
+ *  @param with_scores whether score pages are promised too.
+ *  @own nothing is kept. @threads as the manager.
  *  @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_NO_BLOCKS.
  *  @cost O(tables), and the blocks of tables that were forked or held; no allocation. */
-KVF_API KVF_CHECK kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots, int flags);
+KVF_API KVF_CHECK kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots,
+                                             int with_scores);
 
 /** Gives every table of the sequence score pages for its present slots and for all that it will hold: from now
  *  on they grow and shrink with the blocks. Called once, at the prompt's end, with the sizes after compaction.
