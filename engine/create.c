@@ -263,7 +263,7 @@ kvf_status kvf_engine_get_stats(kvf_engine *e, kvf_engine_stats *out) {
         s.dropped += counts.dropped;
     }
     s.prefix.struct_size = sizeof s.prefix;
-    if (e->config.prefix_cache && (st = kvf_prefix_get_stats(e->manager, &s.prefix))) return st;
+    if (e->config.prefix_cache && (st = kvf_prefix_stats_read(e->manager, &s.prefix))) return st;
     s.struct_size = out->struct_size;
     memcpy(out, &s, out->struct_size);
     return KVF_OK;

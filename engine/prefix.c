@@ -44,8 +44,8 @@ static void move_sums(kvf_engine *e, float *sums, uint32_t n_tokens, bool to_pag
 kvf_status kvf__engine_restore_sums(kvf_engine *e, const kvf_step_item *item, float *sums, kvf_error *err) {
     uint32_t n = 0, capacity = kvf__ceil_div(e->config.max_context, e->config.block_size);
     kvf_status st = kvf_prefix_snapshot_get(e->manager, item->match, e->page_ids, capacity, &n);
-    if (st) return kvf__fail(err, st, "snapshot of %u tokens: %s", item->n_hit, kvf_manager_error(e->manager));
-    move_sums(e, sums, item->n_hit, false);
+    if (st) return kvf__fail(err, st, "snapshot of %u tokens: %s", item->match->n_snapshot_tokens, kvf_manager_error(e->manager));
+    move_sums(e, sums, item->match->n_snapshot_tokens, false);
     return KVF_OK;
 }
 

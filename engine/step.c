@@ -81,10 +81,10 @@ static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_
     size_t stride = e->config.max_prefill_tokens;
     e->prompt_sums[i] = e->sums + item->prefill_offset;
     e->added_sums[i] = item->logits_only ? NULL : e->prompt_sums[i];
-    bool first = item->token_begin == 0 || item->n_hit;
+    bool first = item->token_begin == 0 || item->match;
     for (size_t h = 0; first && h < (size_t)e->info->n_layers * e->info->n_q_heads; h++)
         memset(e->prompt_sums[i] + h * stride, 0, r->n_prompt * sizeof(float));
-    return item->n_hit ? kvf__engine_restore_sums(e, item, e->prompt_sums[i], err) : KVF_OK;
+    return item->match ? kvf__engine_restore_sums(e, item, e->prompt_sums[i], err) : KVF_OK;
 }
 
 /* Rows, tokens, mass buffers of the planned step, and the number of rows that sample. */
@@ -103,7 +103,7 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
         e->row_wanted[i] = (uint8_t)(decode && observes && (r->policy.ops->needs & KVF_NEEDS_ROW));
         e->row_gqa[i] = (uint8_t)r->policy.gqa;
         r->in_prompt = !decode;
-        if (item->n_hit && !r->n_preempted) r->n_cached = item->n_hit;
+        if (item->match && !r->n_preempted) r->n_cached = item->match->n_tokens;
         e->prompt_sums[i] = e->added_sums[i] = NULL;
         if (!decode && observes && item->prefill_offset != UINT32_MAX) {
             kvf_status st = lay_out_sums(e, item, i, err);

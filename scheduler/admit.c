@@ -109,27 +109,30 @@ static bool want_sized(kvf_sched *s, const kvf__req *r, const kvf_layer_size *si
     return sized;
 }
 
-static kvf_status promise_want(kvf_sched *s, const kvf__req *r, int mode) {
-    return kvf_seq_reserve(s->config.manager, r->seq, s->want, mode | (r->needs_scores ? KVF_RESERVE_SCORES : 0));
+static kvf_reserve reserve_of(const kvf_sched *s, const kvf__req *r) {
+    return (kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = s->want, .with_scores = r->needs_scores};
 }
 
-/* What it needs with what was found in the prefix cache. A policy that never evicts holds what it found and goes on
- * behind it. So does one that evicts when nobody else holds that: its first event writes in place, if it must. Else the
- * event needs as many fresh blocks as stay, after the rest of the prompt has grown; but it is never promised more than
- * it needs without the cache, beyond what it found. */
-static kvf_status promise_admission(kvf_sched *s, kvf__req *r, uint64_t blocks) {
+static kvf_status promise_want(kvf_sched *s, const kvf__req *r) {
+    kvf_reserve reserve = reserve_of(s, r);
+    return kvf_seq_reserve_as(s->config.manager, r->seq, &reserve);
+}
+
+/* Gives a new sequence what was found in the prefix cache, and what it needs with that. A policy that never evicts holds
+ * what it found and goes on behind it. So does one that evicts when nobody else holds that: its first event writes in
+ * place, if it must. Else the event needs as many fresh blocks as stay, after the rest of the prompt has grown; but it is
+ * never promised more than it needs without the cache, beyond what it found. */
+static kvf_status take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks) {
+    kvf_reserve reserve = reserve_of(s, r);
     uint64_t found = (uint64_t)kvf__ceil_div(r->match.n_tokens, s->block_size) * s->n_tables;
-    uint64_t copied = kvf__sched_hit_tokens(r) % s->block_size ? s->n_tables : 0; /* the last one is not written */
-    int mode = 0;
     if (found && !r->bounded) {
-        blocks += copied;
-        mode = KVF_RESERVE_COUNT_SHARED;
-    } else if (r->match.n_shared_blocks) {
-        blocks = KVF__MIN(blocks_for(s, r->n_prefill) + copied + r->n_steady, found + r->n_blocks);
-        mode = KVF_RESERVE_COUNT_SHARED;
+        reserve.growth = 1;
+    } else if (kvf__sched_shared_blocks(s, r)) {
+        reserve.growth = 1;
+        blocks = KVF__MIN(blocks_for(s, r->n_prefill) + r->n_steady, found + r->n_blocks);
     }
     want_blocks(s, blocks);
-    return promise_want(s, r, mode);
+    return kvf__sched_attach(s, r, &reserve);
 }
 
 /* While the sizes are not known a bounded request keeps what admission promised, since that covers its budget; an
@@ -142,7 +145,7 @@ kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
         sized = want_sized(s, r, sizes);
     else
         want_blocks(s, 0);
-    kvf_status status = promise_want(s, r, 0);
+    kvf_status status = promise_want(s, r);
     if (status != KVF_OK) return status;
     r->sized = sized;
     r->unpromised = false;
@@ -158,13 +161,15 @@ kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r) {
         uint32_t reserve = sizes[t / s->n_groups].reserve;
         s->want[t] = reserve == UINT32_MAX ? 0 : KVF__MIN(reserve, r->max_table_slots);
     }
-    return promise_want(s, r, KVF_RESERVE_FRESH);
+    kvf_reserve reserve = reserve_of(s, r);
+    reserve.fresh = 1;
+    return kvf_seq_reserve_as(s->config.manager, r->seq, &reserve);
 }
 
 /* Alone in the pool a promise keeps nobody else away: it only keeps one of its tables from what another needs now. */
 kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r) {
     want_blocks(s, 0);
-    kvf_status status = promise_want(s, r, 0);
+    kvf_status status = promise_want(s, r);
     if (status != KVF_OK) return status;
     r->sized = false;
     r->unpromised = true;
@@ -185,10 +190,9 @@ static kvf__admission open_sequence(kvf_sched *s, kvf__req *r) {
     kvf_manager *manager = s->config.manager;
     if (kvf_seq_create(manager, &r->seq) != KVF_OK) return KVF__ADMIT_LATER;
     kvf__admission result = KVF__ADMIT_NO_BLOCKS;
-    if (kvf__sched_attach(s, r) != KVF_OK) goto undo;
-    kvf_status status = promise_admission(s, r, admission_blocks(s, r));
+    kvf_status status = take_admission(s, r, admission_blocks(s, r));
     if (status == KVF_E_NO_BLOCKS && !r->bounded && s->running.n == 0) /* alone it needs no more than to begin */
-        status = promise_admission(s, r, blocks_for(s, r->n_prefill));
+        status = take_admission(s, r, blocks_for(s, r->n_prefill));
     if (status != KVF_OK) goto undo;
     result = KVF__ADMIT_REFUSED;
     if (kvf_seq_index(manager, r->seq, &r->seq_index) == KVF_OK &&
@@ -215,7 +219,7 @@ kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
     kvf__sched_remove(s, &s->queue, r);
     kvf__sched_insert(s, &s->running, r);
     r->state = KVF__REQ_PREFILL;
-    r->n_computed = kvf__sched_hit_tokens(r);
+    r->n_computed = r->match.n_tokens;
     r->sized = r->unpromised = false;
     return KVF__ADMITTED;
 }

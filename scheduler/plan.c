@@ -99,7 +99,7 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
     *more = false;
     if (!r || s->running.n == s->config.max_running) return KVF_OK;
     kvf__sched_look_up(s, r);
-    uint32_t begin = kvf__sched_hit_tokens(r), n = kvf__sched_chunk_end(s, r, begin) - begin;
+    uint32_t begin = r->match.n_tokens, n = kvf__sched_chunk_end(s, r, begin) - begin;
     if (n > s->config.max_batch_tokens - s->n_tokens) return KVF_OK;
     kvf__admission admission = kvf__sched_admit(s, r);
     if (admission == KVF__ADMITTED) {

@@ -13,27 +13,30 @@ static kvf_prefix_key key_of(const kvf__req *r, uint32_t n_tokens) {
 
 void kvf__sched_forget_match(kvf__req *r) { r->match = (kvf_prefix_match){.struct_size = sizeof r->match}; }
 
-/* A policy that sums the prompt's columns continues only from a snapshot of them; it may find all of the prompt, and
- * then runs the last query again for its logits. Others compute the last token at least. */
+/* A policy that sums the prompt's columns continues only from a snapshot of them. In a whole prompt that was found the
+ * last query runs again. */
 void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     kvf__sched_forget_match(r);
     r->n_prefill = r->replays ? r->n_prompt : r->n_known;
     if (!caches(s, r) || r->prefix_no_hits) return;
     kvf_prefix_key key = key_of(r, r->n_prefill);
-    kvf_prefix_options options = {.struct_size = sizeof options,
-                                  .need_snapshot = r->observes,
-                                  .max_tokens = r->observes ? r->n_prefill : r->n_prefill - 1,
-                                  .partial = 1};
+    kvf_prefix_options options = kvf_prefix_options_default();
+    options.need_snapshot = r->observes;
+    options.partial = !r->observes;
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
     if (status != KVF_OK) kvf__sched_forget_match(r);
 }
 
-uint32_t kvf__sched_hit_tokens(const kvf__req *r) { return KVF__MIN(r->match.n_tokens, r->n_prefill - 1); }
+/* Blocks of the match that somebody refers to, over all tables. */
+uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r) {
+    return (uint64_t)kvf__ceil_div(r->match.n_tokens, s->block_size) * s->n_tables - r->match.n_idle;
+}
 
-kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r) {
-    if (!caches(s, r)) return KVF_OK;
+/* The reservation is s->want. A miss is counted too. */
+kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r, const kvf_reserve *reserve) {
+    if (!caches(s, r)) return kvf_seq_reserve_as(s->config.manager, r->seq, reserve);
     kvf_prefix_key key = key_of(r, r->n_prefill);
-    return kvf_prefix_attach(s->config.manager, r->seq, &key, &r->match);
+    return kvf_prefix_attach(s->config.manager, r->seq, &key, &r->match, reserve);
 }
 
 /* Where the chunk that begins at `begin` ends: on the grid, at prefix_end, or with what is prefilled. */
@@ -46,11 +49,10 @@ uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t be
 void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *item) {
     if (item->kind != KVF_STEP_PREFILL || !caches(s, r)) return;
     uint32_t end = item->token_begin + item->n_tokens;
-    bool first = r->match.n_tokens && item->token_begin == kvf__sched_hit_tokens(r);
+    bool first = r->match.n_tokens && item->token_begin == r->match.n_tokens;
     if (first) {
-        item->n_hit = r->match.n_tokens;
         item->match = &r->match;
-        item->logits_only = r->observes && item->token_begin < r->match.n_tokens;
+        item->logits_only = r->match.n_snapshot_tokens > r->match.n_tokens;
     }
     if (!r->observes || item->logits_only) return;
     if (end == r->prefix_end)
@@ -65,7 +67,9 @@ void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill) {
     if (!caches(s, r)) return;
     if (!prefill && (r->evicts || r->prefix_prompt_only || r->n_computed % s->block_size)) return;
     kvf_prefix_key key = key_of(r, r->n_computed);
-    uint32_t flags = r->observes && r->n_computed == r->n_prefill ? KVF_PREFIX_PARTIAL : 0;
-    kvf_status status = kvf_prefix_store(s->config.manager, r->seq, &key, r->n_computed, flags);
+    kvf_prefix_store_options options = {
+        .struct_size = sizeof options,
+        .flags = r->observes && r->n_computed == r->n_prefill ? KVF_PREFIX_PARTIAL : 0};
+    kvf_status status = kvf_prefix_store(s->config.manager, r->seq, &key, r->n_computed, &options, NULL);
     (void)status;
 }

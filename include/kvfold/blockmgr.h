@@ -190,6 +190,8 @@ typedef struct kvf_reserve {
     int growth; /* 0: as kvf_seq_reserve, for a sequence that may be compacted, which takes fresh blocks for all
                                 that it shares. 1: for one that only grows: blocks it shares count as held, but a partly
                                 filled last one that an append would have to copy. */
+    int fresh;  /* 1: a table with a block that another sequence holds is promised all of it: the first event of a sequence that holds
+                 * private blocks too, and will write to fresh ones (excludes growth) */
 } kvf_reserve;
 
 /** kvf_seq_reserve with all that a reservation has; a fork's child inherits `growth`.

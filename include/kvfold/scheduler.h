@@ -17,6 +17,7 @@
 
 #include "kvfold/blockmgr.h"
 #include "kvfold/policy.h"
+#include "kvfold/prefix.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -70,12 +71,10 @@ typedef struct kvf_step_item {
     int prompt_ends;         /* the last chunk of what is prefilled: the policy's prompt events follow */
     int samples;             /* after the step all known tokens are computed: the next one can be sampled */
     uint32_t prefill_offset; /* of this request in the accumulators, in tokens; UINT32_MAX: needs none */
-    /* The prefix cache. n_hit: set in a request's first item, when its first n_hit tokens were found: token_begin is n_hit,
-     * or n_prompt - 1 when all of the prompt was. n_snapshot_pages: the accumulators of the first n_hit tokens are to be read from
-     * them (kvf_prefix_snapshot_get of `match`) before the item runs. logits_only: the snapshot has the sums of this item's query
-     * already; they must not be added again. take_snapshot: after the step the sums of the first token_begin + n_tokens tokens are
-     * worth keeping: 1, or 2 at prefix_end. */
-    uint32_t n_hit;
+    /* The prefix cache. match: set in a request's first item when its first match->n_tokens tokens were found; it begins
+     * there. The accumulators of match->n_snapshot_tokens are to be read (kvf_prefix_snapshot_get) before the item runs.
+     * logits_only: the snapshot has the sums of this item's query already; they must not be added again. take_snapshot:
+     * after the step the sums of the first token_begin + n_tokens tokens are worth keeping: 1, or 2 at prefix_end. */
     int logits_only, take_snapshot;
     const kvf_prefix_match *match; /* NULL without a hit */
 } kvf_step_item;
