@@ -171,6 +171,38 @@ KVF_API const kvf_manager *kvf_engine_manager(const kvf_engine *engine, const kv
  *  @param engine an engine. @param request a request. @own nothing. @threads as the engine. @errors none. @cost O(1). */
 KVF_API uint32_t kvf_engine_seq_index(const kvf_engine *engine, kvf_request request);
 
+/* ---- Cached prompts in files ---------------------------------------------------------------- */
+
+typedef struct kvf_prompt_file {
+    size_t struct_size;
+    const char *path;
+    const void *identity; /* of the model: up to 64 bytes that differ whenever the weights do; a file is read with those only
+                           * that it was written with */
+    uint32_t identity_bytes;
+    uint32_t salt_bytes;
+    const void *salt; /* kvf_generate.cache_salt */
+} kvf_prompt_file;
+
+/** Saves what the prefix cache has of a prompt: K and V, and the column sums where there is a snapshot (then up to the deepest
+ *  one, so that any policy can go on from it). The file is written beside its name and takes its place when it is whole.
+ *  @param engine an engine with a prefix cache. @param file where to. @param tokens the prompt. @param n_tokens its length.
+ *  @param n_saved tokens in the file, or NULL. @param err names file, value and remedy, or NULL.
+ *  @own nothing is kept. @threads as the engine, outside callbacks.
+ *  @errors KVF_E_NOT_FOUND (no block of it is cached), KVF_E_IO (a full disk too: what was there before stays), KVF_E_STATE (no
+ *  prefix cache), KVF_E_INVALID, KVF_E_LIMIT, KVF_E_NO_MEMORY. @cost writes the bytes. Counts as a query of the cache. */
+KVF_API KVF_CHECK kvf_status kvf_engine_prompt_save(kvf_engine *engine, const kvf_prompt_file *file,
+                                                    const uint32_t *tokens, uint32_t n_tokens, uint32_t *n_saved,
+                                                    kvf_error *err);
+
+/** Puts a saved prompt into the prefix cache.
+ *  @param engine an engine with a prefix cache. @param file which. @param n_loaded its tokens, or NULL.
+ *  @param err names file, value and remedy, or NULL. @own nothing is kept. @threads as the engine, outside callbacks.
+ *  @errors KVF_E_NOT_FOUND (no such file), KVF_E_FORMAT (foreign, torn, damaged, of another model, page type or salt),
+ *  KVF_E_UNSUPPORTED (version), KVF_E_NEVER_FITS (the context), KVF_E_NO_BLOCKS, KVF_E_LIMIT, KVF_E_IO, KVF_E_STATE, KVF_E_INVALID,
+ *  KVF_E_NO_MEMORY; nothing has changed then. @cost reads the file twice, from memory the second time. */
+KVF_API KVF_CHECK kvf_status kvf_engine_prompt_load(kvf_engine *engine, const kvf_prompt_file *file, uint32_t *n_loaded,
+                                                    kvf_error *err);
+
 #ifdef __cplusplus
 }
 #endif
