@@ -4,7 +4,8 @@
  *   table index  t = (seq index * n_layers + layer) * n_groups + group; a table's row is rows[t * row_capacity ..].
  *   seq layer    the groups of one (sequence, layer): sl = t / n_groups.
  *   fresh row    blocks taken by kvf_compact_begin for a table that may not be written in place.
- *   private      a block whose only holder is the table at hand.
+ *   private      a block whose only holder is the table at hand, and which it may write behind its slots: a cached one is
+ *                private unless it is the table's last and its node covers slots beyond the table's.
  *
  * The slab
  *   kvf_manager | error | blocks: free_ids, states, heads, entries | pages: likewise | seqs | free_seqs
@@ -27,6 +28,7 @@
 #define KVF_BLOCKMGR_MANAGER_H
 
 #include "base/base.h"
+#include "blockmgr/cache.h"
 #include "blockmgr/pool.h"
 #include "kvfold/blockmgr.h"
 
@@ -36,7 +38,9 @@ typedef struct kvf__table {
     uint32_t reserve, page_reserve; /* held and promised in all, as kvf_seq_reserve asked */
     uint32_t n_fresh;               /* blocks of the fresh row; 0: in place */
     uint32_t fresh_promise;         /* how many of them the promise paid for, to be given back by a cancel */
+    uint32_t n_aside;               /* within kvf_compact_begin: fresh blocks wanted to spare cached ones; else 0 */
     bool compacting;
+    bool growth; /* of the reservation: shared blocks count as held */
 } kvf__table;
 
 /* Invariant: a dead sequence has empty tables and no promise; its index is on free_seqs. */
@@ -44,8 +48,10 @@ typedef struct kvf__seq {
     uint32_t generation; /* 1..2^28 - 1, rises with each free */
     uint32_t next_pos;
     uint32_t n_compacting; /* items of the compaction under way */
+    uint64_t node; /* handle of the node at the end of what it has attached or stored in whole blocks; 0: none */
     bool alive, has_scores;
-    bool mark; /* within one call: seen already; false between calls */
+    bool compacted; /* a table of it, or of a parent before the fork, was */
+    bool mark;      /* within one call: seen already; false between calls */
     bool takes,
         may_share; /* within one append, of this sequence's tables: one takes an id; a last block may be shared */
 } kvf__seq;
@@ -94,6 +100,7 @@ struct kvf_manager {
     const uint32_t **dst_row;    /* [max_seqs * n_layers * n_groups], in the order of the items */
     uint32_t *fresh;             /* [n_blocks]: the fresh rows, one behind the other */
     kvf__view_buffer views[2];
+    kvf__cache cache;
 };
 
 /* The index of a live sequence, or KVF_E_STALE. */
@@ -116,8 +123,48 @@ static inline bool kvf__is_private(const kvf_manager *m, uint32_t t) { return m-
 /* Carries a table's change, already made, into the figures of its layer and sequence. */
 void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before);
 
-/* How many blocks of a table are private. Notes it when all are and none is pinned. */
+/* How many blocks of a table are private. Notes it when all are and none is pinned or cached. */
 uint32_t kvf__table_private(kvf_manager *m, uint32_t t);
+
+/* Whether the last block of table t, partly filled, is cached by a node that covers slots beyond the table's. */
+static inline bool kvf__tail_covered(const kvf_manager *m, uint32_t t) {
+    uint32_t filled = m->n_slots[t] & (m->config.block_size - 1);
+    return m->cache.on && filled && kvf__cache_covers(&m->cache, kvf__row(m, t)[kvf__n_blocks(m, t) - 1]) > filled;
+}
+
+/* Whether an append to table t would write into a block that another holder has, or whose node covers those slots: its last,
+ * when partly filled. An append counts in scratch the tables of its batch that have left the block, so that the last
+ * holder writes in place. */
+bool kvf__leaves_shared(const kvf_manager *m, uint32_t t);
+
+/* ---- Reservations (seq.c) --------------------------------------------------------------------------- */
+
+typedef struct kvf__reservation {
+    uint32_t blocks, pages;
+    bool growth;
+} kvf__reservation;
+
+/* What tables are to be promised, and what they were promised before. */
+typedef struct kvf__owed {
+    uint64_t blocks, pages, blocks_before, pages_before;
+} kvf__owed;
+
+kvf_status kvf__reserve_read(const kvf_manager *m, const kvf_reserve *in, kvf_reserve *out);
+/* That of the k-th table of a sequence, as the caller wants it; that of table t, as it is. */
+kvf__reservation kvf__reservation_of(const kvf_manager *m, const kvf_reserve *reserve, uint32_t k);
+kvf__reservation kvf__table_reservation(const kvf_manager *m, uint32_t t);
+/* Whether the pools can bear it when n_taken idle blocks are held besides. */
+kvf_status kvf__check_owed(const kvf_manager *m, const kvf__owed *owed, uint64_t n_taken);
+/* Sets it, and the table's promises; the caller has seen that the pools can bear it. */
+void kvf__table_reserve(kvf_manager *m, uint32_t t, kvf__reservation r, uint32_t owed);
+/* Blocks of a table that count against its reservation: the private ones or, with growth, all that it keeps. */
+uint32_t kvf__table_kept(kvf_manager *m, uint32_t t);
+
+/* The audit's part for the prefix cache. */
+kvf_status kvf__cache_audit(const kvf_manager *m, kvf_error *err);
+
+/* KVF_E_UNSUPPORTED without a prefix cache. */
+kvf_status kvf__prefix_check(const kvf_manager *m);
 
 /* A block has got a second holder, and no table is named: none is known to be private any more. */
 void kvf__epoch_begin(kvf_manager *m);

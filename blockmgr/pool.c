@@ -1,5 +1,5 @@
 /* The id pool: free stack, states, reference counts, pins. Every operation is O(1) per id. */
-#include "blockmgr/pool.h"
+#include "blockmgr/cache.h"
 
 void kvf__pool_carve(kvf__pool *p, kvf__slab *slab, uint32_t n) {
     p->n = n;
@@ -19,7 +19,12 @@ void kvf__pool_init(kvf__pool *p, uint32_t generation) {
     }
 }
 
+void kvf__pool_make_room(kvf__pool *p, uint32_t n) {
+    while (p->n_free < n) kvf__cache_evict(p->cache);
+}
+
 void kvf__pool_take(kvf__pool *p, uint32_t *restrict row, uint32_t n) {
+    if (n > p->n_free) kvf__pool_make_room(p, n);
     const uint32_t *restrict top = p->free_ids + p->n_free;
     uint8_t *restrict states = p->states;
     for (uint32_t i = 0; i < n; i++) {
@@ -28,7 +33,7 @@ void kvf__pool_take(kvf__pool *p, uint32_t *restrict row, uint32_t n) {
         states[id] = KVF__ROW;
     }
     p->n_free -= n;
-    p->n_held_max = KVF__MAX(p->n_held_max, p->n - p->n_free);
+    kvf__pool_note_held(p);
 }
 
 static void put_back(kvf__pool *p, uint32_t id) {
@@ -49,10 +54,35 @@ static bool unref(kvf__pool *p, uint32_t id) {
     kvf__entry *e = &p->entries[id];
     uint32_t refs = --p->heads[id].refs;
     if (refs > 1 || e->pins) return false;
+    if (kvf__pool_node(p, id) != KVF_NO_BLOCK) {
+        if (refs) return false;
+        p->n_idle++;
+        kvf__cache_idle(p->cache, p->nodes[id]);
+        return true;
+    }
     if (refs) p->states[id] = e->holds ? KVF__HANDLE : KVF__ROW;
     p->heads[id].refs = e->holds = 0;
     if (!refs) put_back(p, id);
     return !refs;
+}
+
+void kvf__pool_cache(kvf__pool *p, uint32_t id, uint32_t node) {
+    count(p, id);
+    p->nodes[id] = node;
+}
+
+uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id) {
+    uint32_t refs = p->heads[id].refs;
+    p->nodes[id] = KVF_NO_BLOCK;
+    if (refs > 1 || p->entries[id].pins) return 0;
+    if (!refs) {
+        p->n_idle--;
+        put_back(p, id);
+        return 1;
+    }
+    p->states[id] = p->entries[id].holds ? KVF__HANDLE : KVF__ROW;
+    p->heads[id].refs = p->entries[id].holds = 0;
+    return 0;
 }
 
 void kvf__pool_share(kvf__pool *p, uint32_t id) {
@@ -74,7 +104,7 @@ bool kvf__pool_drop(kvf__pool *p, uint32_t id) {
 
 /* The tail first, so that a row that is taken again comes out in the order it had. */
 uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *restrict row, uint32_t n, uint32_t n_new, bool is_private) {
-    uint32_t *restrict top = p->free_ids + p->n_free, n_before = p->n_free;
+    uint32_t *restrict top = p->free_ids + p->n_free, n_before = p->n_free + p->n_idle;
     uint8_t *restrict states = p->states;
     if (n <= n_new) return 0;
     if (is_private) {
@@ -88,7 +118,7 @@ uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *restrict row, uint32_t n, uint32
         for (uint32_t i = n; i-- > n_new;) (void)kvf__pool_drop(p, row[i]);
     }
     memset(row + n_new, 0xff, (n - n_new) * sizeof *row); /* KVF_NO_BLOCK */
-    return p->n_free - n_before;
+    return p->n_free + p->n_idle - n_before;
 }
 
 void kvf__pool_hold(kvf__pool *p, uint32_t id) {

@@ -4,7 +4,9 @@
  *   pin       one end of a pending copy. It keeps the id out of the free list, but it is no holder: the last holder of
  *             a pinned block appends to it in place.
  *   promise   ids that a table may still take without asking. A count, not ids.
- *   spare     free ids that are promised to nobody: n_free - n_promised.
+ *   cached    an id that a node of the prefix cache names (cache.h). That is no reference: one without any is idle, neither
+ *             free nor held, and is handed out when the free stack is too short.
+ *   spare     ids that may be had and are promised to nobody: n_free + n_idle - n_promised.
  *
  *       free_ids  [ 7 | 3 | 9 | 0 | . . . . . ]    a stack, so taking and freeing are O(1)
  *                                 ^ n_free
@@ -24,7 +26,7 @@ enum {
     KVF__FREE,    /* on the free stack */
     KVF__ROW,     /* one reference: an appearance in a table or fresh row */
     KVF__HANDLE,  /* one reference: a hold */
-    KVF__COUNTED, /* refs, pins and holds count: all that is none of the above */
+    KVF__COUNTED, /* refs, pins and holds count: all that is none of the above; every cached id */
 };
 
 typedef struct kvf__head {
@@ -39,19 +41,28 @@ typedef struct kvf__entry {
     uint32_t scratch;  /* counts within one call */
 } kvf__entry;
 
-/* Invariant: n_promised <= n_free <= n; n_promised is the sum over the tables; n_shared counts ids with two or more
- * holders. Of a counted id, refs = appearances in tables and fresh rows + holds + pins, and that is two or more or a
- * pin; of another, refs = pins = holds = 0. pins = (copy_src is set) + pending copies that read this id; scratch = 0
- * between calls. */
+struct kvf__cache;
+
+/* Invariant: n_promised <= n_free + n_idle <= n; n_promised is the sum over the tables; n_shared counts ids with two or
+ * more holders, n_idle cached ones without references. Of a counted id, refs = appearances in tables and fresh rows + holds
+ * + pins, and that is two or more or a pin, or the id is cached; of another, refs = pins = holds = 0. pins = (copy_src is
+ * set) + pending copies that read this id; scratch = 0 between calls. */
 typedef struct kvf__pool {
-    uint32_t n, n_free, n_promised, n_held_max, n_shared;
+    uint32_t n, n_free, n_promised, n_held_max, n_shared, n_idle;
     uint32_t *free_ids;
     uint8_t *states;
     kvf__head *heads;
     kvf__entry *entries;
+    struct kvf__cache *cache; /* NULL: nothing is ever cached */
+    uint32_t *nodes;          /* (id) the node that names it, KVF_NO_BLOCK: not cached; NULL without a cache */
 } kvf__pool;
 
-static inline uint32_t kvf__pool_spare(const kvf__pool *p) { return p->n_free - p->n_promised; }
+static inline uint32_t kvf__pool_spare(const kvf__pool *p) { return p->n_free + p->n_idle - p->n_promised; }
+static inline uint32_t kvf__pool_n_held(const kvf__pool *p) { return p->n - p->n_free - p->n_idle; }
+static inline void kvf__pool_note_held(kvf__pool *p) { p->n_held_max = KVF__MAX(p->n_held_max, kvf__pool_n_held(p)); }
+static inline uint32_t kvf__pool_node(const kvf__pool *p, uint32_t id) {
+    return p->nodes ? p->nodes[id] : KVF_NO_BLOCK;
+}
 static inline uint32_t kvf__pool_refs(const kvf__pool *p, uint32_t id) {
     return p->states[id] == KVF__COUNTED ? p->heads[id].refs : p->states[id] != KVF__FREE;
 }
@@ -67,13 +78,15 @@ void kvf__pool_carve(kvf__pool *p, kvf__slab *slab, uint32_t n);
 /* All ids free, 0 on top. Generations start at a number of the manager's, so that handles of another are stale. */
 void kvf__pool_init(kvf__pool *p, uint32_t generation);
 
+/* Evicts from the cache until n ids are free; the caller has seen that there are so many, idle ones included. */
+void kvf__pool_make_room(kvf__pool *p, uint32_t n);
 /* n free ids into a row, one reference each; the caller has seen that there are so many, and sees to the promises. */
 void kvf__pool_take(kvf__pool *p, uint32_t *row, uint32_t n);
 /* One holder more. */
 void kvf__pool_share(kvf__pool *p, uint32_t id);
-/* An appearance less; true when the id fell free. */
+/* An appearance less; true when it was the last: the id fell free or became idle. */
 bool kvf__pool_drop(kvf__pool *p, uint32_t id);
-/* Drops the tail of a row of n ids down to n_new; returns how many fell free. is_private: all are in state ROW. */
+/* Drops the tail of a row of n ids down to n_new; returns how many fell free or became idle. is_private: all are in state ROW. */
 uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *row, uint32_t n, uint32_t n_new, bool is_private);
 
 /* One hold more on an id that has a holder; one less. */
@@ -84,6 +97,16 @@ void kvf__pool_release(kvf__pool *p, uint32_t id);
 void kvf__pool_pin(kvf__pool *p, uint32_t src, uint32_t dst);
 bool kvf__pool_copy_pending(const kvf__pool *p, uint32_t src, uint32_t dst);
 void kvf__pool_unpin(kvf__pool *p, uint32_t src, uint32_t dst);
+
+/* A node takes an id that somebody holds. It lets one go: 1 when the id was idle and falls free, else 0. */
+void kvf__pool_cache(kvf__pool *p, uint32_t id, uint32_t node);
+uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id);
+/* One holder more of a cached id, which may be idle; the caller sees to n_held_max. */
+static inline void kvf__pool_attach(kvf__pool *p, uint32_t id) {
+    uint32_t refs = p->heads[id].refs++;
+    p->n_idle -= !refs;
+    p->n_shared += refs - p->entries[id].pins == 1;
+}
 
 /* ---- Promises: a number of the table's; the pool keeps the sum ---------------------------------------------- */
 
