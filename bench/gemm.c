@@ -36,9 +36,9 @@ typedef enum way {
     Q_READ,
     N_WAYS
 } way;
-static const char *const way_names[N_WAYS] = {"openblas gemv", "openblas whole", "openblas sliced", "onednn whole",
-                                              "onednn sliced", "q4_1 rows",      "q4_1 rows avx2",  "q4_1 slices",
-                                              "q4_1 tiles",    "q4_1 tiles avx2", "read",            "q4_1 read"};
+static const char *const way_names[N_WAYS] = {
+    "openblas gemv",  "openblas whole", "openblas sliced", "onednn whole",    "onednn sliced", "q4_1 rows",
+    "q4_1 rows avx2", "q4_1 slices",    "q4_1 tiles",      "q4_1 tiles avx2", "read",          "q4_1 read"};
 static bool wanted[N_WAYS];
 enum { Q_BLOCK = 32, Q_BYTES = 20 };
 

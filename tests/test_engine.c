@@ -377,7 +377,8 @@ Test(engine, deterministic_is_bit_for_bit_in_any_batch) {
 }
 
 Test(engine, deterministic_is_bit_for_bit_after_a_preemption) {
-    static const char *const kinds[] = {"full", "d2o rho=1", "streaming rho=1", "h2o rho=0.9 min_tokens=0 full_layers=1",
+    static const char *const kinds[] = {"full", "d2o rho=1", "streaming rho=1",
+                                        "h2o rho=0.9 min_tokens=0 full_layers=1",
                                         "d2o rho=0.9 min_tokens=0 full_layers=1"};
     kvf_engine_config roomy = config_of(1200), tight = config_of(60);
     roomy.deterministic = tight.deterministic = 1;
