@@ -143,7 +143,8 @@ kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_re
                            .user = r,
                            .prefix = e->config.prefix_cache ? &key : NULL,
                            .prefix_end = g.prefix_end,
-                           .prefix_no_hits = g.no_cache_hits};
+                           .prefix_no_hits = g.no_cache_hits,
+                           .prefix_prompt_only = e->config.deterministic};
     if ((st = kvf_sched_submit(e->sched, &s, &r->id))) {
         live_free(e, r);
         return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));

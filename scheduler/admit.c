@@ -3,8 +3,8 @@
 
 #include "scheduler/sched.h"
 
-/* A policy that never evicts gives the same pages whether a token was prefilled or decoded; all others, and those
- * whose column sums are the prompt's alone, must see the first run again. */
+/* A policy that never evicts gives the same pages, within rounding, whether a token was prefilled or decoded; all others,
+ * and those whose column sums are the prompt's alone, must see the first run again. */
 static bool evicts(const kvf__req *r) {
     const kvf_policy_options *o = &r->options;
     return r->bounded || !(!o->ops->match || o->ops == kvf_policy_find("full") ||
@@ -41,7 +41,7 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
     r->needs_sums = (r->options.ops->needs & KVF_NEEDS_COL_SUMS) != 0;
     r->needs_scores = kvf_policy_n_arrays(&r->options) > 0;
     r->evicts = evicts(r);
-    r->replays = r->evicts || r->needs_sums;
+    r->replays = r->evicts || r->needs_sums || s->config.replay_all;
     r->observes = r->evicts && r->needs_sums;
     /* The last token is sampled and never computed. */
     uint64_t last = (uint64_t)r->n_prompt + KVF__MAX(r->max_new, 1) - 1;
