@@ -99,13 +99,13 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
         e->q_begin[i] = n_tokens;
         memcpy(e->tokens + n_tokens, r->tokens + item->token_begin, item->n_tokens * sizeof *e->tokens);
         n_tokens += item->n_tokens;
-        int observes = kvf__policy_observes(&r->policy), decode = item->kind == KVF_STEP_DECODE;
-        e->row_wanted[i] = (uint8_t)(decode && observes && (r->policy.ops->needs & KVF_NEEDS_ROW));
+        int decode = item->kind == KVF_STEP_DECODE;
+        e->row_wanted[i] = decode && (kvf_policy_needs(&r->policy) & KVF_NEEDS_ROW);
         e->row_gqa[i] = (uint8_t)r->policy.gqa;
         r->in_prompt = !decode;
         if (item->match && !r->n_preempted) r->n_cached = item->match->n_tokens;
         e->prompt_sums[i] = e->added_sums[i] = NULL;
-        if (!decode && observes && item->prefill_offset != UINT32_MAX) {
+        if (!decode && item->prefill_offset != UINT32_MAX) {
             kvf_status st = lay_out_sums(e, item, i, err);
             if (st) return st;
         }

@@ -21,8 +21,8 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     if (!caches(s, r) || r->prefix_no_hits) return;
     kvf_prefix_key key = key_of(r, r->n_prefill);
     kvf_prefix_options options = kvf_prefix_options_default();
-    options.need_snapshot = r->observes;
-    options.partial = !r->observes;
+    options.need_snapshot = r->needs_sums;
+    options.partial = !r->needs_sums;
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
     if (status != KVF_OK) kvf__sched_forget_match(r);
 }
@@ -54,7 +54,7 @@ void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *
         item->match = &r->match;
         item->logits_only = r->match.n_snapshot_tokens > r->match.n_tokens;
     }
-    if (!r->observes || item->logits_only) return;
+    if (!r->needs_sums || item->logits_only) return;
     if (end == r->prefix_end)
         item->take_snapshot = 2;
     else
@@ -69,7 +69,7 @@ void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill) {
     kvf_prefix_key key = key_of(r, r->n_computed);
     kvf_prefix_store_options options = {
         .struct_size = sizeof options,
-        .flags = r->observes && r->n_computed == r->n_prefill ? KVF_PREFIX_PARTIAL : 0};
+        .flags = r->needs_sums && r->n_computed == r->n_prefill ? KVF_PREFIX_PARTIAL : 0};
     kvf_status status = kvf_prefix_store(s->config.manager, r->seq, &key, r->n_computed, &options, NULL);
     (void)status;
 }
