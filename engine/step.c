@@ -225,7 +225,7 @@ static void list_draws(kvf_engine *e, uint32_t n_out) {
 /* What has no token to generate ends with its prompt, and all that was forked off with it. */
 static void end_empty(kvf_engine *e, kvf__live *r) {
     kvf__group *g = r->group;
-    for (uint32_t k = 0; g && !g->ranked && k < g->width; k++) {
+    for (uint32_t k = 0; g && !g->beams && k < g->width; k++) {
         kvf__live *sample = g->members[k];
         if (sample && sample != r && sample->drawn_first && sample->seq)
             kvf__live_finish(e, sample, KVF_FINISH_LENGTH, NULL);
