@@ -1,4 +1,4 @@
-/* The prefix cache in the engine: the column sums of cached prompts, and room for first events among shared blocks.
+/* The prefix cache in the engine: what requests are found by, and the column sums of cached prompts.
  *
  * A snapshot page holds the sums of block_size tokens, (n_layers, n_q_heads, block_size). */
 #include "engine/internal.h"
@@ -63,17 +63,12 @@ void kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step) {
     }
 }
 
-/* Room for a row's first event. KVF_E_NO_BLOCKS: there is none, and the request waits again. */
-kvf_status kvf__engine_event_room(kvf_engine *e, uint32_t row, kvf_error *err) {
-    kvf__live *r = e->rows[row];
-    kvf_status st = e->config.prefix_cache ? kvf_sched_event_room(e->sched, r->id) : KVF_OK;
-    if (st == KVF_E_NO_BLOCKS) {
-        r->seq = 0;
-        r->n_preempted++;
-        e->stats.n_preempted++;
-        e->rows[row] = NULL;
-    } else if (st) {
-        kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
-    }
-    return st;
+/* Its own tokens: samples of one prompt end apart. */
+kvf_status kvf__engine_set_prefix(kvf_engine *e, const kvf__live *r) {
+    kvf_sched_prefix prefix = {.struct_size = sizeof prefix,
+                               .prefix_end = r->prefix_end,
+                               .no_hits = r->no_cache_hits,
+                               .prompt_only = e->config.deterministic};
+    if (e->config.prefix_cache) prefix.key = kvf__live_key(r, r->n_prompt);
+    return kvf_sched_set_prefix(e->sched, r->id, &prefix);
 }

@@ -2,11 +2,11 @@
 #include "scheduler/sched.h"
 
 static bool caches(const kvf_sched *s, const kvf__req *r) {
-    return r->prefix.tokens && kvf_manager_get_config(s->config.manager)->prefix_cache;
+    return r->prefix.key.tokens && kvf_manager_get_config(s->config.manager)->prefix_cache;
 }
 
 static kvf_prefix_key key_of(const kvf__req *r, uint32_t n_tokens) {
-    kvf_prefix_key key = r->prefix;
+    kvf_prefix_key key = r->prefix.key;
     key.n_tokens = n_tokens;
     return key;
 }
@@ -18,7 +18,7 @@ void kvf__sched_forget_match(kvf__req *r) { r->match = (kvf_prefix_match){.struc
 void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     kvf__sched_forget_match(r);
     r->n_prefill = r->replays ? r->n_prompt : r->n_known;
-    if (!caches(s, r) || r->prefix_no_hits) return;
+    if (!caches(s, r) || r->prefix.no_hits) return;
     kvf_prefix_key key = key_of(r, r->n_prefill);
     kvf_prefix_options options = kvf_prefix_options_default();
     options.need_snapshot = r->needs_sums;
@@ -42,7 +42,7 @@ kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r, const kvf_reserve *reser
 /* Where the chunk that begins at `begin` ends: on the grid, at prefix_end, or with what is prefilled. */
 uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t begin) {
     uint32_t end = KVF__MIN(r->n_prefill, begin - begin % s->config.chunk + s->config.chunk);
-    return begin < r->prefix_end && r->prefix_end < end ? r->prefix_end : end;
+    return begin < r->prefix.prefix_end && r->prefix.prefix_end < end ? r->prefix.prefix_end : end;
 }
 
 /* What an item has to do with the cache. */
@@ -55,7 +55,7 @@ void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *
         item->logits_only = r->match.n_snapshot_tokens > r->match.n_tokens;
     }
     if (!r->needs_sums || item->logits_only) return;
-    if (end == r->prefix_end)
+    if (end == r->prefix.prefix_end)
         item->take_snapshot = 2;
     else
         item->take_snapshot = end == r->n_prefill || end % s->config.chunk == 0;
@@ -65,7 +65,7 @@ void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *
  * costs hits at worst. */
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill) {
     if (!caches(s, r)) return;
-    if (!prefill && (r->evicts || r->prefix_prompt_only || r->n_computed % s->block_size)) return;
+    if (!prefill && (r->evicts || r->prefix.prompt_only || r->n_computed % s->block_size)) return;
     kvf_prefix_key key = key_of(r, r->n_computed);
     kvf_prefix_store_options options = {
         .struct_size = sizeof options,

@@ -12,6 +12,13 @@
  * After a preemption a policy that never evicts prefills all known tokens; one that evicts prefills the prompt only and
  * replays what it had generated one token a step, so that its scores and events are those of the first run. With
  * replay_all every policy does, so that K and V are those of the first run to the bit.
+ *
+ * Samples. A request with n_samples 2 and more is a group: its first sample computes the prompt, the others are held and
+ * have nothing but promises; kvf_sched_prompt_done forks it into n_samples running requests, each with a name, tables
+ * and policy state of its own over shared blocks. Until then the group is preempted, ended and put back as one; if its
+ * first sample is finished, the next one takes its place. Afterwards each is a request like any other: preempted, it
+ * gives up what it shares and computes its own prompt and tokens again. A request that was submitted with `forks` may
+ * also be forked at any later step (kvf_sched_fork), as beam search does. A group's requests count as arrived together.
  */
 #ifndef KVFOLD_SCHEDULER_H
 #define KVFOLD_SCHEDULER_H
@@ -46,16 +53,11 @@ typedef struct kvf_sched_request {
     uint32_t n_prompt; /* 1..max_context - 1 */
     uint32_t max_new;  /* 0: the prompt is computed and the request ends */
     const kvf_policy_options *options;
-    void *user; /* handed back in steps */
-    /* The prefix cache: NULL or, in a manager without one, ignored. The key's tokens are the known ones, n_tokens at least
-     * n_prompt: the prompt, and room in which the caller writes each generated token before kvf_sched_token tells of it.
-     * All that it points to must live as long as the request. */
-    const kvf_prefix_key *prefix;
-    uint32_t prefix_end; /* a multiple of block_size up to n_prompt: what other prompts will share; a chunk ends there
-                          * with the cache on and off; 0: unknown */
-    int prefix_no_hits;     /* 1: is stored, but computed anew */
-    int prefix_prompt_only; /* 1: what is generated is not stored. Decode and prefill give other bits for the same token, so that a
-                             * prompt which repeats an answer would depend on whether that was found */
+    void *user;                /* handed back in steps */
+    uint32_t n_samples;        /* requests over one prompt; 0: 1 */
+    int forks;                 /* 1: they will be forked and finished again, never more than n_samples at a time */
+    void *const *sample_users; /* [n_samples] in place of user, or NULL; not kept */
+    kvf_request *sample_names; /* [n_samples] filled with the names, ascending; or NULL; not kept */
 } kvf_sched_request;
 
 typedef enum kvf_step_kind {
@@ -73,6 +75,7 @@ typedef struct kvf_step_item {
     int prompt_ends;         /* the last chunk of what is prefilled: the policy's prompt events follow */
     int samples;             /* after the step all known tokens are computed: the next one can be sampled */
     uint32_t prefill_offset; /* of this request in the accumulators, in tokens; UINT32_MAX: needs none */
+    uint32_t n_held;         /* samples that kvf_sched_prompt_done will fork off */
     /* The prefix cache. match: set in a request's first item when its first match->n_tokens tokens were found; it begins
      * there. The accumulators of match->n_snapshot_tokens are to be read (kvf_prefix_snapshot_get) before the item runs.
      * logits_only: the snapshot has the sums of this item's query already; they must not be added again. take_snapshot:
@@ -94,7 +97,8 @@ typedef struct kvf_step_end {
     uint32_t reason; /* kvf_end_reason */
 } kvf_step_end;
 
-/* One step. Decode items come first, then prefill items, each in order of arrival. The slots are appended. */
+/* One step. Decode items come first, then prefill items, each in order of arrival. The slots are appended. A running
+ * request that was told no token since its last item has none: it is left out until it is. */
 typedef struct kvf_step {
     const kvf_step_item *items;
     uint32_t n_items, n_decode;
@@ -128,8 +132,11 @@ KVF_API const char *kvf_sched_error(const kvf_sched *sched);
 /** Queues a request.
  *  @param sched a scheduler. @param request see above; options are copied. @param out its number.
  *  @own nothing is kept but user. @threads as the scheduler.
- *  @errors KVF_E_INVALID (options, no token), KVF_E_NEVER_FITS (the text has the blocks it needs and the blocks there are, or the
- *  tokens and the context), KVF_E_LIMIT (max_waiting). @cost O(n_layers), no allocation. */
+ *  Samples that the pool can never hold together, or that are more than max_running, become several groups, each with
+ *  a prompt of its own; with `forks` they are refused.
+ *  @errors KVF_E_INVALID (options, no token, more samples with `forks` than max_running), KVF_E_NEVER_FITS (the text has the
+ *  blocks it needs and the blocks there are, or the tokens and the context), KVF_E_LIMIT (max_waiting).
+ *  @cost O(n_layers + n_samples), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, kvf_request *out);
 
 /** Plans the next step: admits in order of arrival, appends the slots, preempts where it must.
@@ -144,22 +151,70 @@ KVF_API KVF_CHECK kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step);
 KVF_API KVF_CHECK kvf_status kvf_sched_done(kvf_sched *sched);
 
 /** Says that one more token of a request is known (sampled).
- *  @param sched a scheduler. @param request a running one all of whose known tokens are computed.
+ *  @param sched a scheduler. @param request a running one all of whose known tokens are computed, and whose samples have
+ *  been forked off; or one with `forks` that waits since there was no room for its fork.
  *  @param ended set to 1 when that was its last (max_new or context reached): the caller then finishes it.
  *  @own nothing. @threads as the scheduler. @errors KVF_E_NOT_FOUND, KVF_E_STATE. @cost O(1). */
 KVF_API KVF_CHECK kvf_status kvf_sched_token(kvf_sched *sched, kvf_request request, int *ended);
 
-/** Says that a request's prompt events are done: its accumulators are free, its reservation becomes the exact one.
+/** Says that a request's prompt events are done: its accumulators are free, its reservation becomes the exact one, and
+ *  the samples held for it are forked off, all or none: kvf_sched_copies follows.
  *  @param sched a scheduler. @param request one whose prompt has ended.
- *  @own nothing. @threads as the scheduler. @errors KVF_E_NOT_FOUND, KVF_E_STATE, KVF_E_NO_BLOCKS (the exact sizes are larger than
- *  what is free: the request is put back in the queue, preempted). @cost O(n_layers). */
+ *  @own nothing. @threads as the scheduler. @errors KVF_E_NOT_FOUND, KVF_E_STATE, KVF_E_NO_BLOCKS (the exact sizes, or the forks,
+ *  need more than what is free: the request is put back in the queue, preempted, and its samples with it).
+ *  @cost O(n_layers), and O(its blocks) for each fork. */
 KVF_API KVF_CHECK kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request);
 
-/** Makes room for a request's first event, once its sizes are known and before kvf_compact_begin: where another sequence holds
- *  blocks of a table too, the event writes to fresh ones. Needed with the prefix cache, or with forks, only.
+/** Forks a running request: the child knows the same tokens, shares every block, and has a policy state and score pages
+ *  of its own (kvf_sched_copies). It is promised the parent's reservation. Where the pool or max_running has no room the
+ *  child waits in the queue and computes its tokens again, as if it had been preempted: kvf_sched_seq tells.
+ *  @param sched a scheduler with no step planned. @param parent submitted with `forks`, all of whose known tokens are
+ *  computed; admission counted n_samples of them at a time. @param user handed back in the child's steps.
+ *  @param out the child's name. @own nothing is kept but user. @threads as the scheduler.
+ *  @errors KVF_E_NOT_FOUND, KVF_E_STATE, KVF_E_LIMIT (no place for one more request). @cost O(the parent's blocks), no
+ *  allocation. */
+KVF_API KVF_CHECK kvf_status kvf_sched_fork(kvf_sched *sched, kvf_request parent, void *user, kvf_request *out);
+
+/** The copies that forks since the last plan have left to do: to be run at once, before anything else is written, and then
+ *  given to kvf_copies_done. What is not taken here heads the next step's copies.
+ *  @param sched a scheduler with no step planned. @own the scheduler's, until the next call. @threads as the scheduler.
+ *  @errors none: NULL without a scheduler. @cost O(1). */
+KVF_API kvf_copy_list *kvf_sched_copies(kvf_sched *sched);
+
+/** The sequence of a request.
+ *  @param sched a scheduler. @param request any. @own the scheduler's. @threads as the scheduler.
+ *  @errors none: 0 for one that waits, is held, or does not live. @cost O(1). */
+KVF_API kvf_seq kvf_sched_seq(const kvf_sched *sched, kvf_request request);
+
+/** Makes room for an event that found too few blocks: the latest arrival that runs is preempted at once.
+ *  @param sched a scheduler with no step planned. @param preempted its request and user, which no step will list.
+ *  @own nothing. @threads as the scheduler. @errors KVF_E_STATE, KVF_E_NO_BLOCKS (fewer than two run). @cost O(its blocks). */
+KVF_API KVF_CHECK kvf_status kvf_sched_shed(kvf_sched *sched, kvf_step_item *preempted);
+
+/** Promises a request the fresh blocks that its first event writes to where another sequence holds blocks of its tables too:
+ *  once its sizes are known, before kvf_compact_begin. Without room the former promise stands, and kvf_compact_begin may say
+ *  KVF_E_NO_BLOCKS: kvf_sched_shed is for that.
  *  @param sched a scheduler. @param request one whose prompt is computed. @own nothing. @threads as the scheduler.
- *  @errors KVF_E_NOT_FOUND, KVF_E_STATE, KVF_E_NO_BLOCKS (the request is put back in the queue, preempted). @cost O(blocks of its tables). */
+ *  @errors KVF_E_NOT_FOUND, KVF_E_STATE. @cost O(blocks of its tables). */
 KVF_API KVF_CHECK kvf_status kvf_sched_event_room(kvf_sched *sched, kvf_request request);
+
+typedef struct kvf_sched_prefix {
+    size_t struct_size;
+    kvf_prefix_key key; /* of its known tokens, n_prompt of them at least: the prompt, and room in which the caller writes each
+                         * generated token before kvf_sched_token tells of it. All that it points to must live as long as the
+                         * request. tokens NULL: the request neither looks for its prompt nor stores it */
+    uint32_t prefix_end; /* a multiple of block_size up to n_prompt: what other prompts will share; a chunk ends there
+                          * with the cache on and off; 0: unknown */
+    int no_hits;         /* 1: it is stored, but computed anew */
+    int prompt_only;     /* 1: what is generated is not stored. Decode and prefill give other bits for the same token, so that a
+                          * prompt which repeats an answer would depend on whether that was found */
+} kvf_sched_prefix;
+
+/** What a request is found by in the manager's prefix cache: right after its submission, or its fork.
+ *  @param sched a scheduler. @param request a live one. @param prefix see there; copied.
+ *  @own what the key points to stays the caller's. @threads as the scheduler.
+ *  @errors KVF_E_NOT_FOUND, KVF_E_INVALID (prefix_end, too few tokens). @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request request, const kvf_sched_prefix *prefix);
 
 /** Sets the reservation anew from the policy's sizes (after an overflow).
  *  @param sched a scheduler. @param request running. @own nothing. @threads as the scheduler.
@@ -179,7 +234,7 @@ KVF_API KVF_CHECK kvf_status kvf_sched_set_budget(kvf_sched *sched, kvf_request 
 
 /** Ends a request in any state: its blocks, score pages and policy state are free at once.
  *  @param sched a scheduler with no step planned, or between kvf_sched_done and the next plan; with a step planned its items
- *  must not be run. @param request any live request. @own nothing. @threads as the scheduler.
+ *  must not be run, unless samples are held for it: then they are the next sample's. @param request any live request. @own nothing. @threads as the scheduler.
  *  @errors KVF_E_NOT_FOUND. @cost O(its blocks). */
 KVF_API KVF_CHECK kvf_status kvf_sched_finish(kvf_sched *sched, kvf_request request);
 
