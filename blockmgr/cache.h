@@ -44,7 +44,7 @@ typedef struct kvf__node {
     uint32_t page, n_pages; /* its snapshot: the first page, the others by page_next */
     uint32_t snapshot_prev, snapshot_next;
     uint32_t salt_bytes;
-    bool keep_long;
+    bool keep_long, whole_only;
 } kvf__node;
 
 typedef struct kvf__heap {

@@ -22,7 +22,9 @@ typedef struct found {
 } found;
 
 static void note_snapshot(const kvf__cache *c, const kvf__walk *w, uint32_t node, found *f) {
-    if (c->nodes[node].n_pages && (kvf__node_end(c, node) <= f->limit || kvf__node_end(c, node) == w->key.n_tokens))
+    const kvf__node *n = &c->nodes[node];
+    uint32_t end = kvf__node_end(c, node);
+    if (n->n_pages && (end <= f->limit ? !n->whole_only || end == w->key.n_tokens : end == f->reach))
         f->snapshot = node;
 }
 

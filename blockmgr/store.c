@@ -108,7 +108,8 @@ kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_
     if (!status) status = kvf__walk_begin(c, key, &w, manager->error);
     if (!status) status = check_store(manager, index, &w, n_tokens);
     if (status) return status;
-    if (!kvf__walk_resume(c, &w, kvf__node_of(c, manager->seqs[index].node), w.key.n_tokens))
+    uint32_t last = kvf__node_of(c, manager->seqs[index].node);
+    if (!kvf__walk_resume(c, &w, last, n_tokens))
         return kvf__fail(manager->error, KVF_E_INVALID,
                          "store: the key is not what the sequence was attached or stored with");
     s.first = index * manager->seq_tables;
@@ -119,7 +120,8 @@ kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_
         stopped = node == KVF__NO_NODE;
         if (!stopped) kvf__walk_step(c, &w, node);
     }
-    if (w.node != KVF__NO_NODE) manager->seqs[index].node = kvf__node_handle(c, w.node);
+    if (w.node != KVF__NO_NODE && (last == KVF__NO_NODE || c->nodes[w.node].depth > c->nodes[last].depth))
+        manager->seqs[index].node = kvf__node_handle(c, w.node);
     if (!stopped && (s.options.flags & KVF_PREFIX_PARTIAL) && n_tokens % bs && w.depth == n_tokens / bs) {
         kvf__walk_hash(c, &w, n_tokens % bs);
         (void)store_block(&s, &w);
