@@ -62,7 +62,8 @@ static inline void op_rollback(world *w, uint32_t q, uint32_t n_tokens) {
     MUST(!kvf_seq_rollback(w->m, s->handle, n_tokens), "rollback", n_tokens, 0);
     for (uint32_t k = 0; k < w->n_tables; k++) s->n_slots[k] -= n_tokens;
     s->n -= n_tokens;
-    if (w->list.n || any_covered(w, s)) s->secure = false;
+    /* What is given up but pinned or, with growth, shared does not fall free and may not be had again. */
+    if (w->list.n || s->growth || any_covered(w, s)) s->secure = false;
     check_all(w, NULL);
 }
 

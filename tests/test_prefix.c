@@ -158,7 +158,8 @@ Test(prefix, b4_whole_prompt_leaves_one_token_to_compute) {
     OK(kvf_seq_free(m, run_cold(m, key(t, 2 * BS), 0)));
     static const struct {
         uint32_t n, whole_blocks, partial;
-    } cases[] = {{2 * BS, BS, 2 * BS - 1}, {2 * BS + 1, 2 * BS, 2 * BS}, {BS, 0, BS - 1}, {BS - 1, 0, BS - 2}, {1, 0, 0}};
+    } cases[] = {
+        {2 * BS, BS, 2 * BS - 1}, {2 * BS + 1, 2 * BS, 2 * BS}, {BS, 0, BS - 1}, {BS - 1, 0, BS - 2}, {1, 0, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int partial = 0; partial < 2; partial++) {
             kvf_prefix_options o = kvf_prefix_options_default();
@@ -185,7 +186,9 @@ Test(prefix, b4_whole_prompt_leaves_one_token_to_compute) {
 
 static void b6(bool zero_hash) {
     static const uint32_t pairs[][BS] = {/* equal under h = 31 h + t, and under the sum of t_i 31^i */
-                                         {10, 50, 7, 9, 1, 2, 3, 4}, {11, 19, 7, 9, 1, 2, 3, 4}, {41, 49, 7, 9, 1, 2, 3, 4}};
+                                         {10, 50, 7, 9, 1, 2, 3, 4},
+                                         {11, 19, 7, 9, 1, 2, 3, 4},
+                                         {41, 49, 7, 9, 1, 2, 3, 4}};
     kvf_manager *m = make_cache((plan){.blocks = 32});
     m->cache.zero_hash = zero_hash;
     for (int i = 0; i < 3; i++) {
@@ -210,7 +213,9 @@ static void b6(bool zero_hash) {
         kvf_prefix_match hit = look_for(m, key(prompts[p], 2 * BS), 2 * BS);
         kvf_seq s = new_seq(m);
         cr_assert_eq(hit.n_tokens, 2 * BS);
-        OK(kvf_prefix_attach(m, s, &(kvf_prefix_key){.struct_size = sizeof(kvf_prefix_key), .tokens = prompts[p], .n_tokens = 2 * BS}, &hit, NULL));
+        OK(kvf_prefix_attach(
+            m, s, &(kvf_prefix_key){.struct_size = sizeof(kvf_prefix_key), .tokens = prompts[p], .n_tokens = 2 * BS},
+            &hit, NULL));
         cr_assert_eq(block(m, s, 0, 1), ids[p]);
         OK(kvf_seq_free(m, s));
         AUDIT(m);
@@ -230,7 +235,8 @@ Test(prefix, salts_and_extras_divide) {
         kvf_manager *m = make_cache((plan){.blocks = 64});
         m->cache.zero_hash = zero_hash;
         const uint32_t *t = count_from(1);
-        kvf_prefix_extra lora[2] = {{{1, 0}, 0, 0}, {{2, 0}, 0, 0}}, image[2] = {{{1, 0}, BS + 2, 0}, {{1, 1}, BS + 2, 0}};
+        kvf_prefix_extra lora[2] = {{{1, 0}, 0, 0}, {{2, 0}, 0, 0}},
+                         image[2] = {{{1, 0}, BS + 2, 0}, {{1, 1}, BS + 2, 0}};
         kvf_prefix_extra elsewhere = {{1, 0}, BS + 3, 0};
         kvf_prefix_key keys[8];
         for (int i = 0; i < 8; i++) keys[i] = key(t, 3 * BS);
@@ -273,7 +279,8 @@ Test(prefix, bad_input) {
     k = good, k.salt_bytes = 3;
     FAILS(KVF_E_INVALID, kvf_prefix_lookup(m, &k, NULL, &found));
     FAILS(KVF_E_INVALID, kvf_prefix_drop(m, NULL, 3));
-    kvf_prefix_extra unsorted[2] = {{{1, 2}, 5, 0}, {{1, 2}, 4, 0}}, beyond = {{1, 2}, 2 * BS + 3, 0}, odd = {{1, 2}, 1, 9};
+    kvf_prefix_extra unsorted[2] = {{{1, 2}, 5, 0}, {{1, 2}, 4, 0}}, beyond = {{1, 2}, 2 * BS + 3, 0},
+                     odd = {{1, 2}, 1, 9};
     k = good, k.extras = unsorted, k.n_extras = 2;
     FAILS(KVF_E_INVALID, kvf_prefix_lookup(m, &k, NULL, &found));
     k.extras = &beyond, k.n_extras = 1;

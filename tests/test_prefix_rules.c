@@ -33,7 +33,8 @@ Test(prefix_rules, eviction_orders) {
         for (int i = 0; i < 4; i++) OK(kvf_seq_free(m, s[i])); /* 0 is idle for the longest */
         AUDIT(m);
         static const uint32_t fifo[4] = {1, 0, 2, 3};
-        cr_assert_eq(first_gone(m, keys, 4), eviction == KVF_PREFIX_FIFO ? fifo[0] : wanted[eviction], "order %u", eviction);
+        cr_assert_eq(first_gone(m, keys, 4), eviction == KVF_PREFIX_FIFO ? fifo[0] : wanted[eviction], "order %u",
+                     eviction);
         kvf_manager_destroy(m);
     }
 }
