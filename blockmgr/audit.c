@@ -11,22 +11,23 @@ static void clear(const kvf__pool *p) {
 static kvf_status check_state(const kvf__pool *p, const char *what, uint32_t id, kvf_error *err) {
     const kvf__entry *e = &p->entries[id];
     uint32_t state = p->states[id], refs = p->heads[id].refs;
+    bool cached = kvf__pool_node(p, id) != KVF_NO_BLOCK;
     if (state > KVF__COUNTED) return BROKEN("%s %u: state %u is none", what, id, state);
     if (state != KVF__COUNTED) {
-        if (kvf__pool_node(p, id) != KVF_NO_BLOCK)
-            return BROKEN("%s %u: state %u, but node %u names it", what, id, state, kvf__pool_node(p, id));
+        if (cached != (state == KVF__IDLE || state == KVF__CACHED))
+            return BROKEN("%s %u: state %u, but the node that names it is %u", what, id, state, kvf__pool_node(p, id));
         if (refs || e->holds || e->pins)
             return BROKEN("%s %u: state %u, but %u references, %u holds, %u pins are noted", what, id, state, refs,
                           e->holds, e->pins);
-        if (e->scratch != (state == KVF__ROW))
+        if (e->scratch != (state == KVF__ROW || state == KVF__CACHED))
             return BROKEN("%s %u: state %u, but in %u rows", what, id, state, e->scratch);
         return KVF_OK;
     }
-    bool cached = kvf__pool_node(p, id) != KVF_NO_BLOCK;
-    if (refs != (uint64_t)e->scratch + e->holds + e->pins || (!refs && !cached))
+    if (refs != (uint64_t)e->scratch + e->holds + e->pins || !refs)
         return BROKEN("%s %u: %u references, but in %u rows, %u holds, %u pins", what, id, refs, e->scratch, e->holds,
                       e->pins);
-    if (refs == 1 && !e->pins && !cached) return BROKEN("%s %u: counted, but one holder has it", what, id);
+    if (refs == 1 && !e->pins && !(cached && e->holds))
+        return BROKEN("%s %u: counted, but one holder has it", what, id);
     return KVF_OK;
 }
 
@@ -36,7 +37,7 @@ static kvf_status check_refs(const kvf__pool *p, const char *what, kvf_error *er
         kvf_status s = check_state(p, what, i, err);
         if (s) return s;
         n_held += kvf__pool_refs(p, i) != 0;
-        n_idle += p->states[i] == KVF__COUNTED && !kvf__pool_refs(p, i);
+        n_idle += p->states[i] == KVF__IDLE;
         n_shared += kvf__pool_holders(p, i) > 1;
     }
     if (n_shared != p->n_shared) return BROKEN("%ss: n_shared %u, counted %u", what, p->n_shared, n_shared);

@@ -9,8 +9,6 @@ static kvf_status check_blocks(const kvf__cache *c, uint32_t node, kvf_error *er
         uint32_t id = kvf__node_blocks(c, node)[k];
         if (id >= c->blocks->n || c->blocks->nodes[id] != node)
             return BROKEN("node %u: its block %u is none, or names another node", node, id);
-        if (c->blocks->states[id] != KVF__COUNTED)
-            return BROKEN("node %u: its block %u has state %u", node, id, c->blocks->states[id]);
         n_idle += !kvf__pool_refs(c->blocks, id);
     }
     if (n_idle != c->nodes[node].n_idle)

@@ -29,22 +29,26 @@ typedef struct kvf__hash {
  * child; no other node has the same parent, tokens, extras and salt; n_idle counts its blocks without references, and it is
  * in the order exactly when that is not 0. n_tokens = 0: not live. */
 typedef struct kvf__node {
+    /* What a walk reads, in one cache line. */
     kvf__hash hash;   /* of the parent's hash, the tokens and the extras */
     kvf__hash extras; /* of the extras in this block; 0 without */
-    uint64_t stamp;   /* rises: since when it is idle; FIFO: when it was stored */
-    uint64_t until;   /* when its priority ends */
-    uint32_t parent, child, next, prev;
-    uint32_t bucket_next;
-    uint32_t generation; /* 1.., rises when the node goes or grows */
+    uint32_t parent, bucket_next;
     uint32_t n_tokens, depth;
+    uint32_t generation; /* 1.., rises when the node goes or grows */
     uint32_t n_idle;
+    uint32_t n_pages; /* of its snapshot */
+    uint32_t child;
+    /* The rest. */
+    uint64_t stamp; /* rises: since when it is idle; FIFO: when it was stored */
+    uint64_t until; /* when its priority ends */
+    uint32_t next, prev;
     uint32_t order_prev, order_next; /* LRU; else order_next is its place in the heap */
     uint32_t deadline;               /* its place in the heap of deadlines; KVF__NO_NODE: it has none */
     uint32_t hits, priority;
-    uint32_t page, n_pages; /* its snapshot: the first page, the others by page_next */
+    uint32_t page; /* its snapshot's first, the others by page_next */
     uint32_t snapshot_prev, snapshot_next;
     uint32_t salt_bytes;
-    bool keep_long;
+    bool keep_long, whole_only;
 } kvf__node;
 
 typedef struct kvf__heap {

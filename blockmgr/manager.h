@@ -11,7 +11,7 @@
  *   kvf_manager | error | blocks: free_ids, states, heads, entries | pages: likewise | seqs | free_seqs
  *   | tables | n_slots | n_pages | promise | page_promise | private_at | tail_at | seq_blocks_max
  *   | layer_blocks | layer_blocks_max | layer_slots | rows | score_rows | compaction: entries, dst_row, fresh
- *   | views: row_offset, n_slots, next_pos, seq_index (twice)
+ *   | views: row_offset, n_slots, next_pos, seq_index (twice) | cache (cache.c), when there is one
  *
  * What a promise is worth (R: the table's reservation in blocks, p: its promise, "private": its private blocks)
  *   - reserve sets p = max(0, R - private); a fork gives the child p = R, since it holds nothing privately.
@@ -19,8 +19,12 @@
  *   - rollback raises p again by the blocks given up, to at most R - private; so it undoes an append.
  *   - commit sets p = max(0, R - blocks held), which are all private then. What p lacks comes first out of what this
  *     table itself let fall free, then, table by table in the order of the batch, out of the spare blocks there are.
- *   So p + private >= R holds from reserve, fork (child) or commit on, until one of its private blocks becomes shared
- *   (by a fork of this sequence or a hold) or is given up while pinned. As long as it holds, a growth up to R blocks
+ *   - attach, of cached blocks to an empty table, sets p = max(0, R - private) too: an idle block that it takes is paid for by
+ *     the promise, or by a spare one.
+ *   With growth, read "kept" for private: all blocks of the table but a last one that an append would have to copy.
+ *   So p + private >= R holds from reserve, attach, fork (child) or commit on, until one of its private blocks becomes shared
+ *   (by a fork of this sequence, a hold, a hit of another), is given up while pinned, or is cached and rolled back in part
+ *   (with growth, also: is given up while shared). As long as it holds, a growth up to R blocks
  *   never fails for want of blocks: it takes at most R - private, the copy of a shared last block included. Who forks
  *   and wants the same for the parent reserves for it again. Score pages are always private; they have a promise too.
  */

@@ -41,6 +41,12 @@ static void put_back(kvf__pool *p, uint32_t id) {
     p->free_ids[p->n_free++] = id;
 }
 
+static void put_idle(kvf__pool *p, uint32_t id) {
+    p->states[id] = KVF__IDLE;
+    p->n_idle++;
+    kvf__cache_idle(p->cache, p->nodes[id]);
+}
+
 /* From here on refs, pins and holds count. */
 static void count(kvf__pool *p, uint32_t id) {
     if (p->states[id] == KVF__COUNTED) return;
@@ -49,39 +55,43 @@ static void count(kvf__pool *p, uint32_t id) {
     p->states[id] = KVF__COUNTED;
 }
 
+/* No more than they have to, for an id of one reference or none. */
+static void uncount(kvf__pool *p, uint32_t id) {
+    bool cached = kvf__pool_node(p, id) != KVF_NO_BLOCK, held = p->entries[id].holds != 0;
+    uint32_t refs = p->heads[id].refs;
+    if (refs && held && cached) return;
+    p->heads[id].refs = p->entries[id].holds = 0;
+    if (refs) {
+        p->states[id] = cached ? KVF__CACHED : held ? KVF__HANDLE : KVF__ROW;
+    } else if (cached) {
+        put_idle(p, id);
+    } else {
+        put_back(p, id);
+    }
+}
+
 /* One reference less of a counted id; true when it was the last. */
 static bool unref(kvf__pool *p, uint32_t id) {
-    kvf__entry *e = &p->entries[id];
     uint32_t refs = --p->heads[id].refs;
-    if (refs > 1 || e->pins) return false;
-    if (kvf__pool_node(p, id) != KVF_NO_BLOCK) {
-        if (refs) return false;
-        p->n_idle++;
-        kvf__cache_idle(p->cache, p->nodes[id]);
-        return true;
-    }
-    if (refs) p->states[id] = e->holds ? KVF__HANDLE : KVF__ROW;
-    p->heads[id].refs = e->holds = 0;
-    if (!refs) put_back(p, id);
+    if (refs > 1 || p->entries[id].pins) return false;
+    uncount(p, id);
     return !refs;
 }
 
 void kvf__pool_cache(kvf__pool *p, uint32_t id, uint32_t node) {
-    count(p, id);
+    if (p->states[id] == KVF__ROW) p->states[id] = KVF__CACHED;
     p->nodes[id] = node;
 }
 
 uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id) {
-    uint32_t refs = p->heads[id].refs;
     p->nodes[id] = KVF_NO_BLOCK;
-    if (refs > 1 || p->entries[id].pins) return 0;
-    if (!refs) {
+    if (p->states[id] == KVF__IDLE) {
         p->n_idle--;
         put_back(p, id);
         return 1;
     }
-    p->states[id] = p->entries[id].holds ? KVF__HANDLE : KVF__ROW;
-    p->heads[id].refs = p->entries[id].holds = 0;
+    if (p->states[id] == KVF__CACHED) p->states[id] = KVF__ROW;
+    if (p->states[id] == KVF__COUNTED && p->heads[id].refs == 1 && !p->entries[id].pins) uncount(p, id);
     return 0;
 }
 
@@ -98,7 +108,11 @@ static bool drop_counted(kvf__pool *p, uint32_t id) {
 
 bool kvf__pool_drop(kvf__pool *p, uint32_t id) {
     if (p->states[id] == KVF__COUNTED) return drop_counted(p, id);
-    put_back(p, id);
+    if (p->states[id] == KVF__CACHED) {
+        put_idle(p, id);
+    } else {
+        put_back(p, id);
+    }
     return true;
 }
 

@@ -23,10 +23,12 @@
 /* Most ids live and die in one row. For them the state says it all, their refs, pins and holds are 0 and nobody looks:
  * a byte per id stays in the nearest cache where eight do not. */
 enum {
-    KVF__FREE,    /* on the free stack */
-    KVF__ROW,     /* one reference: an appearance in a table or fresh row */
-    KVF__HANDLE,  /* one reference: a hold */
-    KVF__COUNTED, /* refs, pins and holds count: all that is none of the above; every cached id */
+    KVF__FREE, /* on the free stack */
+    KVF__IDLE, /* no reference, but cached */
+    KVF__ROW,  /* one reference: an appearance in a table or fresh row; not cached. From here on there are references */
+    KVF__HANDLE,  /* one reference: a hold; not cached */
+    KVF__CACHED,  /* one reference: an appearance in a row; cached */
+    KVF__COUNTED, /* refs, pins and holds count: all that is none of the above, cached or not */
 };
 
 typedef struct kvf__head {
@@ -45,7 +47,7 @@ struct kvf__cache;
 
 /* Invariant: n_promised <= n_free + n_idle <= n; n_promised is the sum over the tables; n_shared counts ids with two or
  * more holders, n_idle cached ones without references. Of a counted id, refs = appearances in tables and fresh rows + holds
- * + pins, and that is two or more or a pin, or the id is cached; of another, refs = pins = holds = 0. pins = (copy_src is
+ * + pins, and that is two or more or a pin, or the hold of a cached id; of another, refs = pins = holds = 0. pins = (copy_src is
  * set) + pending copies that read this id; scratch = 0 between calls. */
 typedef struct kvf__pool {
     uint32_t n, n_free, n_promised, n_held_max, n_shared, n_idle;
@@ -64,10 +66,10 @@ static inline uint32_t kvf__pool_node(const kvf__pool *p, uint32_t id) {
     return p->nodes ? p->nodes[id] : KVF_NO_BLOCK;
 }
 static inline uint32_t kvf__pool_refs(const kvf__pool *p, uint32_t id) {
-    return p->states[id] == KVF__COUNTED ? p->heads[id].refs : p->states[id] != KVF__FREE;
+    return p->states[id] == KVF__COUNTED ? p->heads[id].refs : p->states[id] >= KVF__ROW;
 }
 static inline uint32_t kvf__pool_holders(const kvf__pool *p, uint32_t id) {
-    return p->states[id] == KVF__COUNTED ? p->heads[id].refs - p->entries[id].pins : p->states[id] != KVF__FREE;
+    return p->states[id] == KVF__COUNTED ? p->heads[id].refs - p->entries[id].pins : p->states[id] >= KVF__ROW;
 }
 static inline uint32_t kvf__pool_holds(const kvf__pool *p, uint32_t id) {
     return p->states[id] == KVF__COUNTED ? p->entries[id].holds : p->states[id] == KVF__HANDLE;
@@ -101,11 +103,13 @@ void kvf__pool_unpin(kvf__pool *p, uint32_t src, uint32_t dst);
 /* A node takes an id that somebody holds. It lets one go: 1 when the id was idle and falls free, else 0. */
 void kvf__pool_cache(kvf__pool *p, uint32_t id, uint32_t node);
 uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id);
-/* One holder more of a cached id, which may be idle; the caller sees to n_held_max. */
+/* One holder more of a cached id, which may be idle; the caller sees to n_idle and n_held_max. */
 static inline void kvf__pool_attach(kvf__pool *p, uint32_t id) {
-    uint32_t refs = p->heads[id].refs++;
-    p->n_idle -= !refs;
-    p->n_shared += refs - p->entries[id].pins == 1;
+    if (p->states[id] == KVF__IDLE) {
+        p->states[id] = KVF__CACHED;
+    } else {
+        kvf__pool_share(p, id);
+    }
 }
 
 /* ---- Promises: a number of the table's; the pool keeps the sum ---------------------------------------------- */

@@ -22,7 +22,9 @@ typedef struct found {
 } found;
 
 static void note_snapshot(const kvf__cache *c, const kvf__walk *w, uint32_t node, found *f) {
-    if (c->nodes[node].n_pages && (kvf__node_end(c, node) <= f->limit || kvf__node_end(c, node) == w->key.n_tokens))
+    const kvf__node *n = &c->nodes[node];
+    uint32_t end = kvf__node_end(c, node);
+    if (n->n_pages && (end <= f->limit ? !n->whole_only || end == w->key.n_tokens : end == f->reach))
         f->snapshot = node;
 }
 
@@ -148,21 +150,39 @@ static kvf_status check_match(kvf_manager *m, const kvf__walk *w, const kvf_pref
     return KVF_OK;
 }
 
-/* What table t will hold that kvf_seq_reserve counts as held, and, added to n_idle, the idle blocks it takes. */
-static uint32_t count_table(const kvf_manager *m, uint32_t t, uint32_t n_tokens, uint32_t n_chain, bool growth,
-                            uint64_t *n_idle) {
-    const kvf__cache *c = &m->cache;
-    uint32_t n_private = 0, holders = 0, id = 0;
+/* A chain as a hit finds it. All blocks of an idle node are idle; of others each is looked at. */
+typedef struct chain {
+    uint32_t n, n_tokens;
+    uint32_t n_idle; /* nodes all of whose blocks are */
+    uint64_t n_idle_blocks;
+    bool covered; /* the last node covers slots beyond n_tokens */
+} chain;
+
+static chain look_at_chain(const kvf__cache *c, uint32_t n_tokens, uint32_t n_chain) {
+    chain h = {.n = n_chain, .n_tokens = n_tokens};
     for (uint32_t d = 0; d < n_chain; d++) {
-        id = kvf__node_blocks(c, c->chain[d])[t];
-        holders = kvf__pool_holders(&m->blocks, id);
-        n_private += !holders;
-        *n_idle += !kvf__pool_refs(&m->blocks, id);
+        uint32_t n = c->nodes[c->chain[d]].n_idle;
+        h.n_idle += n == c->n_tables;
+        h.n_idle_blocks += n;
     }
     uint32_t filled = n_tokens % c->block_size;
-    bool covered = filled && kvf__cache_covers(c, id) > filled;
-    if (growth) return n_chain - (covered || (filled && holders));
-    return n_private - (covered && !holders);
+    h.covered = filled && c->nodes[c->chain[n_chain - 1]].n_tokens > filled;
+    return h;
+}
+
+/* What the k-th table will hold that a reservation counts as held: the private blocks or, with growth, all that it keeps. */
+static uint32_t count_table(const kvf_manager *m, uint32_t k, const chain *h, bool growth) {
+    const kvf__cache *c = &m->cache;
+    bool last_held = false;
+    if (h->n_tokens % c->block_size)
+        last_held = kvf__pool_holders(&m->blocks, kvf__node_blocks(c, c->chain[h->n - 1])[k]) != 0;
+    if (growth) return h->n - (h->covered || last_held);
+    uint32_t n_private = h->n_idle;
+    for (uint32_t d = 0; d < h->n && h->n_idle < h->n; d++) {
+        uint32_t n = c->nodes[c->chain[d]].n_idle;
+        if (n < c->n_tables) n_private += !kvf__pool_holders(&m->blocks, kvf__node_blocks(c, c->chain[d])[k]);
+    }
+    return n_private - (h->covered && !last_held);
 }
 
 static void attach_table(kvf_manager *m, uint32_t t, uint32_t k, uint32_t n_tokens, uint32_t n_chain) {
@@ -182,19 +202,18 @@ static kvf__reservation reservation_of(const kvf_manager *m, uint32_t t, const k
     return reserve ? kvf__reservation_of(m, reserve, k) : kvf__table_reservation(m, t);
 }
 
-static kvf_status check_promises(const kvf_manager *m, uint32_t first, const kvf_reserve *reserve, uint32_t n_tokens,
-                                 uint32_t n_chain) {
+/* Leaves in the cache's ids what each table will be owed. */
+static kvf_status check_promises(const kvf_manager *m, uint32_t first, const kvf_reserve *reserve, const chain *h) {
     kvf__owed owed = {0, 0, 0, 0};
-    uint64_t n_idle = 0;
     for (uint32_t k = 0; k < m->seq_tables; k++) {
         kvf__reservation r = reservation_of(m, first + k, reserve, k);
-        uint32_t held = count_table(m, k, n_tokens, n_chain, r.growth, &n_idle);
-        owed.blocks += kvf__promise_owed(r.blocks, held);
+        m->cache.ids[k] = r.blocks ? kvf__promise_owed(r.blocks, count_table(m, k, h, r.growth)) : 0;
+        owed.blocks += m->cache.ids[k];
         owed.pages += r.pages;
         owed.blocks_before += m->promise[first + k];
         owed.pages_before += m->page_promise[first + k];
     }
-    return kvf__check_owed(m, &owed, n_idle);
+    return kvf__check_owed(m, &owed, h->n_idle_blocks);
 }
 
 static kvf_status check_empty(const kvf_manager *m, uint32_t index) {
@@ -217,18 +236,16 @@ static void share_tail(kvf_manager *m, uint32_t node) {
     if (c->nodes[node].n_tokens < c->block_size && c->nodes[node].n_idle < c->n_tables) kvf__epoch_begin(m);
 }
 
-static void attach(kvf_manager *m, uint32_t index, const kvf_reserve *reserve, uint32_t n_tokens, uint32_t n_chain) {
+static void attach(kvf_manager *m, uint32_t index, const kvf_reserve *reserve, const chain *h) {
     kvf__cache *c = &m->cache;
-    uint32_t first = index * m->seq_tables;
-    uint64_t unused = 0;
-    if (n_chain) share_tail(m, c->chain[n_chain - 1]);
+    uint32_t first = index * m->seq_tables, n_tokens = h->n_tokens;
+    if (h->n) share_tail(m, c->chain[h->n - 1]);
     for (uint32_t k = 0; k < m->seq_tables; k++) {
-        kvf__reservation r = reservation_of(m, first + k, reserve, k);
-        uint32_t held = count_table(m, k, n_tokens, n_chain, r.growth, &unused);
-        kvf__table_reserve(m, first + k, r, kvf__promise_owed(r.blocks, held));
-        if (n_chain) attach_table(m, first + k, k, n_tokens, n_chain);
+        kvf__table_reserve(m, first + k, reservation_of(m, first + k, reserve, k), c->ids[k]);
+        if (h->n) attach_table(m, first + k, k, n_tokens, h->n);
     }
-    for (uint32_t d = 0; d < n_chain; d++) kvf__node_attached(c, c->chain[d]);
+    for (uint32_t d = 0; d < h->n; d++) kvf__node_attached(c, c->chain[d]);
+    m->blocks.n_idle -= (uint32_t)h->n_idle_blocks;
     kvf__pool_note_held(&m->blocks);
     m->seqs[index].next_pos = n_tokens;
     uint32_t n_whole = n_tokens / c->block_size;
@@ -251,9 +268,11 @@ kvf_status kvf_prefix_attach(kvf_manager *manager, kvf_seq seq, const kvf_prefix
     if (!s) s = check_match(manager, &w, &given, &n_chain);
     if (s) return s;
     reserve = reserve ? &wanted : NULL;
-    s = check_promises(manager, index * manager->seq_tables, reserve, given.n_tokens, n_chain);
+    chain hit = {0};
+    if (n_chain) hit = look_at_chain(&manager->cache, given.n_tokens, n_chain);
+    s = check_promises(manager, index * manager->seq_tables, reserve, &hit);
     if (s) return s;
-    attach(manager, index, reserve, given.n_tokens, n_chain);
+    attach(manager, index, reserve, &hit);
     count_query(&manager->cache, &w, given.n_tokens);
     return KVF_OK;
 }

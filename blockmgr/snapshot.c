@@ -40,6 +40,10 @@ static void touch(kvf__cache *c, uint32_t node, bool keep_long) {
     list_enter(c, node);
 }
 
+static bool whole_only(const kvf__cache *c, uint32_t node, uint32_t flags) {
+    return (flags & KVF_SNAPSHOT_WHOLE) || c->nodes[node].n_tokens < c->block_size;
+}
+
 static void take_pages(kvf__cache *c, uint32_t node, uint32_t n_pages, uint32_t *ids) {
     kvf__node *n = &c->nodes[node];
     kvf__pool_take(&c->pages, ids, n_pages);
@@ -87,18 +91,22 @@ static kvf_status check_room(const kvf_manager *m, uint32_t capacity, uint32_t n
 }
 
 kvf_status kvf_prefix_snapshot_put(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key, uint32_t n_tokens,
-                                   int keep_long, uint32_t *ids, uint32_t capacity, uint32_t *n_pages) {
+                                   uint32_t flags, uint32_t *ids, uint32_t capacity, uint32_t *n_pages) {
     kvf_status s = check_snapshots(manager, ids, n_pages);
     if (s) return s;
     kvf__cache *c = &manager->cache;
     kvf__walk w;
     uint32_t index = 0, node = KVF__NO_NODE;
+    bool keep_long = flags & KVF_SNAPSHOT_KEEP_LONG;
+    if (flags & ~(uint32_t)(KVF_SNAPSHOT_KEEP_LONG | KVF_SNAPSHOT_WHOLE))
+        return kvf__fail(manager->error, KVF_E_INVALID, "snapshot: flags %#x: only KVF_SNAPSHOT_* are known", flags);
     s = kvf__seq_find(manager, seq, &index);
     if (!s) s = kvf__walk_begin(c, key, &w, manager->error);
     if (!s) s = find_end(manager, index, &w, n_tokens, &node);
     if (s) return s;
     if (has_snapshot(c, node)) {
-        touch(c, node, keep_long != 0);
+        touch(c, node, keep_long);
+        c->nodes[node].whole_only &= whole_only(c, node, flags);
         *n_pages = 0;
         return KVF_OK;
     }
@@ -112,7 +120,8 @@ kvf_status kvf_prefix_snapshot_put(kvf_manager *manager, kvf_seq seq, const kvf_
                          (unsigned long long)to_be_had, c->pages.n);
     while (c->pages.n_free < n)
         kvf__snapshot_drop(c, c->snapshots[0].first != KVF__NO_NODE ? c->snapshots[0].first : c->snapshots[1].first);
-    c->nodes[node].keep_long = keep_long != 0;
+    c->nodes[node].keep_long = keep_long;
+    c->nodes[node].whole_only = whole_only(c, node, flags);
     take_pages(c, node, n, ids);
     *n_pages = n;
     return KVF_OK;

@@ -70,15 +70,27 @@ static void store_again(storing *s, uint32_t node, const uint32_t *blocks) {
     }
 }
 
+/* The blocks at the walk's position; whether none of them is cached, as it is when they are new. */
+static bool gather(const storing *s, uint32_t depth, uint32_t *blocks) {
+    const kvf_manager *m = s->m;
+    const uint32_t *row = kvf__row(m, s->first) + depth;
+    uint32_t not_new = 0;
+    for (uint32_t k = 0; k < m->seq_tables; k++, row += m->row_capacity) {
+        blocks[k] = *row;
+        not_new |= m->blocks.states[*row] ^ KVF__ROW;
+    }
+    return !not_new;
+}
+
 /* Enters the block that the walk has hashed; its node, or KVF__NO_NODE when it cannot be entered. */
 static uint32_t store_block(storing *s, const kvf__walk *w) {
     kvf_manager *m = s->m;
     kvf__cache *c = &m->cache;
-    uint32_t *blocks = c->ids, node = kvf__walk_find(c, w), of;
-    for (uint32_t k = 0; k < c->n_tables; k++) blocks[k] = kvf__row(m, s->first + k)[w->depth];
+    uint32_t *blocks = c->ids, node = kvf__walk_find(c, w), of = KVF__NO_NODE;
+    bool is_new = gather(s, w->depth, blocks);
     if (node != KVF__NO_NODE) {
         store_again(s, node, blocks);
-    } else if (!node_of_blocks(c, blocks, &of) || (of != KVF__NO_NODE && !may_grow(c, of, w))) {
+    } else if (!is_new && (!node_of_blocks(c, blocks, &of) || (of != KVF__NO_NODE && !may_grow(c, of, w)))) {
         c->stats.duplicates++;
         return KVF__NO_NODE;
     } else {
@@ -108,7 +120,8 @@ kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_
     if (!status) status = kvf__walk_begin(c, key, &w, manager->error);
     if (!status) status = check_store(manager, index, &w, n_tokens);
     if (status) return status;
-    if (!kvf__walk_resume(c, &w, kvf__node_of(c, manager->seqs[index].node), w.key.n_tokens))
+    uint32_t last = kvf__node_of(c, manager->seqs[index].node);
+    if (!kvf__walk_resume(c, &w, last, n_tokens))
         return kvf__fail(manager->error, KVF_E_INVALID,
                          "store: the key is not what the sequence was attached or stored with");
     s.first = index * manager->seq_tables;
@@ -119,7 +132,8 @@ kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_
         stopped = node == KVF__NO_NODE;
         if (!stopped) kvf__walk_step(c, &w, node);
     }
-    if (w.node != KVF__NO_NODE) manager->seqs[index].node = kvf__node_handle(c, w.node);
+    if (w.node != KVF__NO_NODE && (last == KVF__NO_NODE || c->nodes[w.node].depth > c->nodes[last].depth))
+        manager->seqs[index].node = kvf__node_handle(c, w.node);
     if (!stopped && (s.options.flags & KVF_PREFIX_PARTIAL) && n_tokens % bs && w.depth == n_tokens / bs) {
         kvf__walk_hash(c, &w, n_tokens % bs);
         (void)store_block(&s, &w);

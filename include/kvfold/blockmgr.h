@@ -171,8 +171,9 @@ KVF_API KVF_CHECK kvf_status kvf_seq_next_pos(const kvf_manager *manager, kvf_se
 /** Sets the reservation of every table: each is promised ceil(n_slots / block_size) blocks in all, those it
  *  holds privately included (and as many score pages when with_scores). Replaces the former one; 0 drops it.
  *  A growth within its reservation never fails for want of blocks, until a block that the table held privately
- *  becomes shared (by a fork of this sequence or a hold) or is given up while a copy pins it; then the caller may
- *  reserve again. A commit or a rollback gives back the promise for what the table gives up.
+ *  becomes shared (by a fork of this sequence, a hold, or another's hit on what it has stored), or is given up while a
+ *  copy pins it, or is cached and taken back in part by a rollback; then the caller may reserve again. A commit or a
+ *  rollback gives back the promise for what the table gives up.
  *  @param manager a manager. @param seq a sequence.
  *  @param n_slots [n_layers][n_groups], slots; each at most max_slots.
  *  @param with_scores whether score pages are promised too.
@@ -182,16 +183,16 @@ KVF_API KVF_CHECK kvf_status kvf_seq_next_pos(const kvf_manager *manager, kvf_se
 KVF_API KVF_CHECK kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots,
                                              int with_scores);
 
-/* A reservation in full. */
+/* A reservation in full. growth = 0 is for a sequence that may be compacted, which takes fresh blocks for all that it
+ * shares: only private blocks count as held. 1 is for one that only grows: all its blocks count, but a partly filled last one
+ * that an append would have to copy; it is safe until that one becomes shared, or shared blocks are rolled back. */
 typedef struct kvf_reserve {
     size_t struct_size;
     const uint32_t *n_slots; /* [n_layers][n_groups], slots; each at most max_slots */
     int with_scores;         /* whether score pages are promised too */
-    int growth; /* 0: as kvf_seq_reserve, for a sequence that may be compacted, which takes fresh blocks for all
-                                that it shares. 1: for one that only grows: blocks it shares count as held, but a partly
-                                filled last one that an append would have to copy. */
-    int fresh;  /* 1: a table with a block that another sequence holds is promised all of it: the first event of a sequence that holds
-                 * private blocks too, and will write to fresh ones (excludes growth) */
+    int growth;
+    int fresh; /* 1: a table with a block that another sequence holds is promised all of it: before the first event of a
+                * sequence that holds private blocks too, and will write to fresh ones (not with growth) */
 } kvf_reserve;
 
 /** kvf_seq_reserve with all that a reservation has; a fork's child inherits `growth`.
@@ -279,7 +280,8 @@ KVF_API KVF_CHECK kvf_status kvf_compact_begin(kvf_manager *manager, const kvf_c
  *  @own nothing. @threads as the manager. @errors KVF_E_STATE. @cost O(blocks given up), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_compact_commit(kvf_manager *manager);
 
-/** Drops it: fresh blocks go back, nothing else has changed but what has left the prefix cache. Right only before anything was written in place.
+/** Drops it: fresh blocks go back, nothing else has changed but what has left the prefix cache. Right only before
+ *  anything was written in place.
  *  @param manager a manager. @own nothing. @threads as the manager. @errors KVF_E_STATE. @cost O(fresh blocks). */
 KVF_API KVF_CHECK kvf_status kvf_compact_cancel(kvf_manager *manager);
 

@@ -97,7 +97,8 @@ KVF_API kvf_prefix_options kvf_prefix_options_default(void);
  *  @param match result, filled wholly (struct_size too); n_tokens 0 when nothing is found.
  *  Without need_snapshot: as many tokens as there are, up to max_tokens, rounded down to whole blocks unless `partial`
  *  is set (of the last node's children the 64 newest are looked at). With it: the end of the deepest
- *  node that has a snapshot and ends at most at max_tokens; or, when a node with a snapshot ends where the key ends, that.
+ *  whole node that has a snapshot, not only for whole prompts, and ends at most at max_tokens; or, when a node with any
+ *  snapshot ends where the key ends, that.
  *  @own nothing is kept. @threads as the manager.
  *  @errors KVF_E_INVALID (0 tokens, extras unsorted or beyond the tokens), KVF_E_LIMIT (salt), KVF_E_UNSUPPORTED (no
  *  prefix cache). @cost O(n_tokens + n_extras), of which each block is hashed once; no allocation. */
@@ -151,13 +152,18 @@ KVF_API KVF_CHECK kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq,
  *  @cost O(log nodes) for each priority that ends; no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_tick(kvf_manager *manager, uint64_t now);
 
+enum {
+    KVF_SNAPSHOT_KEEP_LONG = 1, /* it is known that others will share it: a request's prefix_end */
+    KVF_SNAPSHOT_WHOLE = 2      /* serves only a hit on the whole prompt: its end is no end of a chunk otherwise */
+};
+
 /** Takes ceil(n_tokens / block_size) pages for a snapshot of the first n_tokens and ties them to the node that ends there,
- *  which has to be stored already. Other snapshots are evicted for it: first those without keep_long, the longest
- *  unused first; then, only for one with keep_long, those that have it. The caller writes the pages before the next call
+ *  which has to be stored already. Other snapshots are evicted for it: first those without KEEP_LONG, the longest
+ *  unused first; then, only for one with KEEP_LONG, those that have it. The caller writes the pages before the next call
  *  on the manager. A snapshot goes with its node, or before it.
  *  @param manager a manager. @param seq a sequence that holds the prompt (the walk begins where it stored last).
  *  @param key the prompt. @param n_tokens where the snapshot stands, at most the key's.
- *  @param keep_long whether it is known that others will share it (a request's prefix_end).
+ *  @param flags KVF_SNAPSHOT_*; one in the middle of a block is always WHOLE.
  *  @param ids result, pages in the order of their tokens. @param capacity room in ids.
  *  @param n_pages how many were written to ids; 0 when the node has its snapshot already: nothing is to be written.
  *  @own the pages are the manager's. @threads as the manager.
@@ -166,8 +172,8 @@ KVF_API KVF_CHECK kvf_status kvf_prefix_tick(kvf_manager *manager, uint64_t now)
  *  nothing has changed.
  *  @cost O(n_tokens), O(pages); no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_snapshot_put(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key,
-                                                     uint32_t n_tokens, int keep_long, uint32_t *ids, uint32_t capacity,
-                                                     uint32_t *n_pages);
+                                                     uint32_t n_tokens, uint32_t flags, uint32_t *ids,
+                                                     uint32_t capacity, uint32_t *n_pages);
 
 /** The pages of a match's snapshot; to be read before the next call on the manager that stores, puts, appends or attaches.
  *  @param manager a manager. @param match a match with n_snapshot_pages.
