@@ -225,6 +225,10 @@ kvf_status kvf_block_release(kvf_manager *manager, kvf_block block) {
     if (!manager) return KVF_E_INVALID;
     kvf__pool *p = &manager->blocks;
     uint32_t id = kvf_block_id(block);
+    if (id < p->n && p->states[id] == KVF__HANDLE && block_handle(manager, id) == block) { /* the usual case */
+        kvf__pool_release_sole(p, id);
+        return KVF_OK;
+    }
     if (id >= p->n || block_handle(manager, id) != block || !kvf__pool_holds(p, id))
         return kvf__fail(manager->error, KVF_E_STALE, "block handle %#llx: released before, or of another manager",
                          (unsigned long long)block);

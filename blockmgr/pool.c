@@ -98,8 +98,7 @@ void kvf__pool_hold(kvf__pool *p, uint32_t id) {
 
 void kvf__pool_release(kvf__pool *p, uint32_t id) {
     if (p->states[id] == KVF__HANDLE) {
-        p->heads[id].generation++;
-        put_back(p, id);
+        kvf__pool_release_sole(p, id);
         return;
     }
     if (!--p->entries[id].holds) p->heads[id].generation++;

@@ -80,6 +80,13 @@ uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *row, uint32_t n, uint32_t n_new,
 void kvf__pool_hold(kvf__pool *p, uint32_t id);
 void kvf__pool_release(kvf__pool *p, uint32_t id);
 
+/* The only one. */
+static inline void kvf__pool_release_sole(kvf__pool *p, uint32_t id) {
+    p->heads[id].generation++;
+    p->states[id] = KVF__FREE;
+    p->free_ids[p->n_free++] = id;
+}
+
 /* A pending copy pins both ends until it is done. At most one is pending per dst, since dst is always fresh. */
 void kvf__pool_pin(kvf__pool *p, uint32_t src, uint32_t dst);
 bool kvf__pool_copy_pending(const kvf__pool *p, uint32_t src, uint32_t dst);
