@@ -110,6 +110,19 @@ static kvf_status check_private(const kvf_manager *m, uint32_t t, kvf_error *err
     return KVF_OK;
 }
 
+/* What is noted about all tables of a sequence. */
+static kvf_status check_known(const kvf_manager *m, uint32_t t, kvf_error *err) {
+    const kvf__seq *seq = &m->seqs[t / m->seq_tables];
+    uint32_t n_blocks = kvf__n_blocks(m, t), room = n_blocks * m->config.block_size - m->n_slots[t];
+    if (seq->known_at > m->epoch) return BROKEN("table %u: known at %u, the epoch is %u", t, seq->known_at, m->epoch);
+    if (seq->known_at != m->epoch) return KVF_OK;
+    if (m->n_slots[t] > seq->longest || room < seq->room || (room && m->tail_at[t] != m->epoch) ||
+        (seq->has_scores && m->n_pages[t] != n_blocks))
+        return BROKEN("table %u: %u slots, room for %u, %u pages, but known are: at most %u, room for %u", t,
+                      m->n_slots[t], room, m->n_pages[t], seq->longest, seq->room);
+    return KVF_OK;
+}
+
 static kvf_status check_table(const kvf_manager *m, uint32_t t, kvf_error *err) {
     const kvf__table *table = &m->tables[t];
     const kvf__seq *seq = &m->seqs[t / m->seq_tables];
@@ -128,6 +141,7 @@ static kvf_status check_table(const kvf_manager *m, uint32_t t, kvf_error *err) 
     kvf_status s = count_row(m, &m->blocks, kvf__row(m, t), n_blocks, t, err);
     if (!s) s = count_row(m, &m->pages, kvf__score_row(m, t), n_pages, t, err);
     if (!s) s = check_private(m, t, err);
+    if (!s) s = check_known(m, t, err);
     return s;
 }
 

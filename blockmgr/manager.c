@@ -203,6 +203,7 @@ void kvf__epoch_begin(kvf_manager *m) {
     size_t bytes = (size_t)m->config.max_seqs * m->seq_tables * sizeof(uint32_t);
     memset(m->private_at, 0, bytes); /* the numbers begin again */
     memset(m->tail_at, 0, bytes);
+    for (uint32_t i = 0; i < m->config.max_seqs; i++) m->seqs[i].known_at = 0;
     m->epoch = 1;
 }
 

@@ -105,6 +105,7 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
     s = check_fork(manager, from * manager->seq_tables, copies);
     if (s) return s;
     uint32_t to = seq_open(manager);
+    manager->seqs[from].known_at = 0;
     manager->seqs[to].next_pos = manager->seqs[from].next_pos;
     manager->seqs[to].has_scores = manager->seqs[from].has_scores;
     for (uint32_t t = 0; t < manager->seq_tables; t++)
@@ -271,5 +272,6 @@ kvf_status kvf_seq_take_scores(kvf_manager *manager, kvf_seq seq, const uint32_t
         manager->n_pages[first + i] = n;
     }
     manager->seqs[index].has_scores = true;
+    manager->seqs[index].known_at = 0;
     return KVF_OK;
 }

@@ -95,6 +95,8 @@ Test(blockmgr_audit, every_damage_is_found) {
         {&m->private_at[s.ta], m->epoch + 1},
         {&m->tail_at[s.ta], m->epoch + 1},
         {&m->epoch, 0},
+        {&m->seqs[s.ta / 2].known_at, m->epoch},
+        {&m->seqs[s.ta / 2].known_at, m->epoch + 1},
         {&kvf__row(m, s.ta)[0], row[1]},
         {&kvf__row(m, s.ta)[0], KVF_NO_BLOCK},
         {&kvf__row(m, s.ta)[5], shared},
@@ -247,7 +249,9 @@ Test(blockmgr_audit, epochs_wrap) {
     kvf_manager *m = make((shape){1, 1, 1, 8, 16, 16, 2, 64});
     kvf_seq a = new_seq(m);
     OK(append(m, a, 20, list_of(&l)));
-    cr_assert_eq(m->epoch, 1u); /* noted at 1 */
+    expect_damage(m, &m->seqs[0].room, 5, 100);
+    expect_damage(m, &m->seqs[0].longest, 19, 101);
+    cr_assert(m->epoch == 1 && m->seqs[0].known_at == 1 && m->seqs[0].room == 4 && m->seqs[0].longest == 20);
     m->epoch = UINT32_MAX;
     kvf_block h;
     OK(kvf_block_hold(m, block(m, a, 0, 2), &h));
