@@ -10,7 +10,7 @@ static void clear(const kvf__pool *p) {
 /* References: appearances (in scratch) + holds + pins; and the state that follows from them. */
 static kvf_status check_state(const kvf__pool *p, const char *what, uint32_t id, kvf_error *err) {
     const kvf__entry *e = &p->entries[id];
-    uint32_t state = p->states[id], refs = p->heads[id].refs;
+    uint32_t state = *kvf__state(p, id), refs = p->heads[id].refs;
     if (state > KVF__COUNTED) return BROKEN("%s %u: state %u is none", what, id, state);
     if (state != KVF__COUNTED) {
         if (refs || e->holds || e->pins)
@@ -32,7 +32,7 @@ static kvf_status check_refs(const kvf__pool *p, const char *what, kvf_error *er
     for (uint32_t i = 0; i < p->n; i++) {
         kvf_status s = check_state(p, what, i, err);
         if (s) return s;
-        n_held += p->states[i] != KVF__FREE;
+        n_held += *kvf__state(p, i) != KVF__FREE;
         n_shared += kvf__pool_holders(p, i) > 1;
     }
     if (n_shared != p->n_shared) return BROKEN("%ss: n_shared %u, counted %u", what, p->n_shared, n_shared);
@@ -61,7 +61,7 @@ static kvf_status check_free(const kvf__pool *p, const char *what, kvf_error *er
     clear(p);
     for (uint32_t i = 0; i < p->n_free; i++) {
         uint32_t id = p->free_ids[i];
-        if (id >= p->n || p->states[id] != KVF__FREE)
+        if (id >= p->n || *kvf__state(p, id) != KVF__FREE)
             return BROKEN("%s %u: on the free list, but held or no id", what, id);
         if (p->entries[id].scratch++) return BROKEN("%s %u: on the free list twice", what, id);
     }
@@ -100,9 +100,9 @@ static kvf_status check_private(const kvf_manager *m, uint32_t t, kvf_error *err
         return BROKEN("table %u: private at %u, its last block at %u, the epoch is %u", t, m->private_at[t],
                       m->tail_at[t], m->epoch);
     for (uint32_t i = 0; kvf__is_private(m, t) && i < n_blocks; i++)
-        if (m->blocks.states[row[i]] != KVF__ROW)
+        if (*kvf__state(&m->blocks, row[i]) != KVF__ROW)
             return BROKEN("table %u: block %u has state %u, but the table counts as private", t, row[i],
-                          m->blocks.states[row[i]]);
+                          *kvf__state(&m->blocks, row[i]));
     if (m->tail_at[t] == m->epoch && m->n_slots[t] % m->config.block_size &&
         kvf__pool_holders(&m->blocks, row[n_blocks - 1]) > 1)
         return BROKEN("table %u: block %u, its last, counts as its own, but has %u holders", t, row[n_blocks - 1],

@@ -230,7 +230,7 @@ static void take_rows(kvf_manager *m, uint32_t first, step s) {
         for (uint32_t i = blocks_before(s, n_slots[k]), end = blocks_after(s, n_slots[k]); i < end; i++) {
             uint32_t id = *--top;
             row[i] = id;
-            states[id] = KVF__ROW;
+            states[kvf__state_at(id)] = KVF__ROW;
         }
     p->n_free = (uint32_t)(top - p->free_ids);
 }

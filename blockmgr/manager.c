@@ -192,7 +192,7 @@ kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out) {
                          "a block is missing: %u of %u are free and %u of these are promised", p->n_free, p->n,
                          p->n_promised);
     uint32_t id = p->free_ids[--p->n_free];
-    p->states[id] = KVF__HANDLE;
+    *kvf__state(p, id) = KVF__HANDLE;
     p->n_held_max = KVF__MAX(p->n_held_max, p->n - p->n_free);
     *out = block_handle(manager, id);
     return KVF_OK;
@@ -226,7 +226,7 @@ kvf_status kvf_block_release(kvf_manager *manager, kvf_block block) {
     if (!manager) return KVF_E_INVALID;
     kvf__pool *p = &manager->blocks;
     uint32_t id = kvf_block_id(block);
-    if (id < p->n && p->states[id] == KVF__HANDLE && block_handle(manager, id) == block) { /* the usual case */
+    if (id < p->n && *kvf__state(p, id) == KVF__HANDLE && block_handle(manager, id) == block) { /* the usual case */
         kvf__pool_release_sole(p, id);
         return KVF_OK;
     }

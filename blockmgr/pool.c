@@ -4,7 +4,8 @@
 void kvf__pool_carve(kvf__pool *p, kvf__slab *slab, uint32_t n) {
     p->n = n;
     p->free_ids = kvf__slab_take(slab, n, sizeof *p->free_ids);
-    p->states = kvf__slab_take(slab, n, sizeof *p->states);
+    p->states = kvf__slab_take(slab, ((size_t)n + KVF__STATE_GROUP - 1) / KVF__STATE_GROUP * KVF__STATE_GROUP,
+                               sizeof *p->states);
     p->heads = kvf__slab_take(slab, n, sizeof *p->heads);
     p->entries = kvf__slab_take(slab, n, sizeof *p->entries);
 }
@@ -13,7 +14,7 @@ void kvf__pool_init(kvf__pool *p, uint32_t generation) {
     p->n_free = p->n;
     for (uint32_t i = 0; i < p->n; i++) {
         p->free_ids[i] = p->n - 1 - i;
-        p->states[i] = KVF__FREE;
+        *kvf__state(p, i) = KVF__FREE;
         p->heads[i] = (kvf__head){.generation = generation};
         p->entries[i] = (kvf__entry){.copy_src = KVF_NO_BLOCK};
     }
@@ -25,23 +26,23 @@ void kvf__pool_take(kvf__pool *p, uint32_t *restrict row, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t id = *--top;
         row[i] = id;
-        states[id] = KVF__ROW;
+        states[kvf__state_at(id)] = KVF__ROW;
     }
     p->n_free -= n;
     p->n_held_max = KVF__MAX(p->n_held_max, p->n - p->n_free);
 }
 
 static void put_back(kvf__pool *p, uint32_t id) {
-    p->states[id] = KVF__FREE;
+    *kvf__state(p, id) = KVF__FREE;
     p->free_ids[p->n_free++] = id;
 }
 
 /* From here on refs, pins and holds count. */
 static void count(kvf__pool *p, uint32_t id) {
-    if (p->states[id] == KVF__COUNTED) return;
+    if (*kvf__state(p, id) == KVF__COUNTED) return;
     p->heads[id].refs = 1;
-    p->entries[id].holds = p->states[id] == KVF__HANDLE;
-    p->states[id] = KVF__COUNTED;
+    p->entries[id].holds = *kvf__state(p, id) == KVF__HANDLE;
+    *kvf__state(p, id) = KVF__COUNTED;
 }
 
 /* One reference less of a counted id; true when it was the last. */
@@ -49,7 +50,7 @@ static bool unref(kvf__pool *p, uint32_t id) {
     kvf__entry *e = &p->entries[id];
     uint32_t refs = --p->heads[id].refs;
     if (refs > 1 || e->pins) return false;
-    if (refs) p->states[id] = e->holds ? KVF__HANDLE : KVF__ROW;
+    if (refs) *kvf__state(p, id) = e->holds ? KVF__HANDLE : KVF__ROW;
     p->heads[id].refs = e->holds = 0;
     if (!refs) put_back(p, id);
     return !refs;
@@ -67,7 +68,7 @@ static bool drop_counted(kvf__pool *p, uint32_t id) {
 }
 
 bool kvf__pool_drop(kvf__pool *p, uint32_t id) {
-    if (p->states[id] == KVF__COUNTED) return drop_counted(p, id);
+    if (*kvf__state(p, id) == KVF__COUNTED) return drop_counted(p, id);
     put_back(p, id);
     return true;
 }
@@ -78,10 +79,19 @@ uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *restrict row, uint32_t n, uint32
     uint8_t *restrict states = p->states;
     if (n <= n_new) return 0;
     if (is_private) {
-        for (uint32_t i = n; i-- > n_new;) {
-            uint32_t id = row[i];
-            *top++ = id;
-            states[id] = KVF__FREE;
+        uint32_t i = n;
+        for (; i >= n_new + 4; i -= 4) {
+            uint32_t a = row[i - 1], b = row[i - 2], c = row[i - 3], d = row[i - 4];
+            top[0] = a, top[1] = b, top[2] = c, top[3] = d;
+            top += 4;
+            states[kvf__state_at(a)] = KVF__FREE;
+            states[kvf__state_at(b)] = KVF__FREE;
+            states[kvf__state_at(c)] = KVF__FREE;
+            states[kvf__state_at(d)] = KVF__FREE;
+        }
+        while (i-- > n_new) {
+            *top++ = row[i];
+            states[kvf__state_at(row[i])] = KVF__FREE;
         }
         p->n_free += n - n_new;
     } else {
@@ -97,7 +107,7 @@ void kvf__pool_hold(kvf__pool *p, uint32_t id) {
 }
 
 void kvf__pool_release(kvf__pool *p, uint32_t id) {
-    if (p->states[id] == KVF__HANDLE) {
+    if (*kvf__state(p, id) == KVF__HANDLE) {
         kvf__pool_release_sole(p, id);
         return;
     }

@@ -8,7 +8,7 @@
  *
  *       free_ids  [ 7 | 3 | 9 | 0 | . . . . . ]    a stack, so taking and freeing are O(1)
  *                                 ^ n_free
- *       states    [ one byte per id: all that a life in one table's row ever touches ]
+ *       states    [ one byte per id: all that a life in one table's row ever touches; kvf__state ]
  *       heads     [ refs generation ]                per id, read for handles and for what is counted
  *       entries   [ pins holds copy_src scratch ]    per id, the rest
  */
@@ -51,15 +51,22 @@ typedef struct kvf__pool {
     kvf__entry *entries;
 } kvf__pool;
 
+/* Where an id's state lies: among its 4,096 neighbours, with the next 6 bits of the id mixed into the number of the cache
+ * line. Sequences that grow in step have ids a power of two apart, which would share few of the cache's sets. */
+#define KVF__STATE_GROUP 4096u
+static inline size_t kvf__state_at(uint32_t id) { return id ^ (id >> 6 & 0xfc0u); }
+static inline uint8_t *kvf__state(const kvf__pool *p, uint32_t id) { return p->states + kvf__state_at(id); }
+
 static inline uint32_t kvf__pool_spare(const kvf__pool *p) { return p->n_free - p->n_promised; }
 static inline uint32_t kvf__pool_refs(const kvf__pool *p, uint32_t id) {
-    return p->states[id] == KVF__COUNTED ? p->heads[id].refs : p->states[id] != KVF__FREE;
+    return *kvf__state(p, id) == KVF__COUNTED ? p->heads[id].refs : *kvf__state(p, id) != KVF__FREE;
 }
 static inline uint32_t kvf__pool_holders(const kvf__pool *p, uint32_t id) {
-    return p->states[id] == KVF__COUNTED ? p->heads[id].refs - p->entries[id].pins : p->states[id] != KVF__FREE;
+    return *kvf__state(p, id) == KVF__COUNTED ? p->heads[id].refs - p->entries[id].pins
+                                              : *kvf__state(p, id) != KVF__FREE;
 }
 static inline uint32_t kvf__pool_holds(const kvf__pool *p, uint32_t id) {
-    return p->states[id] == KVF__COUNTED ? p->entries[id].holds : p->states[id] == KVF__HANDLE;
+    return *kvf__state(p, id) == KVF__COUNTED ? p->entries[id].holds : *kvf__state(p, id) == KVF__HANDLE;
 }
 
 /* Lays the pool out in a slab. */
@@ -83,7 +90,7 @@ void kvf__pool_release(kvf__pool *p, uint32_t id);
 /* The only one. */
 static inline void kvf__pool_release_sole(kvf__pool *p, uint32_t id) {
     p->heads[id].generation++;
-    p->states[id] = KVF__FREE;
+    *kvf__state(p, id) = KVF__FREE;
     p->free_ids[p->n_free++] = id;
 }
 

@@ -117,7 +117,7 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
 static void empty_table(kvf_manager *m, uint32_t t, uint32_t layer) {
     uint32_t n_blocks = kvf__n_blocks(m, t);
     (void)kvf__pool_trim(&m->blocks, kvf__row(m, t), n_blocks, 0, kvf__is_private(m, t));
-    (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), m->n_pages[t], 0, false);
+    if (m->n_pages[t]) (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), m->n_pages[t], 0, false);
     m->layer_blocks[layer] -= n_blocks;
     m->layer_slots[layer] -= m->n_slots[t];
     m->n_slots[t] = m->n_pages[t] = 0;
@@ -183,7 +183,7 @@ uint32_t kvf__table_private(kvf_manager *m, uint32_t t) {
     const uint32_t *row = kvf__row(m, t);
     for (uint32_t i = 0; i < n_blocks; i++) {
         n_private += kvf__pool_holders(&m->blocks, row[i]) == 1;
-        n_sole += m->blocks.states[row[i]] == KVF__ROW;
+        n_sole += *kvf__state(&m->blocks, row[i]) == KVF__ROW;
     }
     if (n_sole == n_blocks) m->private_at[t] = m->tail_at[t] = m->epoch;
     return n_private;

@@ -55,7 +55,7 @@ Test(blockmgr_audit, every_damage_is_found) {
     const uint32_t *row = kvf__row(m, s.ta), *score_row = kvf__score_row(m, s.ta),
                    *last = &s.l.items[s.l.list.n - 1].src;
     uint32_t shared = row[0], unused = p->free_ids[0], src = last[0], dst = last[1];
-    cr_assert(p->states[shared] == KVF__COUNTED && p->states[src] == KVF__COUNTED);
+    cr_assert(*kvf__state(p, shared) == KVF__COUNTED && *kvf__state(p, src) == KVF__COUNTED);
     struct {
         uint32_t *word, value;
     } damage[] = {
@@ -126,10 +126,10 @@ Test(blockmgr_audit, every_damage_is_found) {
                   {unused, KVF__HANDLE},      {unused, KVF__COUNTED},     {dst, KVF__ROW}, {m->fresh[0], KVF__FREE},
                   {m->fresh[0], KVF__HANDLE}, {m->fresh[0], KVF__COUNTED}};
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
-        uint8_t right = p->states[states[i].id];
-        p->states[states[i].id] = (uint8_t)states[i].state;
+        uint8_t right = *kvf__state(p, states[i].id);
+        *kvf__state(p, states[i].id) = (uint8_t)states[i].state;
         FAILS(KVF_E_CORRUPT, kvf_audit(m, NULL));
-        p->states[states[i].id] = right;
+        *kvf__state(p, states[i].id) = right;
     }
     m->layer_slots[0]++;
     FAILS(KVF_E_CORRUPT, kvf_audit(m, NULL));
