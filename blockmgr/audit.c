@@ -13,7 +13,7 @@ static kvf_status check_state(const kvf__pool *p, const char *what, uint32_t id,
     uint32_t state = *kvf__state(p, id), refs = p->heads[id].refs;
     if (state > KVF__COUNTED) return BROKEN("%s %u: state %u is none", what, id, state);
     if (state != KVF__COUNTED) {
-        if (refs || e->holds || e->pins)
+        if ((refs && (state == KVF__ROW || refs != KVF__ONE_HOLD)) || e->holds || e->pins)
             return BROKEN("%s %u: state %u, but %u references, %u holds, %u pins are noted", what, id, state, refs,
                           e->holds, e->pins);
         if (e->scratch != (state == KVF__ROW))
@@ -32,7 +32,7 @@ static kvf_status check_refs(const kvf__pool *p, const char *what, kvf_error *er
     for (uint32_t i = 0; i < p->n; i++) {
         kvf_status s = check_state(p, what, i, err);
         if (s) return s;
-        n_held += *kvf__state(p, i) != KVF__FREE;
+        n_held += kvf__pool_refs(p, i) != 0;
         n_shared += kvf__pool_holders(p, i) > 1;
     }
     if (n_shared != p->n_shared) return BROKEN("%ss: n_shared %u, counted %u", what, p->n_shared, n_shared);
@@ -61,8 +61,7 @@ static kvf_status check_free(const kvf__pool *p, const char *what, kvf_error *er
     clear(p);
     for (uint32_t i = 0; i < p->n_free; i++) {
         uint32_t id = p->free_ids[i];
-        if (id >= p->n || *kvf__state(p, id) != KVF__FREE)
-            return BROKEN("%s %u: on the free list, but held or no id", what, id);
+        if (id >= p->n || kvf__pool_refs(p, id)) return BROKEN("%s %u: on the free list, but held or no id", what, id);
         if (p->entries[id].scratch++) return BROKEN("%s %u: on the free list twice", what, id);
     }
     return KVF_OK;

@@ -191,9 +191,7 @@ kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out) {
         return kvf__fail(manager->error, KVF_E_NO_BLOCKS,
                          "a block is missing: %u of %u are free and %u of these are promised", p->n_free, p->n,
                          p->n_promised);
-    uint32_t id = p->free_ids[--p->n_free];
-    *kvf__state(p, id) = KVF__HANDLE;
-    p->n_held_max = KVF__MAX(p->n_held_max, p->n - p->n_free);
+    uint32_t id = kvf__pool_take_held(p);
     *out = block_handle(manager, id);
     return KVF_OK;
 }
@@ -214,7 +212,7 @@ kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
     if (id >= p->n) return kvf__fail(manager->error, KVF_E_STALE, "block %u: there are %u", id, p->n);
     uint32_t n_holders = kvf__pool_holders(p, id);
     if (!n_holders) return kvf__fail(manager->error, KVF_E_STALE, "block %u: nobody holds it", id);
-    if (kvf__pool_refs(p, id) == UINT32_MAX)
+    if (kvf__pool_refs(p, id) == KVF__ONE_HOLD - 1)
         return kvf__fail(manager->error, KVF_E_LIMIT, "block %u: has %u holders", id, n_holders);
     if (n_holders == 1 && !kvf__pool_holds(p, id)) kvf__epoch_begin(manager);
     kvf__pool_hold(p, id);
@@ -226,8 +224,8 @@ kvf_status kvf_block_release(kvf_manager *manager, kvf_block block) {
     if (!manager) return KVF_E_INVALID;
     kvf__pool *p = &manager->blocks;
     uint32_t id = kvf_block_id(block);
-    if (id < p->n && *kvf__state(p, id) == KVF__HANDLE && block_handle(manager, id) == block) { /* the usual case */
-        kvf__pool_release_sole(p, id);
+    if (id < p->n && p->heads[id].refs == KVF__ONE_HOLD && p->heads[id].generation == block >> 32) { /* as most are */
+        kvf__pool_release_held(p, id);
         return KVF_OK;
     }
     if (id >= p->n || block_handle(manager, id) != block || !kvf__pool_holds(p, id))

@@ -14,7 +14,7 @@ void kvf__pool_init(kvf__pool *p, uint32_t generation) {
     p->n_free = p->n;
     for (uint32_t i = 0; i < p->n; i++) {
         p->free_ids[i] = p->n - 1 - i;
-        *kvf__state(p, i) = KVF__FREE;
+        *kvf__state(p, i) = KVF__APART;
         p->heads[i] = (kvf__head){.generation = generation};
         p->entries[i] = (kvf__entry){.copy_src = KVF_NO_BLOCK};
     }
@@ -33,15 +33,15 @@ void kvf__pool_take(kvf__pool *p, uint32_t *restrict row, uint32_t n) {
 }
 
 static void put_back(kvf__pool *p, uint32_t id) {
-    *kvf__state(p, id) = KVF__FREE;
+    *kvf__state(p, id) = KVF__APART;
     p->free_ids[p->n_free++] = id;
 }
 
 /* From here on refs, pins and holds count. */
 static void count(kvf__pool *p, uint32_t id) {
     if (*kvf__state(p, id) == KVF__COUNTED) return;
+    p->entries[id].holds = p->heads[id].refs == KVF__ONE_HOLD;
     p->heads[id].refs = 1;
-    p->entries[id].holds = *kvf__state(p, id) == KVF__HANDLE;
     *kvf__state(p, id) = KVF__COUNTED;
 }
 
@@ -50,9 +50,12 @@ static bool unref(kvf__pool *p, uint32_t id) {
     kvf__entry *e = &p->entries[id];
     uint32_t refs = --p->heads[id].refs;
     if (refs > 1 || e->pins) return false;
-    if (refs) *kvf__state(p, id) = e->holds ? KVF__HANDLE : KVF__ROW;
-    p->heads[id].refs = e->holds = 0;
-    if (!refs) put_back(p, id);
+    p->heads[id].refs = e->holds ? KVF__ONE_HOLD : 0;
+    if (refs)
+        *kvf__state(p, id) = e->holds ? KVF__APART : KVF__ROW;
+    else
+        put_back(p, id);
+    e->holds = 0;
     return !refs;
 }
 
@@ -84,14 +87,14 @@ uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *restrict row, uint32_t n, uint32
             uint32_t a = row[i - 1], b = row[i - 2], c = row[i - 3], d = row[i - 4];
             top[0] = a, top[1] = b, top[2] = c, top[3] = d;
             top += 4;
-            states[kvf__state_at(a)] = KVF__FREE;
-            states[kvf__state_at(b)] = KVF__FREE;
-            states[kvf__state_at(c)] = KVF__FREE;
-            states[kvf__state_at(d)] = KVF__FREE;
+            states[kvf__state_at(a)] = KVF__APART;
+            states[kvf__state_at(b)] = KVF__APART;
+            states[kvf__state_at(c)] = KVF__APART;
+            states[kvf__state_at(d)] = KVF__APART;
         }
         while (i-- > n_new) {
             *top++ = row[i];
-            states[kvf__state_at(row[i])] = KVF__FREE;
+            states[kvf__state_at(row[i])] = KVF__APART;
         }
         p->n_free += n - n_new;
     } else {
@@ -107,8 +110,8 @@ void kvf__pool_hold(kvf__pool *p, uint32_t id) {
 }
 
 void kvf__pool_release(kvf__pool *p, uint32_t id) {
-    if (*kvf__state(p, id) == KVF__HANDLE) {
-        kvf__pool_release_sole(p, id);
+    if (p->heads[id].refs == KVF__ONE_HOLD) {
+        kvf__pool_release_held(p, id);
         return;
     }
     if (!--p->entries[id].holds) p->heads[id].generation++;

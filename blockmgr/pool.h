@@ -19,13 +19,13 @@
 #include "kvfold/blockmgr.h"
 
 /* Most ids live and die in one row. For them the state says it all, their refs, pins and holds are 0 and nobody looks:
- * a byte per id stays in the nearest cache where eight do not. */
+ * a byte per id stays in the nearest cache where eight do not. An id that one handle alone holds is known by its head. */
 enum {
-    KVF__FREE,    /* on the free stack */
+    KVF__APART,   /* in no row: free (refs 0), or one reference, a hold (refs KVF__ONE_HOLD) */
     KVF__ROW,     /* one reference: an appearance in a table or fresh row */
-    KVF__HANDLE,  /* one reference: a hold */
     KVF__COUNTED, /* refs, pins and holds count: all that is none of the above */
 };
+#define KVF__ONE_HOLD UINT32_MAX /* no count: more references than that are refused */
 
 typedef struct kvf__head {
     uint32_t refs;
@@ -41,7 +41,7 @@ typedef struct kvf__entry {
 
 /* Invariant: n_promised <= n_free <= n; n_promised is the sum over the tables; n_shared counts ids with two or more
  * holders. Of a counted id, refs = appearances in tables and fresh rows + holds + pins, and that is two or more or a
- * pin; of another, refs = pins = holds = 0. pins = (copy_src is set) + pending copies that read this id; scratch = 0
+ * pin; of another, pins = holds = 0. pins = (copy_src is set) + pending copies that read this id; scratch = 0
  * between calls. */
 typedef struct kvf__pool {
     uint32_t n, n_free, n_promised, n_held_max, n_shared;
@@ -59,14 +59,14 @@ static inline uint8_t *kvf__state(const kvf__pool *p, uint32_t id) { return p->s
 
 static inline uint32_t kvf__pool_spare(const kvf__pool *p) { return p->n_free - p->n_promised; }
 static inline uint32_t kvf__pool_refs(const kvf__pool *p, uint32_t id) {
-    return *kvf__state(p, id) == KVF__COUNTED ? p->heads[id].refs : *kvf__state(p, id) != KVF__FREE;
+    uint32_t state = *kvf__state(p, id), refs = p->heads[id].refs;
+    return state == KVF__COUNTED ? refs : state == KVF__ROW || refs != 0;
 }
 static inline uint32_t kvf__pool_holders(const kvf__pool *p, uint32_t id) {
-    return *kvf__state(p, id) == KVF__COUNTED ? p->heads[id].refs - p->entries[id].pins
-                                              : *kvf__state(p, id) != KVF__FREE;
+    return kvf__pool_refs(p, id) - p->entries[id].pins;
 }
 static inline uint32_t kvf__pool_holds(const kvf__pool *p, uint32_t id) {
-    return *kvf__state(p, id) == KVF__COUNTED ? p->entries[id].holds : *kvf__state(p, id) == KVF__HANDLE;
+    return p->heads[id].refs == KVF__ONE_HOLD ? 1 : p->entries[id].holds;
 }
 
 /* Lays the pool out in a slab. */
@@ -87,10 +87,15 @@ uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *row, uint32_t n, uint32_t n_new,
 void kvf__pool_hold(kvf__pool *p, uint32_t id);
 void kvf__pool_release(kvf__pool *p, uint32_t id);
 
-/* The only one. */
-static inline void kvf__pool_release_sole(kvf__pool *p, uint32_t id) {
-    p->heads[id].generation++;
-    *kvf__state(p, id) = KVF__FREE;
+/* A free id for one hold, its only reference; and back. */
+static inline uint32_t kvf__pool_take_held(kvf__pool *p) {
+    uint32_t id = p->free_ids[--p->n_free];
+    p->heads[id].refs = KVF__ONE_HOLD;
+    p->n_held_max = KVF__MAX(p->n_held_max, p->n - p->n_free);
+    return id;
+}
+static inline void kvf__pool_release_held(kvf__pool *p, uint32_t id) {
+    p->heads[id] = (kvf__head){0, p->heads[id].generation + 1};
     p->free_ids[p->n_free++] = id;
 }
 

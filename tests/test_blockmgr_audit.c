@@ -63,6 +63,8 @@ Test(blockmgr_audit, every_damage_is_found) {
         {&p->heads[shared].refs, 3},
         {&p->entries[shared].holds, 1},
         {&p->heads[unused].refs, 1},
+        {&p->heads[unused].refs, KVF__ONE_HOLD},
+        {&p->heads[m->fresh[0]].refs, KVF__ONE_HOLD},
         {&p->entries[unused].holds, 1},
         {&p->entries[src].pins, 0},
         {&p->entries[dst].copy_src, unused},
@@ -122,9 +124,9 @@ Test(blockmgr_audit, every_damage_is_found) {
     AUDIT(m);
     const struct {
         uint32_t id, state;
-    } states[] = {{shared, KVF__ROW},         {shared, KVF__FREE},        {shared, 4},     {unused, KVF__ROW},
-                  {unused, KVF__HANDLE},      {unused, KVF__COUNTED},     {dst, KVF__ROW}, {m->fresh[0], KVF__FREE},
-                  {m->fresh[0], KVF__HANDLE}, {m->fresh[0], KVF__COUNTED}};
+    } states[] = {{shared, KVF__ROW}, {shared, KVF__APART},      {shared, 3},
+                  {unused, KVF__ROW}, {unused, KVF__COUNTED},    {dst, KVF__ROW},
+                  {dst, KVF__APART},  {m->fresh[0], KVF__APART}, {m->fresh[0], KVF__COUNTED}};
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
         uint8_t right = *kvf__state(p, states[i].id);
         *kvf__state(p, states[i].id) = (uint8_t)states[i].state;
@@ -279,7 +281,7 @@ Test(blockmgr_audit, generations_wrap) {
     cr_assert(kvf_block_id(x) == kvf_block_id(y) && x != y);
     FAILS(KVF_E_STALE, kvf_block_release(m, x));
     OK(kvf_block_hold(m, 0, &x));
-    m->blocks.heads[0].refs = UINT32_MAX; /* 2^32 holders are refused */
+    m->blocks.heads[0].refs = UINT32_MAX - 1; /* 2^32 holders are refused */
     FAILS(KVF_E_LIMIT, kvf_block_hold(m, 0, &x));
     m->blocks.heads[0].refs = 2;
     AUDIT(m);
