@@ -220,18 +220,22 @@ kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
     return KVF_OK;
 }
 
+static kvf_status release_counted(kvf_manager *m, kvf_block block) {
+    uint32_t id = (uint32_t)block;
+    if (id >= m->blocks.n || block_handle(m, id) != block || !kvf__pool_holds(&m->blocks, id))
+        return kvf__fail(m->error, KVF_E_STALE, "block handle %#llx: released before, or of another manager",
+                         (unsigned long long)block);
+    kvf__pool_release(&m->blocks, id);
+    return KVF_OK;
+}
+
 kvf_status kvf_block_release(kvf_manager *manager, kvf_block block) {
     if (!manager) return KVF_E_INVALID;
     kvf__pool *p = &manager->blocks;
-    uint32_t id = kvf_block_id(block);
-    if (id < p->n && p->heads[id].refs == KVF__ONE_HOLD && p->heads[id].generation == block >> 32) { /* as most are */
-        kvf__pool_release_held(p, id);
-        return KVF_OK;
-    }
-    if (id >= p->n || block_handle(manager, id) != block || !kvf__pool_holds(p, id))
-        return kvf__fail(manager->error, KVF_E_STALE, "block handle %#llx: released before, or of another manager",
-                         (unsigned long long)block);
-    kvf__pool_release(p, id);
+    uint32_t id = (uint32_t)block;
+    if (id >= p->n || p->heads[id].refs != KVF__ONE_HOLD || p->heads[id].generation != block >> 32)
+        return release_counted(manager, block);
+    kvf__pool_release_held(p, id);
     return KVF_OK;
 }
 

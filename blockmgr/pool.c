@@ -110,10 +110,6 @@ void kvf__pool_hold(kvf__pool *p, uint32_t id) {
 }
 
 void kvf__pool_release(kvf__pool *p, uint32_t id) {
-    if (p->heads[id].refs == KVF__ONE_HOLD) {
-        kvf__pool_release_held(p, id);
-        return;
-    }
     if (!--p->entries[id].holds) p->heads[id].generation++;
     (void)drop_counted(p, id);
 }

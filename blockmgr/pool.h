@@ -83,7 +83,7 @@ bool kvf__pool_drop(kvf__pool *p, uint32_t id);
 /* Drops the tail of a row of n ids down to n_new; returns how many fell free. is_private: all are in state ROW. */
 uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *row, uint32_t n, uint32_t n_new, bool is_private);
 
-/* One hold more on an id that has a holder; one less. */
+/* One hold more on an id that has a holder; one less on a counted id. */
 void kvf__pool_hold(kvf__pool *p, uint32_t id);
 void kvf__pool_release(kvf__pool *p, uint32_t id);
 
