@@ -102,6 +102,10 @@ static const kvf__arg memory_args[] = {
      NULL},
     {"context", "N", "positions a request may reach; it then ends with length", "the model's", KVF__ARG_COUNT,
      AT(context), 2, U32_LIMIT, NULL},
+    {"deterministic", NULL,
+     "an answer is the same to the byte whatever runs beside it: for any max-running, threads, chunk and order of "
+     "lines, after --resume, and when memory was short; long prompts take about a tenth longer",
+     NULL, KVF__ARG_FLAG, AT(deterministic), 0, 0, NULL},
 };
 static const kvf__arg_group memory_group = {"Memory and batch", memory_args, N(memory_args), NULL};
 

@@ -98,6 +98,9 @@ typedef struct kvf_forward {
     uint32_t n_out;
     float *logits; /* [n_out][n_vocab] */
     kvf_cpu_path path;
+    /* 1: a row's products give bits that depend on the row and the weights alone: not on what else is in the batch, its
+     * place there, or the number of threads. With many rows about a tenth slower. */
+    int deterministic;
 } kvf_forward;
 
 /** Runs the pass: writes K and V of the new tokens into the pages, fills the mass and the logits.
