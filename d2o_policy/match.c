@@ -105,10 +105,9 @@ static void match_chunk(const kvf__call *c, const kvf__head *h, const kvf__scrat
     }
 }
 
-enum {
-    FEW = 2,
-    GROUP = 16
-}; /* evicted rows for which packing the kept ones costs more than it saves; rows of cosines */
+/* FEW: evicted rows for which packing the kept ones costs more than it saves. GROUP: rows of one call of cosines. AHEAD:
+ * rows that are asked for before they are read. */
+enum { FEW = 2, GROUP = 16, AHEAD = 64 };
 
 /* The nearest kept key of the evicted row whose panel is given, straight from the pages. Rows past the table's end, and the
  * evicted ones, are computed with the others and passed over. */
@@ -120,12 +119,12 @@ static void match_row(const kvf__call *c, const kvf__head *h, const kvf__scratch
     kvf__best best = {-2.0f, UINT32_MAX, KVF__NONE};
     for (uint32_t begin = 0; begin < n; begin += GROUP) {
         float u[GROUP];
-        if (group == GROUP)
-            c->kernels->cosines(p->dtype, kvf__k_row(h, begin), p->head_dim, panel, rnorm, u);
-        else /* two blocks of 8 rows: side by side in the scratch */
+        const void *rows = group == GROUP ? kvf__k_row(h, begin) : x->tile, *ahead = rows;
+        if (begin + AHEAD < n) ahead = kvf__k_row(h, begin + AHEAD);
+        if (group != GROUP) /* two blocks of 8 rows: side by side in the scratch */
             for (uint32_t i = 0; i < GROUP && begin + i < n; i += group)
                 memcpy((unsigned char *)x->tile + i * row_bytes, kvf__k_row(h, begin + i), group * row_bytes);
-        if (group != GROUP) c->kernels->cosines(p->dtype, x->tile, p->head_dim, panel, rnorm, u);
+        c->kernels->cosines(p->dtype, rows, ahead, p->head_dim, panel, rnorm, u);
         for (uint32_t i = 0, slot = begin; i < GROUP && slot < n; i++, slot++)
             if (u[i] >= best.u && !x->evicted[slot]) kvf__raise(&best, u[i], p->pos[kvf__slot_index(h, slot)], slot);
     }

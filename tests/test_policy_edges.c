@@ -195,7 +195,7 @@ Test(policy_edges, cosines_from_pages_are_those_of_panels) {
             for (int half = 0; half < ROWS / 8; half++)
                 k->pack(dtype, at + 8 * half, D, panels[half], norms + 8 * half);
             k->pack(dtype, at + 8, D, x, x_norms);
-            k->cosines(dtype, pages, D, x + 2, x_norms[2], u); /* row 10 */
+            k->cosines(dtype, pages, pages, D, x + 2, x_norms[2], u); /* row 10 */
             for (int r = 0; r < ROWS; r++) {
                 kvf__tile tile = {.panels = panels[r / 8], .rnorm = {norms[r]}, .n = 1};
                 float one[3 * D * 8] = {0};

@@ -43,7 +43,9 @@ static void nearest(const kvf__tile *tile, const float *panel, uint32_t r, uint3
         }
 }
 
-static void cosines(kvf_dtype dtype, const void *rows, uint32_t d, const float *x, float x_rnorm, float u[16]) {
+static void cosines(kvf_dtype dtype, const void *rows, const void *ahead, uint32_t d, const float *x, float x_rnorm,
+                    float u[16]) {
+    (void)ahead;
     size_t row_bytes = d * kvf_dtype_bytes(dtype);
     for (uint32_t c = 0; c < 16; c++) {
         const void *row = (const unsigned char *)rows + c * row_bytes;

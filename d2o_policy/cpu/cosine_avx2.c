@@ -85,14 +85,17 @@ static inline __m256 rnorm8(__m256 sum) {
 }
 
 /* Two groups of 8 rows, transposed in registers: the folds of one hide the latency of the other's. */
-void kvf__policy_cosines_avx2(kvf_dtype dtype, const void *rows, uint32_t d, const float *x, float x_rnorm,
-                              float u[16]) {
+void kvf__policy_cosines_avx2(kvf_dtype dtype, const void *rows, const void *ahead, uint32_t d, const float *x,
+                              float x_rnorm, float u[16]) {
     __m256 dot[2], sum[2], r[8];
     dot[0] = dot[1] = sum[0] = sum[1] = _mm256_setzero_ps();
     size_t row_bytes = d * kvf_dtype_bytes(dtype);
+    const unsigned char *next = ahead; /* by the end all of its lines: 16 rows in d / 4 turns */
     for (uint32_t i = 0; i < d; i += 8, x += 8 * KVF__PANEL)
         for (uint32_t half = 0; half < 2; half++) {
             const unsigned char *from = (const unsigned char *)rows + half * 8 * row_bytes;
+            for (size_t line = 0; line < row_bytes / d; line++, next += 64)
+                _mm_prefetch((const char *)next, _MM_HINT_T0);
             for (uint32_t c = 0; c < 8; c++) r[c] = load8(dtype, from + c * row_bytes, i);
             transpose8(r);
             for (uint32_t c = 0; c < 8; c++) {
