@@ -8,14 +8,11 @@ typedef struct normalizer {
     double max, log_sum;
 } normalizer;
 
+/* The likeliest token's logit and log-probability say both. */
 static normalizer normalize(const float *logits, uint32_t n_vocab) {
-    float max = -INFINITY;
-    for (uint32_t i = 0; i < n_vocab; i++)
-        if (logits[i] > max) max = logits[i];
-    double sum = 0;
-    for (uint32_t i = 0; i < n_vocab; i++)
-        if (logits[i] == logits[i]) sum += exp((double)logits[i] - (double)max);
-    return (normalizer){(double)max, log(sum)};
+    double logprob;
+    uint32_t best = kvf_sample(&(kvf_sampling){.temperature = 0}, 0, logits, n_vocab, NULL, &logprob);
+    return (normalizer){(double)logits[best], -logprob};
 }
 
 /* Natural log of the probability of one token. */
