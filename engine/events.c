@@ -3,11 +3,6 @@
 
 #include "engine/internal.h"
 
-/* Whether a request's policy looks at the attention mass at all: with rho 1 nothing is ever evicted. */
-int kvf__policy_observes(const kvf_policy_options *o) {
-    return o->ops->needs != 0 && !(o->rho >= 1 && o->budget_tokens == 0);
-}
-
 static kvf_policy_batch batch_base(kvf_engine *e) {
     return (kvf_policy_batch){.struct_size = sizeof(kvf_policy_batch),
                               .view = &e->view,
@@ -121,13 +116,16 @@ static uint32_t collect(kvf_engine *e, uint32_t row, kvf_moment moment, kvf_even
     return n_events;
 }
 
-/* The first compaction of requests whose prompt fitted the budget: before the token that would exceed it. */
+/* Before a token is appended: the first compaction of requests whose prompt fitted the budget, and that of requests whose
+ * budget has changed. */
 kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     uint32_t n = 0;
     for (kvf__live *r = e->first; r; r = r->next) {
         uint32_t index;
-        if (!r->seq || r->in_prompt || !r->policy.ops->match || kvf_seq_index(e->manager, r->seq, &index)) continue;
-        if (kvf_policy_sizes(e->policies, index)) continue;
+        if (!r->seq || r->in_prompt || kvf_seq_index(e->manager, r->seq, &index)) continue;
+        int changed = r->changed;
+        r->changed = 0;
+        if (!kvf_policy_evicts(&r->policy) || (!changed && kvf_policy_sizes(e->policies, index))) continue;
         e->rows[n] = r;
         e->seqs[n++] = r->seq;
     }

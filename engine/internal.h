@@ -32,7 +32,8 @@ typedef struct kvf__live {
     uint32_t n_stop;
     size_t stop_bytes_max;
     int ignore_end, in_prompt, abort;
-    char *text; /* bytes of the generated tokens */
+    int changed; /* its budget: due before the next step */
+    char *text;  /* bytes of the generated tokens */
     size_t text_bytes, text_capacity;
     uint32_t n_preempted;
     uint64_t blocks_needed; /* of its exact sizes, once they found no room */
@@ -108,7 +109,6 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err);
 kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err);
 kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error *err);
 kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass);
-int kvf__policy_observes(const kvf_policy_options *options);
 
 /* request.c */
 void kvf__live_note_lone(kvf_engine *e);

@@ -142,6 +142,27 @@ kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_re
     return KVF_OK;
 }
 
+kvf_status kvf_engine_set_budget(kvf_engine *e, kvf_request request, double rho, uint32_t budget_tokens,
+                                 kvf_error *err) {
+    if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
+    kvf__live *r = kvf__live_find(e, request);
+    if (!r)
+        return kvf__fail(err, KVF_E_NOT_FOUND, "request %llu: is not live: it was never given out, or has ended",
+                         (unsigned long long)request);
+    kvf_policy_options policy = r->policy;
+    policy.rho = rho;
+    policy.budget_tokens = budget_tokens;
+    kvf_status st = check_policy(e, &policy, err);
+    if (st) return st;
+    if ((st = kvf_sched_set_budget(e->sched, request, rho, budget_tokens)))
+        return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    uint32_t index = r->seq ? kvf_engine_seq_index(e, request) : UINT32_MAX;
+    const kvf_policy_options *now = kvf_policy_get_options(e->policies, index);
+    r->policy = now ? *now : policy;
+    r->changed = r->seq && !r->in_prompt;
+    return KVF_OK;
+}
+
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request) {
     kvf__live *r = e->first;
     while (r && r->id != request) r = r->next;

@@ -84,12 +84,12 @@ static uint32_t lay_out(kvf_engine *e, const kvf_step *step) {
         e->q_begin[i] = n_tokens;
         memcpy(e->tokens + n_tokens, r->tokens + item->token_begin, item->n_tokens * sizeof *e->tokens);
         n_tokens += item->n_tokens;
-        int observes = kvf__policy_observes(&r->policy), decode = item->kind == KVF_STEP_DECODE;
-        e->row_wanted[i] = (uint8_t)(decode && observes && (r->policy.ops->needs & KVF_NEEDS_ROW));
+        int decode = item->kind == KVF_STEP_DECODE;
+        e->row_wanted[i] = decode && (kvf_policy_needs(&r->policy) & KVF_NEEDS_ROW);
         e->row_gqa[i] = (uint8_t)r->policy.gqa;
         r->in_prompt = !decode;
         e->prompt_sums[i] = NULL;
-        if (!decode && observes && item->prefill_offset != UINT32_MAX) {
+        if (!decode && item->prefill_offset != UINT32_MAX) {
             size_t stride = e->config.max_prefill_tokens;
             e->prompt_sums[i] = e->sums + item->prefill_offset;
             for (size_t h = 0; item->token_begin == 0 && h < (size_t)n_layers * n_heads; h++)

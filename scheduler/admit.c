@@ -6,10 +6,7 @@
 /* A policy that never evicts gives the same pages, within rounding, whether a token was prefilled or decoded; all others,
  * and those whose column sums are the prompt's alone, must see the first run again. */
 static bool replays(const kvf_sched *s, const kvf__req *r) {
-    const kvf_policy_options *o = &r->options;
-    bool never_evicts = !r->bounded && (!o->ops->match || o->ops == kvf_policy_find("full") ||
-                                        (o->rho >= 1.0 && o->budget_tokens == 0));
-    return !never_evicts || r->needs_sums || s->config.replay_all;
+    return r->bounded || kvf_policy_evicts(&r->options) || r->needs_sums || s->config.replay_all;
 }
 
 static uint64_t blocks_for(const kvf_sched *s, uint32_t slots) {
@@ -39,7 +36,8 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
                                     &need, &s->error);
     if (status != KVF_OK) return status;
     r->bounded = need.bounded != 0;
-    r->needs_sums = (r->options.ops->needs & KVF_NEEDS_COL_SUMS) != 0;
+    r->budget = kvf_policy_evicts(&r->options) ? need.budget_tokens : UINT32_MAX;
+    r->needs_sums = (kvf_policy_needs(&r->options) & KVF_NEEDS_COL_SUMS) != 0;
     r->needs_scores = kvf_policy_n_arrays(&r->options) > 0;
     r->replays = replays(s, r);
     /* The last token is sampled and never computed. */
@@ -123,7 +121,20 @@ kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
     if (status != KVF_OK) return status;
     r->sized = sized;
     r->unpromised = false;
+    if (sizes && r->bounds) r->bounded = true;
     return KVF_OK;
+}
+
+/* The promise that a running request has under the budget `to` has. sized: s->sizes are those of its layers. A budget
+ * that gives nothing to evict is promised nothing. */
+kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to, bool sized) {
+    bool in_prompt = r->state != KVF__REQ_DECODE;
+    if (in_prompt && !to->bounded) return KVF_OK; /* what it was promised for its prompt */
+    if (!in_prompt && sized)
+        (void)want_sized(s, r, s->sizes);
+    else
+        want_blocks(s, to->bounded ? to->n_blocks : 0);
+    return promise_want(s, r);
 }
 
 /* Alone in the pool a promise keeps nobody else away: it only keeps one of its tables from what another needs now. */
@@ -200,7 +211,11 @@ static uint32_t present_blocks(kvf_sched *s, const kvf__req *r) {
 }
 
 void kvf__sched_requeue(kvf_sched *s, kvf__req *r) {
-    if (!r->bounded) r->n_blocks = KVF__MAX(r->n_blocks, present_blocks(s, r));
+    if (r->bounds)
+        r->bounded = true;
+    else if (!r->bounded)
+        r->n_blocks = KVF__MAX(r->n_blocks, present_blocks(s, r));
+    r->bounds = false;
     kvf__sched_release(s, r);
     r->state = KVF__REQ_WAITING;
     kvf__sched_insert(s, &s->queue, r);

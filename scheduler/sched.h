@@ -35,9 +35,11 @@ typedef struct kvf__req {
     uint32_t n_prompt, max_new;
     uint32_t n_known, n_computed, n_prefill;
     uint32_t max_table_slots; /* no table of it ever holds more */
-    uint32_t n_blocks;        /* bounded: what admission counts; else the most it needed when preempted */
+    uint32_t n_blocks;        /* bounded or bounds: what admission counts; else the most it needed when preempted */
+    uint32_t budget;          /* tokens a layer keeps; UINT32_MAX: all */
     uint32_t extent_begin;    /* KVF__SLOT_NONE: holds none */
     bool bounded, replays, needs_sums, needs_scores;
+    bool bounds;     /* its budget was tightened and the promise not yet had: with it, or in the queue, it is bounded */
     bool unpromised; /* unbounded, alone and short of blocks: it lives from the free pool */
     bool sized;      /* its reservation is the one its sizes ask for */
     bool ended;      /* its last token is known: the caller finishes it */
@@ -66,7 +68,8 @@ struct kvf_sched {
     kvf__list queue, running;
     kvf__extent *extents; /* [max_running], ascending and disjoint */
     uint32_t n_extents;
-    uint32_t *want; /* [n_layers][n_groups] */
+    uint32_t *want;        /* [n_layers][n_groups] */
+    kvf_layer_size *sizes; /* [n_layers], of a budget that is about to change */
     /* the step */
     kvf_step_item *items;     /* [max_running], decode items first, each kind by arrival */
     kvf_append_item *appends; /* [max_running] */
@@ -101,6 +104,7 @@ typedef enum kvf__admission {
 } kvf__admission;
 kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r); /* the queue's head becomes running */
 kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r);
+kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to, bool sized);
 kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r);
 void kvf__sched_release(kvf_sched *s, kvf__req *r); /* running: gives up all it holds, leaves the list */
 void kvf__sched_requeue(kvf_sched *s, kvf__req *r); /* running: preempted, not reported */

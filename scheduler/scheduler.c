@@ -45,6 +45,7 @@ static void lay_out(kvf_sched *s, kvf__slab *slab) {
     if (!kvf__mul(s->config.max_running, s->n_tables, &n_copies) || n_copies > UINT32_MAX) slab->bad = true;
     kvf__slab_take(slab, 1, sizeof *s);
     s->want = kvf__slab_take(slab, s->n_tables, sizeof *s->want);
+    s->sizes = kvf__slab_take(slab, s->n_layers, sizeof *s->sizes);
     s->extents = kvf__slab_take(slab, (size_t)s->config.max_running + 1, sizeof *s->extents);
     s->items = kvf__slab_take(slab, (size_t)s->config.max_running + 1, sizeof *s->items);
     s->appends = kvf__slab_take(slab, s->config.max_running, sizeof *s->appends);
@@ -219,6 +220,57 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
     if (status == KVF_E_NO_BLOCKS && !r->bounded) return KVF_OK; /* it grows from the free pool; each plan asks again */
     if (status != KVF_OK) kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
     return status;
+}
+
+/* A candidate with the new budget, checked as at its submission. */
+static kvf_status change_candidate(kvf_sched *s, const kvf__req *r, double rho, uint32_t budget_tokens, kvf__req *to) {
+    *to = *r;
+    if (r->options.ops == kvf_policy_find("full"))
+        return kvf__fail(&s->error, KVF_E_INVALID, "policy full: has no budget to change, it keeps every token");
+    to->options.rho = rho;
+    to->options.budget_tokens = budget_tokens;
+    if (r->seq && kvf_policy_needs(&r->options)) to->options.budget_may_change = 1; /* it goes on observing */
+    if (r->bounded || r->bounds) to->n_blocks = 0; /* an unbounded one remembers what it needed */
+    return kvf__sched_size_request(s, to);
+}
+
+/* All or nothing: what can fail comes before the policy's state changes. */
+static kvf_status change_running(kvf_sched *s, kvf__req *r, const kvf__req *to) {
+    const kvf_policy_options *o = &to->options;
+    int sized = 0;
+    kvf_status status = kvf_policy_preview_budget(s->config.policies, r->seq_index, o->rho, o->budget_tokens, s->sizes,
+                                                  &sized, &s->error);
+    if (status != KVF_OK) return status;
+    kvf_status promise = kvf__sched_reserve_change(s, r, to, sized);
+    bool looser = to->budget > r->budget;
+    if (promise == KVF_E_NO_BLOCKS && looser)
+        return kvf__fail(&s->error, KVF_E_NO_BLOCKS,
+                         "request %llu: a budget of %u tokens a layer in place of %u needs more blocks than are free: "
+                         "unchanged, try again when others have ended",
+                         (unsigned long long)r->name, to->budget, r->budget);
+    if (promise != KVF_OK && promise != KVF_E_NO_BLOCKS)
+        return kvf__fail(&s->error, promise, "%s", kvf_manager_error(s->config.manager));
+    status = kvf_policy_set_budget(s->config.policies, r->seq_index, o->rho, o->budget_tokens, &s->error);
+    if (status != KVF_OK) return status;
+    r->options = *o;
+    r->replays = to->replays;
+    r->budget = to->budget;
+    r->n_blocks = to->n_blocks;
+    r->bounds = to->bounded; /* a tighter one without room for its promise has it after its compaction */
+    r->bounded = to->bounded && promise == KVF_OK;
+    r->sized = false;
+    if (promise == KVF_OK) r->unpromised = false;
+    return KVF_OK;
+}
+
+kvf_status kvf_sched_set_budget(kvf_sched *sched, kvf_request request, double rho, uint32_t budget_tokens) {
+    kvf__req *r, to;
+    kvf_status status = find(sched, request, &r);
+    if (status == KVF_OK) status = change_candidate(sched, r, rho, budget_tokens, &to);
+    if (status != KVF_OK) return status;
+    if (r->seq) return change_running(sched, r, &to);
+    *r = to;
+    return KVF_OK;
 }
 
 kvf_status kvf_sched_finish(kvf_sched *sched, kvf_request request) {

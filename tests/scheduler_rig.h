@@ -37,8 +37,8 @@ typedef struct rig_request {
     uint32_t *tokens;
     uint64_t seed;
     kvf_policy_options options;
-    bool finished, aborted;
-    uint32_t end; /* kvf_end_reason, of those the scheduler ended */
+    bool finished, aborted, changed; /* changed: its budget */
+    uint32_t end;                    /* kvf_end_reason, of those the scheduler ended */
     uint32_t end_order;
 } rig_request;
 
@@ -212,6 +212,23 @@ static inline void rig_abort(rig *g, rig_request *r) {
     rig_gone(g, r);
 }
 
+/* Changes the budget; the status of the call. */
+static inline kvf_status rig_set_budget(rig *g, rig_request *r, double rho, uint32_t budget_tokens) {
+    kvf_status status = kvf_sched_set_budget(g->sched, r->name, rho, budget_tokens);
+    const kvf_policy_options *now = NULL;
+    uint32_t index;
+    if (r->seq && kvf_seq_index(g->manager, r->seq, &index) == KVF_OK) now = kvf_policy_get_options(g->policies, index);
+    if (status != KVF_OK) {
+        cr_assert(!now || (now->rho == r->options.rho && now->budget_tokens == r->options.budget_tokens));
+        return status;
+    }
+    r->changed = true;
+    r->options.rho = rho;
+    r->options.budget_tokens = budget_tokens;
+    if (now) r->options = *now;
+    return status;
+}
+
 /* ---- The toy model -------------------------------------------------------------------------------- */
 
 static inline uint64_t rig_value(const rig_request *r, uint32_t pos, uint32_t table) {
@@ -311,7 +328,7 @@ static inline void rig_check_item(rig *g, const kvf_step_item *item, uint32_t i)
     cr_assert(r->state != RIG_DECODES);
     cr_assert(item->n_tokens <= chunk - item->token_begin % chunk && (end % chunk == 0 || item->prompt_ends),
               "chunk [%u, %u) is off the grid of %u", item->token_begin, end, chunk);
-    bool sums = r->options.ops->needs & KVF_NEEDS_COL_SUMS;
+    bool sums = kvf_policy_needs(&r->options) & KVF_NEEDS_COL_SUMS;
     cr_assert(sums == (item->prefill_offset != UINT32_MAX));
     if (item->prompt_ends) cr_assert(end == r->n_prompt || (end == r->n_known && !sums));
     if (r->seq && item->token_begin) cr_assert(item->prefill_offset == r->prefill_offset);

@@ -186,11 +186,11 @@ static kvf_status render(const kvf__line_rules *rules, kvf__line *line, const kv
     err->text[0] = '\0';
     kvf_status st = kvf_chat_render(rules->tokenizer, name, messages, n, NULL, 0, &needed, err);
     if (st && st != KVF_E_LIMIT) return st;
-    /* The text, counted, bounds the tokens. */
-    if (needed >= SIZE_MAX / sizeof *line->tokens - 2 || !(line->tokens = malloc((needed + 2) * sizeof *line->tokens)))
+    size_t most = kvf_tokenizer_max_ids(rules->tokenizer, needed);
+    if (most > SIZE_MAX / sizeof *line->tokens || !(line->tokens = malloc(most ? most * sizeof *line->tokens : 1)))
         return kvf__field_fail(err, KVF_E_NO_MEMORY, "messages: out of memory");
     err->text[0] = '\0';
-    st = kvf_chat_encode(rules->tokenizer, name, messages, n, line->tokens, needed + 2, &line->n_tokens, err);
+    st = kvf_chat_encode(rules->tokenizer, name, messages, n, line->tokens, most, &line->n_tokens, err);
     return st ? st : check_tokens(line, "messages", err);
 }
 

@@ -140,6 +140,16 @@ KVF_API KVF_CHECK kvf_status kvf_engine_submit(kvf_engine *engine, const kvf_gen
  *  that request alone. @cost one forward pass. */
 KVF_API KVF_CHECK kvf_status kvf_engine_step(kvf_engine *engine, int *more, kvf_error *err);
 
+/** Changes the budget of a request, waiting or running. A tighter one compacts the request before its next token; a looser one
+ *  lets it grow, if the blocks can be promised. Waiting, or in its prompt, it goes on as if submitted so. A request whose policy took
+ *  no attention mass so far (rho 1 without budget_may_change) cannot be tightened once it runs.
+ *  @param engine an engine. @param request a live one. @param rho, budget_tokens as the policy's options of that name.
+ *  @param err names the thing, the value and the remedy, or NULL. @own nothing. @threads as the engine; also from within a callback.
+ *  @errors KVF_E_NOT_FOUND, KVF_E_INVALID (range; policy full), KVF_E_STATE (no mass), KVF_E_NEVER_FITS, KVF_E_NO_BLOCKS (a looser
+ *  budget for which there is no room now). Nothing changes on failure. @cost O(tables), and the compaction in the next step. */
+KVF_API KVF_CHECK kvf_status kvf_engine_set_budget(kvf_engine *engine, kvf_request request, double rho,
+                                                   uint32_t budget_tokens, kvf_error *err);
+
 /** Ends a request now; its on_finish is called with KVF_FINISH_ABORTED before this returns.
  *  @param engine an engine. @param request a live one. @own nothing. @threads as the engine; also from within a callback
  *  (then at the end of the step). @errors KVF_E_NOT_FOUND. @cost O(its blocks). */

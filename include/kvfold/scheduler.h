@@ -145,6 +145,16 @@ KVF_API KVF_CHECK kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request
  *  yet: the former reservation stands; for others no room is no error). kvf_sched_plan settles what stands open. @cost O(n_layers). */
 KVF_API KVF_CHECK kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request);
 
+/** Changes the budget of a request in any state. A running one has the promise of the new budget at once, or, when it is a
+ *  tighter one, after its compaction (kvf_policy_due, KVF_BEFORE_APPEND, then kvf_sched_resize) at the latest: until then it grows
+ *  from the free pool. One that waits, preempted ones too, will begin with the new budget.
+ *  @param sched a scheduler. @param request any live request. @param rho, budget_tokens as the policy's options.
+ *  @own nothing. @threads as the scheduler.
+ *  @errors KVF_E_NOT_FOUND, those of kvf_policy_set_budget, KVF_E_NEVER_FITS (as at the submission), KVF_E_NO_BLOCKS (a looser
+ *  budget whose promise cannot be had). Nothing changes on failure. @cost O(tables). */
+KVF_API KVF_CHECK kvf_status kvf_sched_set_budget(kvf_sched *sched, kvf_request request, double rho,
+                                                  uint32_t budget_tokens);
+
 /** Ends a request in any state: its blocks, score pages and policy state are free at once.
  *  @param sched a scheduler with no step planned, or between kvf_sched_done and the next plan; with a step planned its items
  *  must not be run. @param request any live request. @own nothing. @threads as the scheduler.
