@@ -175,6 +175,21 @@ kvf_status kvf_seq_table(const kvf_manager *manager, kvf_seq seq, uint32_t layer
     return KVF_OK;
 }
 
+kvf_status kvf_seq_sharing(const kvf_manager *manager, kvf_seq seq, uint64_t *n_own, uint64_t *n_shared) {
+    uint32_t index = 0;
+    kvf_status s = kvf__seq_find(manager, seq, &index);
+    if (s) return s;
+    uint64_t own = 0, all = 0;
+    for (uint32_t t = index * manager->seq_tables; t < (index + 1) * manager->seq_tables; t++) {
+        all += manager->tables[t].n_blocks;
+        for (uint32_t i = 0; i < manager->tables[t].n_blocks; i++)
+            own += kvf__pool_holders(&manager->blocks, kvf__row(manager, t)[i]) == 1;
+    }
+    if (n_own) *n_own = own;
+    if (n_shared) *n_shared = all - own;
+    return KVF_OK;
+}
+
 /* ---- Reservations -------------------------------------------------------------------------------------- */
 
 uint32_t kvf__table_private(kvf_manager *m, uint32_t t) {

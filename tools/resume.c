@@ -59,6 +59,12 @@ static json_t *options_json(const kvf__cli *cli, const kvf_policy_options *polic
     json_object_set_new(o, "top_p", json_real(cli->top_p));
     json_object_set_new(o, "seed", json_integer((json_int_t)cli->seed));
     json_object_set_new(o, "stop", stop);
+    if (cli->n || cli->best_of || cli->beam_width) { /* left out as they are in headers from before there were such */
+        json_object_set_new(o, "n", json_integer(cli->n));
+        json_object_set_new(o, "best_of", json_integer(cli->best_of));
+        json_object_set_new(o, "beam_width", json_integer(cli->beam_width));
+        json_object_set_new(o, "length_penalty", json_real(cli->length_penalty));
+    }
     json_object_set_new(o, "system", cli->system ? kvf__json_text(cli->system, strlen(cli->system)) : json_null());
     json_object_set_new(o, "chat_template", json_string(cli->chat_template));
     json_object_set_new(o, "special", json_boolean(cli->special));
