@@ -181,8 +181,9 @@ kvf_status kvf_seq_sharing(const kvf_manager *manager, kvf_seq seq, uint64_t *n_
     if (s) return s;
     uint64_t own = 0, all = 0;
     for (uint32_t t = index * manager->seq_tables; t < (index + 1) * manager->seq_tables; t++) {
-        all += manager->tables[t].n_blocks;
-        for (uint32_t i = 0; i < manager->tables[t].n_blocks; i++)
+        uint32_t n = kvf__n_blocks(manager, t);
+        all += n;
+        for (uint32_t i = 0; i < n; i++)
             own += kvf__pool_holders(&manager->blocks, kvf__row(manager, t)[i]) == 1;
     }
     if (n_own) *n_own = own;
