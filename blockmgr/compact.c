@@ -198,9 +198,10 @@ static void commit_table(kvf_manager *m, uint32_t t, uint32_t n_keep, const uint
         is_private = true;
         memcpy(kvf__row(m, t), fresh, n_after * sizeof *fresh);
         for (uint32_t i = 0; i < n_after; i++) /* held since begin? */
-            is_private &= m->blocks.states[fresh[i]] == KVF__ROW;
+            is_private &= *kvf__state(&m->blocks, fresh[i]) == KVF__ROW;
     }
     m->private_at[t] = m->tail_at[t] = is_private ? m->epoch : 0;
+    m->seqs[t / m->seq_tables].known_at = 0;
     m->n_slots[t] = n_keep;
     uint32_t freed_pages = kvf__pool_trim(&m->pages, kvf__score_row(m, t), m->n_pages[t], pages_after, false);
     m->n_pages[t] = pages_after;

@@ -204,10 +204,8 @@ kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out) {
         return kvf__fail(manager->error, KVF_E_NO_BLOCKS,
                          "a block is missing: %u of %u are free, %u cached and idle, %u of these are promised",
                          p->n_free, p->n, p->n_idle, p->n_promised);
-    kvf__pool_make_room(p, 1);
-    uint32_t id = p->free_ids[--p->n_free];
-    p->states[id] = KVF__HANDLE;
-    kvf__pool_note_held(p);
+    if (!p->n_free) kvf__pool_make_room(p, 1);
+    uint32_t id = kvf__pool_take_held(p);
     *out = block_handle(manager, id);
     return KVF_OK;
 }
@@ -217,6 +215,7 @@ void kvf__epoch_begin(kvf_manager *m) {
     size_t bytes = (size_t)m->config.max_seqs * m->seq_tables * sizeof(uint32_t);
     memset(m->private_at, 0, bytes); /* the numbers begin again */
     memset(m->tail_at, 0, bytes);
+    for (uint32_t i = 0; i < m->config.max_seqs; i++) m->seqs[i].known_at = 0;
     m->epoch = 1;
 }
 
@@ -227,7 +226,7 @@ kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
     if (id >= p->n) return kvf__fail(manager->error, KVF_E_STALE, "block %u: there are %u", id, p->n);
     uint32_t n_holders = kvf__pool_holders(p, id);
     if (!n_holders) return kvf__fail(manager->error, KVF_E_STALE, "block %u: nobody holds it", id);
-    if (kvf__pool_refs(p, id) == UINT32_MAX)
+    if (kvf__pool_refs(p, id) == KVF__ONE_HOLD - 1)
         return kvf__fail(manager->error, KVF_E_LIMIT, "block %u: has %u holders", id, n_holders);
     if (n_holders == 1 && !kvf__pool_holds(p, id)) kvf__epoch_begin(manager);
     kvf__pool_hold(p, id);
@@ -235,14 +234,22 @@ kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
     return KVF_OK;
 }
 
+static kvf_status release_counted(kvf_manager *m, kvf_block block) {
+    uint32_t id = (uint32_t)block;
+    if (id >= m->blocks.n || block_handle(m, id) != block || !kvf__pool_holds(&m->blocks, id))
+        return kvf__fail(m->error, KVF_E_STALE, "block handle %#llx: released before, or of another manager",
+                         (unsigned long long)block);
+    kvf__pool_release(&m->blocks, id);
+    return KVF_OK;
+}
+
 kvf_status kvf_block_release(kvf_manager *manager, kvf_block block) {
     if (!manager) return KVF_E_INVALID;
     kvf__pool *p = &manager->blocks;
-    uint32_t id = kvf_block_id(block);
-    if (id >= p->n || block_handle(manager, id) != block || !kvf__pool_holds(p, id))
-        return kvf__fail(manager->error, KVF_E_STALE, "block handle %#llx: released before, or of another manager",
-                         (unsigned long long)block);
-    kvf__pool_release(p, id);
+    uint32_t id = (uint32_t)block;
+    if (id >= p->n || p->heads[id].refs != KVF__ONE_HOLD || p->heads[id].generation != block >> 32)
+        return release_counted(manager, block);
+    kvf__pool_release_held(p, id);
     return KVF_OK;
 }
 

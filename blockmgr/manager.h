@@ -56,8 +56,11 @@ typedef struct kvf__seq {
     bool alive, has_scores;
     bool compacted; /* a table of it, or of a parent before the fork, was */
     bool mark;      /* within one call: seen already; false between calls */
-    bool takes,
-        may_share; /* within one append, of this sequence's tables: one takes an id; a last block may be shared */
+    /* Within one append, of its tables: one takes an id; a last block may be shared. */
+    bool takes, may_share;
+    /* known_at = epoch: every table has at least `room` slots left in its last block, which is its own, at most `longest`
+     * slots, and a score page a block if any; so appends within that need not look at the tables. */
+    uint32_t known_at, room, longest;
 } kvf__seq;
 
 typedef struct kvf__compact_entry {

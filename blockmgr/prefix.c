@@ -248,6 +248,7 @@ static void attach(kvf_manager *m, uint32_t index, const kvf_reserve *reserve, c
     m->blocks.n_idle -= (uint32_t)h->n_idle_blocks;
     kvf__pool_note_held(&m->blocks);
     m->seqs[index].next_pos = n_tokens;
+    m->seqs[index].known_at = 0;
     uint32_t n_whole = n_tokens / c->block_size;
     m->seqs[index].node = n_whole ? kvf__node_handle(c, c->chain[n_whole - 1]) : 0;
 }

@@ -113,6 +113,7 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
     s = check_fork(manager, from * manager->seq_tables, copies);
     if (s) return s;
     uint32_t to = seq_open(manager);
+    manager->seqs[from].known_at = 0;
     manager->seqs[to].next_pos = manager->seqs[from].next_pos;
     manager->seqs[to].has_scores = manager->seqs[from].has_scores;
     manager->seqs[to].node = manager->seqs[from].node;
@@ -126,7 +127,7 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
 static void empty_table(kvf_manager *m, uint32_t t, uint32_t layer) {
     uint32_t n_blocks = kvf__n_blocks(m, t);
     (void)kvf__pool_trim(&m->blocks, kvf__row(m, t), n_blocks, 0, kvf__is_private(m, t));
-    (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), m->n_pages[t], 0, false);
+    if (m->n_pages[t]) (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), m->n_pages[t], 0, false);
     m->layer_blocks[layer] -= n_blocks;
     m->layer_slots[layer] -= m->n_slots[t];
     m->n_slots[t] = m->n_pages[t] = 0;
@@ -193,7 +194,7 @@ uint32_t kvf__table_private(kvf_manager *m, uint32_t t) {
     const uint32_t *row = kvf__row(m, t);
     for (uint32_t i = 0; i < n_blocks; i++) {
         n_private += kvf__pool_holders(&m->blocks, row[i]) == 1;
-        n_sole += m->blocks.states[row[i]] == KVF__ROW;
+        n_sole += *kvf__state(&m->blocks, row[i]) == KVF__ROW;
     }
     if (n_sole == n_blocks) m->private_at[t] = m->tail_at[t] = m->epoch;
     if (kvf__tail_covered(m, t)) n_private -= kvf__pool_holders(&m->blocks, row[n_blocks - 1]) == 1;
@@ -319,5 +320,6 @@ kvf_status kvf_seq_take_scores(kvf_manager *manager, kvf_seq seq, const uint32_t
         manager->n_pages[first + i] = n;
     }
     manager->seqs[index].has_scores = true;
+    manager->seqs[index].known_at = 0;
     return KVF_OK;
 }

@@ -77,7 +77,7 @@ static bool gather(const storing *s, uint32_t depth, uint32_t *blocks) {
     uint32_t not_new = 0;
     for (uint32_t k = 0; k < m->seq_tables; k++, row += m->row_capacity) {
         blocks[k] = *row;
-        not_new |= m->blocks.states[*row] ^ KVF__ROW;
+        not_new |= *kvf__state(&m->blocks, *row) ^ KVF__ROW;
     }
     return !not_new;
 }
@@ -140,6 +140,7 @@ kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_
     }
     for (uint32_t t = s.first; s.entered && t < s.first + manager->seq_tables; t++)
         manager->private_at[t] = manager->tail_at[t] = 0;
+    if (s.entered) manager->seqs[index].known_at = 0;
     if (n_stored) *n_stored = s.n_stored;
     return KVF_OK;
 }

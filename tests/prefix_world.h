@@ -211,7 +211,7 @@ static inline void check_all(world *w, const wseq *stored) {
     }
     note_nodes(w, stored);
     for (uint32_t b = 0; b < w->n_blocks; b++)
-        if (w->m->blocks.states[b] == KVF__FREE)
+        if (*kvf__state(&w->m->blocks, b) == KVF__APART && !kvf__pool_refs(&w->m->blocks, b))
             for (uint32_t s = 0; s < BS; s++) w->sim[b][s] = POISON;
     check_nodes(w);
     check_seqs(w);
