@@ -8,6 +8,7 @@ enum { KVF__BENCH_MAX_REPETITIONS = 101, KVF__BENCH_MAX_THREADS = 64 };
 
 /* One benchmark: NAME and its options, argv[0] being NAME. Returns the exit code. */
 int kvf__bench_pool(int argc, char **argv);
+int kvf__bench_prefix(int argc, char **argv);
 int kvf__bench_attention(int argc, char **argv);
 int kvf__bench_policy(int argc, char **argv);
 int kvf__bench_gemm(int argc, char **argv);

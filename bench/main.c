@@ -13,6 +13,8 @@ static const struct {
 } benchmarks[] = {
     {"pool", kvf__bench_pool, "[-r REPETITIONS] [-b|--blocks BLOCKS]",
      "allocate, append and free of the block manager beside a free list and tables in plain C"},
+    {"prefix", kvf__bench_prefix, "[-r REPETITIONS] [-b|--blocks BLOCKS]",
+     "match and insert of the prefix cache beside hashing the tokens and touching a header a block"},
     {"attention", kvf__bench_attention, "[-r REPETITIONS] [-t THREADS] [-m MIB] [-p PATH] [-c]",
      "paged attention: decode beside its roof, prefill beside sgemm"},
     {"policy", kvf__bench_policy, "[-r REPETITIONS] [-t THREADS]",

@@ -11,32 +11,39 @@ static void clear(const kvf__pool *p) {
 static kvf_status check_state(const kvf__pool *p, const char *what, uint32_t id, kvf_error *err) {
     const kvf__entry *e = &p->entries[id];
     uint32_t state = *kvf__state(p, id), refs = p->heads[id].refs;
+    bool cached = kvf__pool_node(p, id) != KVF_NO_BLOCK;
     if (state > KVF__COUNTED) return BROKEN("%s %u: state %u is none", what, id, state);
     if (state != KVF__COUNTED) {
-        if ((refs && (state == KVF__ROW || refs != KVF__ONE_HOLD)) || e->holds || e->pins)
+        if (cached != (state == KVF__IDLE || state == KVF__CACHED))
+            return BROKEN("%s %u: state %u, but the node that names it is %u", what, id, state, kvf__pool_node(p, id));
+        if ((refs && (state != KVF__APART || refs != KVF__ONE_HOLD)) || e->holds || e->pins)
             return BROKEN("%s %u: state %u, but %u references, %u holds, %u pins are noted", what, id, state, refs,
                           e->holds, e->pins);
-        if (e->scratch != (state == KVF__ROW))
+        if (e->scratch != (state == KVF__ROW || state == KVF__CACHED))
             return BROKEN("%s %u: state %u, but in %u rows", what, id, state, e->scratch);
         return KVF_OK;
     }
     if (refs != (uint64_t)e->scratch + e->holds + e->pins || !refs)
         return BROKEN("%s %u: %u references, but in %u rows, %u holds, %u pins", what, id, refs, e->scratch, e->holds,
                       e->pins);
-    if (refs == 1 && !e->pins) return BROKEN("%s %u: counted, but one holder has it", what, id);
+    if (refs == 1 && !e->pins && !(cached && e->holds))
+        return BROKEN("%s %u: counted, but one holder has it", what, id);
     return KVF_OK;
 }
 
 static kvf_status check_refs(const kvf__pool *p, const char *what, kvf_error *err) {
-    uint32_t n_shared = 0, n_held = 0;
+    uint32_t n_shared = 0, n_held = 0, n_idle = 0;
     for (uint32_t i = 0; i < p->n; i++) {
         kvf_status s = check_state(p, what, i, err);
         if (s) return s;
         n_held += kvf__pool_refs(p, i) != 0;
+        n_idle += *kvf__state(p, i) == KVF__IDLE;
         n_shared += kvf__pool_holders(p, i) > 1;
     }
     if (n_shared != p->n_shared) return BROKEN("%ss: n_shared %u, counted %u", what, p->n_shared, n_shared);
-    if (n_held + p->n_free != p->n) return BROKEN("%ss: %u held + %u free are not %u", what, n_held, p->n_free, p->n);
+    if (n_idle != p->n_idle) return BROKEN("%ss: n_idle %u, counted %u", what, p->n_idle, n_idle);
+    if (n_held + n_idle + p->n_free != p->n)
+        return BROKEN("%ss: %u held + %u idle + %u free are not %u", what, n_held, n_idle, p->n_free, p->n);
     if (n_held > p->n_held_max) return BROKEN("%ss: n_held_max %u, held %u", what, p->n_held_max, n_held);
     return KVF_OK;
 }
@@ -69,7 +76,8 @@ static kvf_status check_free(const kvf__pool *p, const char *what, kvf_error *er
 
 static kvf_status check_pool(const kvf__pool *p, const char *what, uint64_t promised, kvf_error *err) {
     if (p->n_free > p->n) return BROKEN("%ss: n_free %u of %u", what, p->n_free, p->n);
-    if (p->n_promised > p->n_free) return BROKEN("%ss: %u promised, %u free", what, p->n_promised, p->n_free);
+    if (p->n_promised > (uint64_t)p->n_free + p->n_idle)
+        return BROKEN("%ss: %u promised, %u free, %u idle", what, p->n_promised, p->n_free, p->n_idle);
     if (p->n_promised != promised)
         return BROKEN("%ss: n_promised %u, the tables' sum is %llu", what, p->n_promised, (unsigned long long)promised);
     kvf_status s = check_refs(p, what, err);
@@ -106,6 +114,9 @@ static kvf_status check_private(const kvf_manager *m, uint32_t t, kvf_error *err
         kvf__pool_holders(&m->blocks, row[n_blocks - 1]) > 1)
         return BROKEN("table %u: block %u, its last, counts as its own, but has %u holders", t, row[n_blocks - 1],
                       kvf__pool_holders(&m->blocks, row[n_blocks - 1]));
+    if (m->tail_at[t] == m->epoch && kvf__tail_covered(m, t))
+        return BROKEN("table %u: block %u, its last, counts as its own, but its node covers slots beyond the table's",
+                      t, row[n_blocks - 1]);
     return KVF_OK;
 }
 
@@ -135,6 +146,7 @@ static kvf_status check_table(const kvf_manager *m, uint32_t t, kvf_error *err) 
                       table->reserve, table->page_reserve);
     if (!seq->alive && (m->n_slots[t] || n_pages || table->reserve || table->page_reserve))
         return BROKEN("table %u: holds something, but its sequence was freed", t);
+    if (table->n_aside) return BROKEN("table %u: n_aside %u was left", t, table->n_aside);
     if (!m->compacting && (table->compacting || table->n_fresh || table->fresh_promise))
         return BROKEN("table %u: marked for a compaction that is not under way", t);
     kvf_status s = count_row(m, &m->blocks, kvf__row(m, t), n_blocks, t, err);
@@ -211,6 +223,7 @@ static kvf_status audit(const kvf_manager *m, kvf_error *err) {
     if (!s) s = check_pool(&m->blocks, "block", blocks, err);
     if (!s) s = check_pool(&m->pages, "score page", pages, err);
     for (uint32_t l = 0; !s && l < m->config.n_layers; l++) s = check_layer(m, l, err);
+    if (!s && m->cache.on) s = kvf__cache_audit(m, err);
     return s;
 }
 

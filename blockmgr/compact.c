@@ -76,6 +76,61 @@ static uint64_t decide(kvf_manager *m) {
     return wanted;
 }
 
+static uint32_t node_of(const kvf_manager *m, uint32_t t, uint32_t i) {
+    return kvf__pool_node(&m->blocks, kvf__row(m, t)[i]);
+}
+
+/* The first n blocks are those that an event writes; the others it reads and gives up. */
+static bool any_cached(const kvf_manager *m, uint32_t t, uint32_t n) {
+    if (!m->cache.on || kvf__is_private(m, t)) return false;
+    for (uint32_t i = 0; i < n; i++)
+        if (node_of(m, t, i) != KVF_NO_BLOCK) return true;
+    return false;
+}
+
+static void take_out_of_cache(kvf_manager *m, uint32_t t, uint32_t n) {
+    for (uint32_t i = n; i-- > 0;) {
+        uint32_t node = node_of(m, t, i);
+        if (node != KVF_NO_BLOCK) m->cache.stats.removed += kvf__node_remove_all(&m->cache, node);
+    }
+}
+
+/* Tables that would be written in place where the cache holds their blocks; returns the fresh blocks beyond the promises
+ * that would spare these. */
+static uint64_t find_aside(kvf_manager *m) {
+    uint64_t wanted = 0;
+    for (uint32_t e = 0; e < m->n_entries; e++)
+        for (uint32_t t = m->entries[e].table; t < m->entries[e].table + m->n_groups; t++) {
+            kvf__table *table = &m->tables[t];
+            uint32_t n = kvf__blocks_for(m, m->entries[e].n_keep);
+            if (table->n_fresh || !any_cached(m, t, n)) continue;
+            table->n_aside = n;
+            wanted += kvf__promise_owed(n, m->promise[t]);
+        }
+    return wanted;
+}
+
+/* Spares what is cached when there is room for all of it; else takes it out, sequence by sequence, until there is. */
+static void spare_cached(kvf_manager *m, uint64_t room) {
+    uint64_t wanted = find_aside(m);
+    for (uint32_t e = 0; e < m->n_entries && wanted > room; e++) {
+        uint32_t first = m->entries[e].table / m->seq_tables * m->seq_tables;
+        for (uint32_t t = first; t < first + m->seq_tables; t++) {
+            uint32_t n = m->tables[t].n_aside;
+            if (!n) continue;
+            take_out_of_cache(m, t, n);
+            wanted -= kvf__promise_owed(n, m->promise[t]);
+            m->tables[t].n_aside = 0;
+        }
+    }
+    for (uint32_t e = 0; e < m->n_entries; e++)
+        for (uint32_t t = m->entries[e].table; t < m->entries[e].table + m->n_groups; t++) {
+            kvf__table *table = &m->tables[t];
+            if (table->n_aside && any_cached(m, t, table->n_aside)) table->n_fresh = table->n_aside;
+            table->n_aside = 0;
+        }
+}
+
 /* Takes the fresh blocks, in the order of the items. */
 static void take_fresh(kvf_manager *m) {
     uint32_t n_taken = 0;
@@ -103,8 +158,10 @@ kvf_status kvf_compact_begin(kvf_manager *manager, const kvf_compact_item *items
     kvf_status s = KVF_OK;
     for (uint32_t i = 0; !s && i < n_items; i++) s = enter_item(manager, &items[i], i);
     if (!s) {
-        uint64_t wanted = decide(manager);
-        if (wanted > kvf__pool_spare(&manager->blocks))
+        uint64_t wanted = decide(manager), spare = kvf__pool_spare(&manager->blocks);
+        if (wanted <= spare) {
+            if (manager->cache.on) spare_cached(manager, spare - wanted);
+        } else
             s = kvf__fail(manager->error, KVF_E_NO_BLOCKS,
                           "compaction: %llu fresh blocks beyond the promised ones, %u are free",
                           (unsigned long long)wanted, kvf__pool_spare(&manager->blocks));
@@ -163,6 +220,11 @@ kvf_status kvf_compact_commit(kvf_manager *manager) {
         for (uint32_t g = 0; g < manager->n_groups; g++)
             settle_table(manager, manager->entries[e].table + g, kvf__pool_spare(&manager->blocks),
                          kvf__pool_spare(&manager->pages));
+    for (uint32_t e = 0; e < manager->n_entries; e++) {
+        kvf__seq *seq = &manager->seqs[manager->entries[e].table / manager->seq_tables];
+        seq->compacted = true;
+        seq->node = 0;
+    }
     leave_all(manager);
     return KVF_OK;
 }

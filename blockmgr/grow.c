@@ -72,19 +72,17 @@ static kvf_status check_item(const kvf_manager *m, const kvf_append_item *item, 
     return KVF_OK;
 }
 
-/* Whether table t would write into a block that another holder has: its last, when partly filled. scratch counts the
- * tables of this batch that have left the block, so the last holder writes in place. */
-static bool leaves_shared(const kvf_manager *m, uint32_t t) {
+bool kvf__leaves_shared(const kvf_manager *m, uint32_t t) {
     if (m->tail_at[t] == m->epoch || m->n_slots[t] % m->config.block_size == 0) return false;
     uint32_t id = kvf__row(m, t)[kvf__n_blocks(m, t) - 1];
-    return kvf__pool_holders(&m->blocks, id) - m->blocks.entries[id].scratch > 1;
+    return kvf__pool_holders(&m->blocks, id) - m->blocks.entries[id].scratch > 1 || kvf__tail_covered(m, t);
 }
 
 /* The blocks of a sequence whose last blocks may be shared. */
 static void count_shared(const kvf_manager *m, uint32_t first, step s, need *out) {
     for (uint32_t t = first; t < first + m->seq_tables; t++) {
         uint32_t n_blocks = blocks_before(s, m->n_slots[t]), blocks = blocks_after(s, m->n_slots[t]) - n_blocks;
-        if (leaves_shared(m, t)) {
+        if (kvf__leaves_shared(m, t)) {
             m->blocks.entries[kvf__row(m, t)[n_blocks - 1]].scratch++;
             blocks++;
             out->copies++;
@@ -209,7 +207,7 @@ kvf_status kvf_can_append(const kvf_manager *manager, const kvf_append_item *ite
 /* Fresh blocks in place of last ones that others hold. From then on the last blocks are known to be nobody else's. */
 static void leave_shared(kvf_manager *m, uint32_t first, kvf_copy_list *copies) {
     for (uint32_t t = first; t < first + m->seq_tables; t++) {
-        if (leaves_shared(m, t)) {
+        if (kvf__leaves_shared(m, t)) {
             uint32_t *last = kvf__row(m, t) + kvf__n_blocks(m, t) - 1, src = *last;
             kvf__pool_take(&m->blocks, last, 1);
             kvf__promise_use(&m->blocks, &m->promise[t], 1);
@@ -218,6 +216,12 @@ static void leave_shared(kvf_manager *m, uint32_t first, kvf_copy_list *copies) 
         }
         m->tail_at[t] = m->epoch;
     }
+}
+
+static uint32_t count_rows(const uint32_t *restrict n_slots, uint32_t n, step s) {
+    uint32_t blocks = 0;
+    for (uint32_t k = 0; k < n; k++) blocks += blocks_after(s, n_slots[k]) - blocks_before(s, n_slots[k]);
+    return blocks;
 }
 
 /* Blocks for the tables of one sequence: one store a block, one to its row. */
@@ -268,6 +272,7 @@ static void count_layers(const uint32_t *restrict n_slots, uint32_t *restrict la
 
 static void take_blocks(kvf_manager *m, uint32_t index, step s) {
     uint32_t first = index * m->seq_tables, n_layers = m->config.n_layers;
+    if (m->cache.on) kvf__pool_make_room(&m->blocks, count_rows(m->n_slots + first, m->seq_tables, s));
     take_rows(m, first, s);
     m->blocks.n_promised -= use_promises(m->n_slots + first, m->promise + first, m->seq_tables, s);
     count_layers(m->n_slots + first, m->layer_blocks, m->seq_blocks_max + (size_t)index * n_layers, n_layers,
@@ -316,7 +321,7 @@ static void count_append(kvf_manager *m, const kvf_append_item *items, uint32_t 
         m->layer_slots[l] += n_slots;
         m->layer_blocks_max[l] = KVF__MAX(m->layer_blocks_max[l], m->layer_blocks[l]);
     }
-    m->blocks.n_held_max = KVF__MAX(m->blocks.n_held_max, m->blocks.n - m->blocks.n_free);
+    kvf__pool_note_held(&m->blocks);
 }
 
 kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32_t n_items, kvf_copy_list *copies) {
@@ -334,7 +339,8 @@ kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32
 
 /* ---- Rollback ---------------------------------------------------------------------------------------- */
 
-/* What a table gives up it is promised again, as long as its reservation is not exceeded: an append is undone. */
+/* What a table gives up it is promised again, as long as its reservation is not exceeded: an append is undone. So is the
+ * copy that the next append makes when the cache covers what has been taken back. */
 static void shrink_table(kvf_manager *m, uint32_t t, uint32_t n_tokens) {
     uint32_t n_slots = m->n_slots[t], n_after = kvf__blocks_for(m, n_slots - n_tokens), n_blocks = kvf__n_blocks(m, t);
     uint32_t n_pages = m->n_pages[t], pages_after = KVF__MIN(n_pages, n_after);
@@ -343,13 +349,21 @@ static void shrink_table(kvf_manager *m, uint32_t t, uint32_t n_tokens) {
     m->n_slots[t] -= n_tokens;
     m->n_pages[t] = pages_after;
     if (!kvf__is_private(m, t)) m->tail_at[t] = 0; /* another block is the last now */
-    uint32_t owed = kvf__promise_owed(m->tables[t].reserve, kvf__table_private(m, t));
+    uint32_t owed = kvf__promise_owed(m->tables[t].reserve, kvf__table_kept(m, t));
     uint32_t owed_pages = kvf__promise_owed(m->tables[t].page_reserve, pages_after);
-    owed = KVF__MIN(owed, m->promise[t] + n_blocks - n_after);
+    owed = KVF__MIN(owed, m->promise[t] + n_blocks - n_after + kvf__tail_covered(m, t));
     owed_pages = KVF__MIN(owed_pages, m->page_promise[t] + n_pages - pages_after);
     kvf__promise_raise(&m->blocks, &m->promise[t], owed, kvf__pool_spare(&m->blocks));
     kvf__promise_raise(&m->pages, &m->page_promise[t], owed_pages, kvf__pool_spare(&m->pages));
     kvf__table_count(m, t, n_slots);
+}
+
+/* What it has stored ends at most where its tokens do. */
+static void leave_nodes(kvf_manager *m, uint32_t index) {
+    const kvf__cache *c = &m->cache;
+    uint32_t node = kvf__node_of(c, m->seqs[index].node);
+    while (node != KVF__NO_NODE && kvf__node_end(c, node) > m->seqs[index].next_pos) node = c->nodes[node].parent;
+    m->seqs[index].node = node == KVF__NO_NODE ? 0 : kvf__node_handle(c, node);
 }
 
 kvf_status kvf_seq_rollback(kvf_manager *manager, kvf_seq seq, uint32_t n_tokens) {
@@ -367,5 +381,6 @@ kvf_status kvf_seq_rollback(kvf_manager *manager, kvf_seq seq, uint32_t n_tokens
     for (uint32_t t = first; t < end; t++) shrink_table(manager, t, n_tokens);
     manager->seqs[index].next_pos -= n_tokens;
     manager->seqs[index].known_at = 0;
+    if (manager->cache.on) leave_nodes(manager, index);
     return KVF_OK;
 }

@@ -32,6 +32,17 @@ static kvf_status check_fields(const kvf_manager_config *c, kvf_error *err) {
     uint32_t bs = c->block_size;
     if (bs < 8 || bs > 256 || (bs & (bs - 1)))
         return kvf__fail(err, KVF_E_INVALID, "block_size %u: must be a power of two in [8, 256]", bs);
+    if (c->prefix_cache > 1 || c->reserved)
+        return kvf__fail(err, KVF_E_INVALID, "prefix_cache %u, reserved %u: must be 0 or 1, and 0", c->prefix_cache,
+                         c->reserved);
+    if (c->prefix_eviction > KVF_PREFIX_PRIORITY)
+        return kvf__fail(err, KVF_E_INVALID, "prefix_eviction %u: must be at most %d", c->prefix_eviction,
+                         KVF_PREFIX_PRIORITY);
+    if (c->n_snapshot_pages > 1u << 31)
+        return kvf__fail(err, KVF_E_INVALID, "n_snapshot_pages %u: must be at most 2^31", c->n_snapshot_pages);
+    if (c->n_snapshot_pages && c->snapshot_page_bytes > UINT64_MAX / c->n_snapshot_pages)
+        return kvf__fail(err, KVF_E_OVERFLOW, "snapshot_page_bytes %llu times n_snapshot_pages %u: must be under 2^64",
+                         (unsigned long long)c->snapshot_page_bytes, c->n_snapshot_pages);
     if (c->block_bytes > UINT64_MAX / c->n_blocks)
         return kvf__fail(err, KVF_E_OVERFLOW, "block_bytes %llu times n_blocks %u: must be under 2^64 bytes",
                          (unsigned long long)c->block_bytes, c->n_blocks);
@@ -95,6 +106,7 @@ static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
         v->next_pos = kvf__slab_take(slab, c->max_seqs, sizeof *v->next_pos);
         v->seq_index = kvf__slab_take(slab, c->max_seqs, sizeof *v->seq_index);
     }
+    kvf__cache_carve(&m->cache, slab, c, m->seq_tables);
     if (slab->bad)
         return kvf__fail(err, KVF_E_OVERFLOW,
                          "manager of %u blocks, %u sequences, %u layers, max_slots %u: its size wraps", c->n_blocks,
@@ -128,6 +140,7 @@ static void start(kvf_manager *m) {
     m->epoch = 1;
     kvf__pool_init(&m->blocks, (uint32_t)(m->tag >> 32));
     kvf__pool_init(&m->pages, 0);
+    kvf__cache_init(&m->cache, &m->blocks, c, m->tag);
     for (uint32_t i = 0; i < c->max_seqs; i++) {
         m->free_seqs[i] = c->max_seqs - 1 - i;
         m->seqs[i].generation = (uint32_t)(m->tag >> 36) | 1; /* 1..2^28 - 1 */
@@ -189,8 +202,9 @@ kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out) {
     kvf__pool *p = &manager->blocks;
     if (!kvf__pool_spare(p))
         return kvf__fail(manager->error, KVF_E_NO_BLOCKS,
-                         "a block is missing: %u of %u are free and %u of these are promised", p->n_free, p->n,
-                         p->n_promised);
+                         "a block is missing: %u of %u are free, %u cached and idle, %u of these are promised",
+                         p->n_free, p->n, p->n_idle, p->n_promised);
+    if (!p->n_free) kvf__pool_make_room(p, 1);
     uint32_t id = kvf__pool_take_held(p);
     *out = block_handle(manager, id);
     return KVF_OK;
@@ -258,7 +272,7 @@ void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before) {
 }
 
 static kvf_pool_occupancy pool_occupancy(const kvf__pool *p) {
-    return (kvf_pool_occupancy){p->n, p->n_free, p->n - p->n_free, p->n_promised, p->n_held_max, p->n_shared};
+    return (kvf_pool_occupancy){p->n, p->n_free, kvf__pool_n_held(p), p->n_promised, p->n_held_max, p->n_shared};
 }
 
 kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kvf_layer_occupancy *layers) {
@@ -279,6 +293,8 @@ kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kv
         o.slots_idle += idle;
         if (layers) layers[l] = (kvf_layer_occupancy){n_blocks, manager->layer_blocks_max[l], used, idle};
     }
+    o.n_cached = manager->cache.n_nodes * manager->seq_tables;
+    o.n_cached_idle = manager->blocks.n_idle;
     o.held_bytes = o.blocks.n_held * c->block_bytes;
     o.held_bytes_max = o.blocks.n_held_max * c->block_bytes;
     memcpy(out, &o, KVF__MIN(out->struct_size, sizeof o));

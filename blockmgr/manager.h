@@ -4,13 +4,14 @@
  *   table index  t = (seq index * n_layers + layer) * n_groups + group; a table's row is rows[t * row_capacity ..].
  *   seq layer    the groups of one (sequence, layer): sl = t / n_groups.
  *   fresh row    blocks taken by kvf_compact_begin for a table that may not be written in place.
- *   private      a block whose only holder is the table at hand.
+ *   private      a block whose only holder is the table at hand, and which it may write behind its slots: a cached one is
+ *                private unless it is the table's last and its node covers slots beyond the table's.
  *
  * The slab
  *   kvf_manager | error | blocks: free_ids, states, heads, entries | pages: likewise | seqs | free_seqs
  *   | tables | n_slots | n_pages | promise | page_promise | private_at | tail_at | seq_blocks_max
  *   | layer_blocks | layer_blocks_max | layer_slots | rows | score_rows | compaction: entries, dst_row, fresh
- *   | views: row_offset, n_slots, next_pos, seq_index (twice)
+ *   | views: row_offset, n_slots, next_pos, seq_index (twice) | cache (cache.c), when there is one
  *
  * What a promise is worth (R: the table's reservation in blocks, p: its promise, "private": its private blocks)
  *   - reserve sets p = max(0, R - private); a fork gives the child p = R, since it holds nothing privately.
@@ -18,8 +19,12 @@
  *   - rollback raises p again by the blocks given up, to at most R - private; so it undoes an append.
  *   - commit sets p = max(0, R - blocks held), which are all private then. What p lacks comes first out of what this
  *     table itself let fall free, then, table by table in the order of the batch, out of the spare blocks there are.
- *   So p + private >= R holds from reserve, fork (child) or commit on, until one of its private blocks becomes shared
- *   (by a fork of this sequence or a hold) or is given up while pinned. As long as it holds, a growth up to R blocks
+ *   - attach, of cached blocks to an empty table, sets p = max(0, R - private) too: an idle block that it takes is paid for by
+ *     the promise, or by a spare one.
+ *   With growth, read "kept" for private: all blocks of the table but a last one that an append would have to copy.
+ *   So p + private >= R holds from reserve, attach, fork (child) or commit on, until one of its private blocks becomes shared
+ *   (by a fork of this sequence, a hold, a hit of another), is given up while pinned, or is cached and rolled back in part
+ *   (with growth, also: is given up while shared). As long as it holds, a growth up to R blocks
  *   never fails for want of blocks: it takes at most R - private, the copy of a shared last block included. Who forks
  *   and wants the same for the parent reserves for it again. Score pages are always private; they have a promise too.
  */
@@ -27,6 +32,7 @@
 #define KVF_BLOCKMGR_MANAGER_H
 
 #include "base/base.h"
+#include "blockmgr/cache.h"
 #include "blockmgr/pool.h"
 #include "kvfold/blockmgr.h"
 
@@ -36,7 +42,9 @@ typedef struct kvf__table {
     uint32_t reserve, page_reserve; /* held and promised in all, as kvf_seq_reserve asked */
     uint32_t n_fresh;               /* blocks of the fresh row; 0: in place */
     uint32_t fresh_promise;         /* how many of them the promise paid for, to be given back by a cancel */
+    uint32_t n_aside;               /* within kvf_compact_begin: fresh blocks wanted to spare cached ones; else 0 */
     bool compacting;
+    bool growth; /* of the reservation: shared blocks count as held */
 } kvf__table;
 
 /* Invariant: a dead sequence has empty tables and no promise; its index is on free_seqs. */
@@ -44,8 +52,10 @@ typedef struct kvf__seq {
     uint32_t generation; /* 1..2^28 - 1, rises with each free */
     uint32_t next_pos;
     uint32_t n_compacting; /* items of the compaction under way */
+    uint64_t node; /* handle of the node at the end of what it has attached or stored in whole blocks; 0: none */
     bool alive, has_scores;
-    bool mark; /* within one call: seen already; false between calls */
+    bool compacted; /* a table of it, or of a parent before the fork, was */
+    bool mark;      /* within one call: seen already; false between calls */
     /* Within one append, of its tables: one takes an id; a last block may be shared. */
     bool takes, may_share;
     /* known_at = epoch: every table has at least `room` slots left in its last block, which is its own, at most `longest`
@@ -97,6 +107,7 @@ struct kvf_manager {
     const uint32_t **dst_row;    /* [max_seqs * n_layers * n_groups], in the order of the items */
     uint32_t *fresh;             /* [n_blocks]: the fresh rows, one behind the other */
     kvf__view_buffer views[2];
+    kvf__cache cache;
 };
 
 /* The index of a live sequence, or KVF_E_STALE. */
@@ -119,8 +130,48 @@ static inline bool kvf__is_private(const kvf_manager *m, uint32_t t) { return m-
 /* Carries a table's change, already made, into the figures of its layer and sequence. */
 void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before);
 
-/* How many blocks of a table are private. Notes it when all are and none is pinned. */
+/* How many blocks of a table are private. Notes it when all are and none is pinned or cached. */
 uint32_t kvf__table_private(kvf_manager *m, uint32_t t);
+
+/* Whether the last block of table t, partly filled, is cached by a node that covers slots beyond the table's. */
+static inline bool kvf__tail_covered(const kvf_manager *m, uint32_t t) {
+    uint32_t filled = m->n_slots[t] & (m->config.block_size - 1);
+    return m->cache.on && filled && kvf__cache_covers(&m->cache, kvf__row(m, t)[kvf__n_blocks(m, t) - 1]) > filled;
+}
+
+/* Whether an append to table t would write into a block that another holder has, or whose node covers those slots: its last,
+ * when partly filled. An append counts in scratch the tables of its batch that have left the block, so that the last
+ * holder writes in place. */
+bool kvf__leaves_shared(const kvf_manager *m, uint32_t t);
+
+/* ---- Reservations (seq.c) --------------------------------------------------------------------------- */
+
+typedef struct kvf__reservation {
+    uint32_t blocks, pages;
+    bool growth;
+} kvf__reservation;
+
+/* What tables are to be promised, and what they were promised before. */
+typedef struct kvf__owed {
+    uint64_t blocks, pages, blocks_before, pages_before;
+} kvf__owed;
+
+kvf_status kvf__reserve_read(const kvf_manager *m, const kvf_reserve *in, kvf_reserve *out);
+/* That of the k-th table of a sequence, as the caller wants it; that of table t, as it is. */
+kvf__reservation kvf__reservation_of(const kvf_manager *m, const kvf_reserve *reserve, uint32_t k);
+kvf__reservation kvf__table_reservation(const kvf_manager *m, uint32_t t);
+/* Whether the pools can bear it when n_taken idle blocks are held besides. */
+kvf_status kvf__check_owed(const kvf_manager *m, const kvf__owed *owed, uint64_t n_taken);
+/* Sets it, and the table's promises; the caller has seen that the pools can bear it. */
+void kvf__table_reserve(kvf_manager *m, uint32_t t, kvf__reservation r, uint32_t owed);
+/* Blocks of a table that count against its reservation: the private ones or, with growth, all that it keeps. */
+uint32_t kvf__table_kept(kvf_manager *m, uint32_t t);
+
+/* The audit's part for the prefix cache. */
+kvf_status kvf__cache_audit(const kvf_manager *m, kvf_error *err);
+
+/* KVF_E_UNSUPPORTED without a prefix cache. */
+kvf_status kvf__prefix_check(const kvf_manager *m);
 
 /* A block has got a second holder, and no table is named: none is known to be private any more. */
 void kvf__epoch_begin(kvf_manager *m);

@@ -1,5 +1,5 @@
 /* The id pool: free stack, states, reference counts, pins. Every operation is O(1) per id. */
-#include "blockmgr/pool.h"
+#include "blockmgr/cache.h"
 
 void kvf__pool_carve(kvf__pool *p, kvf__slab *slab, uint32_t n) {
     p->n = n;
@@ -20,7 +20,12 @@ void kvf__pool_init(kvf__pool *p, uint32_t generation) {
     }
 }
 
+void kvf__pool_make_room(kvf__pool *p, uint32_t n) {
+    while (p->n_free < n) kvf__cache_evict(p->cache);
+}
+
 void kvf__pool_take(kvf__pool *p, uint32_t *restrict row, uint32_t n) {
+    if (n > p->n_free) kvf__pool_make_room(p, n);
     const uint32_t *restrict top = p->free_ids + p->n_free;
     uint8_t *restrict states = p->states;
     for (uint32_t i = 0; i < n; i++) {
@@ -29,12 +34,18 @@ void kvf__pool_take(kvf__pool *p, uint32_t *restrict row, uint32_t n) {
         states[kvf__state_at(id)] = KVF__ROW;
     }
     p->n_free -= n;
-    p->n_held_max = KVF__MAX(p->n_held_max, p->n - p->n_free);
+    kvf__pool_note_held(p);
 }
 
 static void put_back(kvf__pool *p, uint32_t id) {
     *kvf__state(p, id) = KVF__APART;
     p->free_ids[p->n_free++] = id;
+}
+
+static void put_idle(kvf__pool *p, uint32_t id) {
+    *kvf__state(p, id) = KVF__IDLE;
+    p->n_idle++;
+    kvf__cache_idle(p->cache, p->nodes[id]);
 }
 
 /* From here on refs, pins and holds count. */
@@ -45,18 +56,47 @@ static void count(kvf__pool *p, uint32_t id) {
     *kvf__state(p, id) = KVF__COUNTED;
 }
 
+/* No more than they have to, for an id of one reference or none. */
+static void uncount(kvf__pool *p, uint32_t id) {
+    bool cached = kvf__pool_node(p, id) != KVF_NO_BLOCK, held = p->entries[id].holds != 0;
+    uint32_t refs = p->heads[id].refs;
+    if (refs && held && cached) return;
+    p->heads[id].refs = held ? KVF__ONE_HOLD : 0;
+    p->entries[id].holds = 0;
+    if (refs) {
+        *kvf__state(p, id) = cached ? KVF__CACHED : held ? KVF__APART : KVF__ROW;
+    } else if (cached) {
+        put_idle(p, id);
+    } else {
+        put_back(p, id);
+    }
+}
+
 /* One reference less of a counted id; true when it was the last. */
 static bool unref(kvf__pool *p, uint32_t id) {
-    kvf__entry *e = &p->entries[id];
     uint32_t refs = --p->heads[id].refs;
-    if (refs > 1 || e->pins) return false;
-    p->heads[id].refs = e->holds ? KVF__ONE_HOLD : 0;
-    if (refs)
-        *kvf__state(p, id) = e->holds ? KVF__APART : KVF__ROW;
-    else
-        put_back(p, id);
-    e->holds = 0;
+    if (refs > 1 || p->entries[id].pins) return false;
+    uncount(p, id);
     return !refs;
+}
+
+void kvf__pool_cache(kvf__pool *p, uint32_t id, uint32_t node) {
+    uint8_t *state = kvf__state(p, id);
+    if (*state == KVF__ROW) *state = KVF__CACHED;
+    p->nodes[id] = node;
+}
+
+uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id) {
+    uint8_t *state = kvf__state(p, id);
+    p->nodes[id] = KVF_NO_BLOCK;
+    if (*state == KVF__IDLE) {
+        p->n_idle--;
+        put_back(p, id);
+        return 1;
+    }
+    if (*state == KVF__CACHED) *state = KVF__ROW;
+    if (*state == KVF__COUNTED && p->heads[id].refs == 1 && !p->entries[id].pins) uncount(p, id);
+    return 0;
 }
 
 void kvf__pool_share(kvf__pool *p, uint32_t id) {
@@ -71,14 +111,19 @@ static bool drop_counted(kvf__pool *p, uint32_t id) {
 }
 
 bool kvf__pool_drop(kvf__pool *p, uint32_t id) {
-    if (*kvf__state(p, id) == KVF__COUNTED) return drop_counted(p, id);
-    put_back(p, id);
+    uint32_t state = *kvf__state(p, id);
+    if (state == KVF__COUNTED) return drop_counted(p, id);
+    if (state == KVF__CACHED) {
+        put_idle(p, id);
+    } else {
+        put_back(p, id);
+    }
     return true;
 }
 
 /* The tail first, so that a row that is taken again comes out in the order it had. */
 uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *restrict row, uint32_t n, uint32_t n_new, bool is_private) {
-    uint32_t *restrict top = p->free_ids + p->n_free, n_before = p->n_free;
+    uint32_t *restrict top = p->free_ids + p->n_free, n_before = p->n_free + p->n_idle;
     uint8_t *restrict states = p->states;
     if (n <= n_new) return 0;
     if (is_private) {
@@ -101,7 +146,7 @@ uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *restrict row, uint32_t n, uint32
         for (uint32_t i = n; i-- > n_new;) (void)kvf__pool_drop(p, row[i]);
     }
     memset(row + n_new, 0xff, (n - n_new) * sizeof *row); /* KVF_NO_BLOCK */
-    return p->n_free - n_before;
+    return p->n_free + p->n_idle - n_before;
 }
 
 void kvf__pool_hold(kvf__pool *p, uint32_t id) {

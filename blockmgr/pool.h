@@ -4,7 +4,9 @@
  *   pin       one end of a pending copy. It keeps the id out of the free list, but it is no holder: the last holder of
  *             a pinned block appends to it in place.
  *   promise   ids that a table may still take without asking. A count, not ids.
- *   spare     free ids that are promised to nobody: n_free - n_promised.
+ *   cached    an id that a node of the prefix cache names (cache.h). That is no reference: one without any is idle, neither
+ *             free nor held, and is handed out when the free stack is too short.
+ *   spare     ids that may be had and are promised to nobody: n_free + n_idle - n_promised.
  *
  *       free_ids  [ 7 | 3 | 9 | 0 | . . . . . ]    a stack, so taking and freeing are O(1)
  *                                 ^ n_free
@@ -21,9 +23,11 @@
 /* Most ids live and die in one row. For them the state says it all, their refs, pins and holds are 0 and nobody looks:
  * a byte per id stays in the nearest cache where eight do not. An id that one handle alone holds is known by its head. */
 enum {
-    KVF__APART,   /* in no row: free (refs 0), or one reference, a hold (refs KVF__ONE_HOLD) */
-    KVF__ROW,     /* one reference: an appearance in a table or fresh row */
-    KVF__COUNTED, /* refs, pins and holds count: all that is none of the above */
+    KVF__APART,   /* in no row: free (refs 0), or one reference, a hold (refs KVF__ONE_HOLD); not cached */
+    KVF__IDLE,    /* no reference, but cached */
+    KVF__ROW,     /* one reference: an appearance in a table or fresh row; not cached */
+    KVF__CACHED,  /* one reference: an appearance in a row; cached */
+    KVF__COUNTED, /* refs, pins and holds count: all that is none of the above, cached or not */
 };
 #define KVF__ONE_HOLD UINT32_MAX /* no count: more references than that are refused */
 
@@ -39,16 +43,20 @@ typedef struct kvf__entry {
     uint32_t scratch;  /* counts within one call */
 } kvf__entry;
 
-/* Invariant: n_promised <= n_free <= n; n_promised is the sum over the tables; n_shared counts ids with two or more
- * holders. Of a counted id, refs = appearances in tables and fresh rows + holds + pins, and that is two or more or a
- * pin; of another, pins = holds = 0. pins = (copy_src is set) + pending copies that read this id; scratch = 0
- * between calls. */
+struct kvf__cache;
+
+/* Invariant: n_promised <= n_free + n_idle <= n; n_promised is the sum over the tables; n_shared counts ids with two or
+ * more holders, n_idle cached ones without references. Of a counted id, refs = appearances in tables and fresh rows + holds
+ * + pins, and that is two or more or a pin, or the hold of a cached id; of another, pins = holds = 0. pins = (copy_src is
+ * set) + pending copies that read this id; scratch = 0 between calls. */
 typedef struct kvf__pool {
-    uint32_t n, n_free, n_promised, n_held_max, n_shared;
+    uint32_t n, n_free, n_promised, n_held_max, n_shared, n_idle;
     uint32_t *free_ids;
     uint8_t *states;
     kvf__head *heads;
     kvf__entry *entries;
+    struct kvf__cache *cache; /* NULL: nothing is ever cached */
+    uint32_t *nodes;          /* (id) the node that names it, KVF_NO_BLOCK: not cached; NULL without a cache */
 } kvf__pool;
 
 /* Where an id's state lies: among its 4,096 neighbours, with the next 6 bits of the id mixed into the number of the cache
@@ -57,10 +65,15 @@ typedef struct kvf__pool {
 static inline size_t kvf__state_at(uint32_t id) { return id ^ (id >> 6 & 0xfc0u); }
 static inline uint8_t *kvf__state(const kvf__pool *p, uint32_t id) { return p->states + kvf__state_at(id); }
 
-static inline uint32_t kvf__pool_spare(const kvf__pool *p) { return p->n_free - p->n_promised; }
+static inline uint32_t kvf__pool_spare(const kvf__pool *p) { return p->n_free + p->n_idle - p->n_promised; }
+static inline uint32_t kvf__pool_n_held(const kvf__pool *p) { return p->n - p->n_free - p->n_idle; }
+static inline void kvf__pool_note_held(kvf__pool *p) { p->n_held_max = KVF__MAX(p->n_held_max, kvf__pool_n_held(p)); }
+static inline uint32_t kvf__pool_node(const kvf__pool *p, uint32_t id) {
+    return p->nodes ? p->nodes[id] : KVF_NO_BLOCK;
+}
 static inline uint32_t kvf__pool_refs(const kvf__pool *p, uint32_t id) {
     uint32_t state = *kvf__state(p, id), refs = p->heads[id].refs;
-    return state == KVF__COUNTED ? refs : state == KVF__ROW || refs != 0;
+    return state == KVF__COUNTED ? refs : state >= KVF__ROW || refs != 0;
 }
 static inline uint32_t kvf__pool_holders(const kvf__pool *p, uint32_t id) {
     return kvf__pool_refs(p, id) - p->entries[id].pins;
@@ -74,13 +87,15 @@ void kvf__pool_carve(kvf__pool *p, kvf__slab *slab, uint32_t n);
 /* All ids free, 0 on top. Generations start at a number of the manager's, so that handles of another are stale. */
 void kvf__pool_init(kvf__pool *p, uint32_t generation);
 
+/* Evicts from the cache until n ids are free; the caller has seen that there are so many, idle ones included. */
+void kvf__pool_make_room(kvf__pool *p, uint32_t n);
 /* n free ids into a row, one reference each; the caller has seen that there are so many, and sees to the promises. */
 void kvf__pool_take(kvf__pool *p, uint32_t *row, uint32_t n);
 /* One holder more. */
 void kvf__pool_share(kvf__pool *p, uint32_t id);
-/* An appearance less; true when the id fell free. */
+/* An appearance less; true when it was the last: the id fell free or became idle. */
 bool kvf__pool_drop(kvf__pool *p, uint32_t id);
-/* Drops the tail of a row of n ids down to n_new; returns how many fell free. is_private: all are in state ROW. */
+/* Drops the tail of a row of n ids down to n_new; returns how many fell free or became idle. is_private: all are in state ROW. */
 uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *row, uint32_t n, uint32_t n_new, bool is_private);
 
 /* One hold more on an id that has a holder; one less on a counted id. */
@@ -91,7 +106,7 @@ void kvf__pool_release(kvf__pool *p, uint32_t id);
 static inline uint32_t kvf__pool_take_held(kvf__pool *p) {
     uint32_t id = p->free_ids[--p->n_free];
     p->heads[id].refs = KVF__ONE_HOLD;
-    p->n_held_max = KVF__MAX(p->n_held_max, p->n - p->n_free);
+    kvf__pool_note_held(p);
     return id;
 }
 static inline void kvf__pool_release_held(kvf__pool *p, uint32_t id) {
@@ -103,6 +118,19 @@ static inline void kvf__pool_release_held(kvf__pool *p, uint32_t id) {
 void kvf__pool_pin(kvf__pool *p, uint32_t src, uint32_t dst);
 bool kvf__pool_copy_pending(const kvf__pool *p, uint32_t src, uint32_t dst);
 void kvf__pool_unpin(kvf__pool *p, uint32_t src, uint32_t dst);
+
+/* A node takes an id that somebody holds. It lets one go: 1 when the id was idle and falls free, else 0. */
+void kvf__pool_cache(kvf__pool *p, uint32_t id, uint32_t node);
+uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id);
+/* One holder more of a cached id, which may be idle; the caller sees to n_idle and n_held_max. */
+static inline void kvf__pool_attach(kvf__pool *p, uint32_t id) {
+    uint8_t *state = kvf__state(p, id);
+    if (*state == KVF__IDLE) {
+        *state = KVF__CACHED;
+    } else {
+        kvf__pool_share(p, id);
+    }
+}
 
 /* ---- Promises: a number of the table's; the pool keeps the sum ---------------------------------------------- */
 

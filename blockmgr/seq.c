@@ -52,11 +52,18 @@ kvf_status kvf_seq_create(kvf_manager *manager, kvf_seq *out) {
     return KVF_OK;
 }
 
+/* What a child is promised for table t of its parent: all of the reservation, since it holds nothing privately. */
+static uint32_t fork_promise(const kvf_manager *m, uint32_t t) {
+    const kvf__table *table = &m->tables[t];
+    if (!table->growth) return table->reserve;
+    return kvf__promise_owed(table->reserve, m->n_slots[t] >> m->block_shift);
+}
+
 /* What a fork of tables [first, first + seq_tables) takes: score pages, and promises in both pools. */
 static kvf_status check_fork(kvf_manager *m, uint32_t first, const kvf_copy_list *copies) {
     uint64_t blocks = 0, pages = 0, n_copies = 0;
     for (uint32_t t = first; t < first + m->seq_tables; t++) {
-        blocks += m->tables[t].reserve;
+        blocks += fork_promise(m, t);
         pages += KVF__MAX(m->n_pages[t], m->tables[t].page_reserve);
         n_copies += m->n_pages[t];
     }
@@ -84,7 +91,8 @@ static void fork_table(kvf_manager *m, uint32_t from, uint32_t to, kvf_copy_list
     kvf__table_count(m, to, 0);
     b->reserve = a->reserve;
     b->page_reserve = a->page_reserve;
-    kvf__promise_set(&m->blocks, &m->promise[to], a->reserve);
+    b->growth = a->growth;
+    kvf__promise_set(&m->blocks, &m->promise[to], fork_promise(m, from));
     kvf__pool_take(&m->pages, kvf__score_row(m, to), n_pages);
     m->n_pages[to] = n_pages;
     for (uint32_t i = 0; i < n_pages; i++)
@@ -108,6 +116,8 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
     manager->seqs[from].known_at = 0;
     manager->seqs[to].next_pos = manager->seqs[from].next_pos;
     manager->seqs[to].has_scores = manager->seqs[from].has_scores;
+    manager->seqs[to].node = manager->seqs[from].node;
+    manager->seqs[to].compacted = manager->seqs[from].compacted;
     for (uint32_t t = 0; t < manager->seq_tables; t++)
         fork_table(manager, from * manager->seq_tables + t, to * manager->seq_tables + t, copies);
     *out = seq_handle(manager, to);
@@ -122,6 +132,7 @@ static void empty_table(kvf_manager *m, uint32_t t, uint32_t layer) {
     m->layer_slots[layer] -= m->n_slots[t];
     m->n_slots[t] = m->n_pages[t] = 0;
     m->tables[t].reserve = m->tables[t].page_reserve = 0;
+    m->tables[t].growth = false;
     kvf__promise_set(&m->blocks, &m->promise[t], 0);
     kvf__promise_set(&m->pages, &m->page_promise[t], 0);
 }
@@ -202,62 +213,99 @@ uint32_t kvf__table_private(kvf_manager *m, uint32_t t) {
         n_sole += *kvf__state(&m->blocks, row[i]) == KVF__ROW;
     }
     if (n_sole == n_blocks) m->private_at[t] = m->tail_at[t] = m->epoch;
+    if (kvf__tail_covered(m, t)) n_private -= kvf__pool_holders(&m->blocks, row[n_blocks - 1]) == 1;
     return n_private;
 }
 
-/* What the table is owed; while a compaction has fresh blocks for it, these count as taken from the new reservation. */
-static uint32_t owed_blocks(kvf_manager *m, uint32_t t, uint32_t reserve, uint32_t *fresh_promise) {
-    uint32_t owed = kvf__promise_owed(reserve, kvf__table_private(m, t));
-    *fresh_promise = KVF__MIN(owed, m->tables[t].n_fresh);
-    return owed - *fresh_promise;
+uint32_t kvf__table_kept(kvf_manager *m, uint32_t t) {
+    if (!m->tables[t].growth) return kvf__table_private(m, t);
+    return kvf__n_blocks(m, t) - kvf__leaves_shared(m, t);
 }
 
-static uint32_t owed_pages(const kvf_manager *m, uint32_t t, uint32_t reserve) {
-    return kvf__promise_owed(reserve, m->n_pages[t]);
+kvf_status kvf__reserve_read(const kvf_manager *m, const kvf_reserve *in, kvf_reserve *out) {
+    kvf_status s = kvf__config_read(out, sizeof *out, in, "kvf_reserve", m->error);
+    if (s) return s;
+    if (!out->n_slots) return kvf__fail(m->error, KVF_E_INVALID, "n_slots: is NULL");
+    for (uint32_t k = 0; k < m->seq_tables; k++)
+        if (out->n_slots[k] > m->config.max_slots)
+            return kvf__fail(m->error, KVF_E_INVALID, "n_slots[%u] %u: must be at most max_slots %u", k,
+                             out->n_slots[k], m->config.max_slots);
+    return KVF_OK;
+}
+
+kvf__reservation kvf__reservation_of(const kvf_manager *m, const kvf_reserve *reserve, uint32_t k) {
+    uint32_t blocks = kvf__blocks_for(m, reserve->n_slots[k]);
+    return (kvf__reservation){blocks, reserve->with_scores ? blocks : 0, reserve->growth != 0};
+}
+
+kvf__reservation kvf__table_reservation(const kvf_manager *m, uint32_t t) {
+    return (kvf__reservation){m->tables[t].reserve, m->tables[t].page_reserve, m->tables[t].growth};
 }
 
 /* Whether a pool can bear owed in place of what these tables were promised so far. */
-static kvf_status check_owed(const kvf_manager *m, const kvf__pool *p, const char *what, uint64_t owed,
-                             uint64_t before) {
-    uint64_t others = p->n_promised - before;
-    if (others + owed <= p->n_free) return KVF_OK;
-    return kvf__fail(m->error, KVF_E_NO_BLOCKS,
-                     "reservation: %llu %s are to be promised, %llu are free and not promised",
-                     (unsigned long long)owed, what, (unsigned long long)(p->n_free - others));
+static kvf_status check_owed(const kvf_manager *m, const kvf__pool *p, const char *what, uint64_t owed, uint64_t before,
+                             uint64_t n_taken) {
+    uint64_t others = p->n_promised - before, to_be_had = (uint64_t)p->n_free + p->n_idle;
+    if (others + owed + n_taken <= to_be_had) return KVF_OK;
+    return kvf__fail(
+        m->error, KVF_E_NO_BLOCKS,
+        "reservation: %llu %s are to be promised beside %llu idle ones of a hit, %llu are to be had and not "
+        "promised",
+        (unsigned long long)owed, what, (unsigned long long)n_taken, (unsigned long long)(to_be_had - others));
+}
+
+kvf_status kvf__check_owed(const kvf_manager *m, const kvf__owed *owed, uint64_t n_taken) {
+    kvf_status s = check_owed(m, &m->blocks, "blocks", owed->blocks, owed->blocks_before, n_taken);
+    return s ? s : check_owed(m, &m->pages, "score pages", owed->pages, owed->pages_before, 0);
+}
+
+void kvf__table_reserve(kvf_manager *m, uint32_t t, kvf__reservation r, uint32_t owed) {
+    kvf__table *table = &m->tables[t];
+    table->reserve = r.blocks;
+    table->page_reserve = r.pages;
+    table->growth = r.growth;
+    table->fresh_promise = KVF__MIN(owed, table->n_fresh); /* these count as taken from the new reservation */
+    kvf__promise_set(&m->blocks, &m->promise[t], owed - table->fresh_promise);
+    kvf__promise_set(&m->pages, &m->page_promise[t], kvf__promise_owed(r.pages, m->n_pages[t]));
+}
+
+/* What table t keeps under a reservation, which need not be its own yet. */
+static uint32_t kept_under(kvf_manager *m, uint32_t t, kvf__reservation r) {
+    bool growth = m->tables[t].growth;
+    m->tables[t].growth = r.growth;
+    uint32_t kept = kvf__table_kept(m, t);
+    m->tables[t].growth = growth;
+    return kept;
+}
+
+kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq seq, const kvf_reserve *reserve) {
+    uint32_t index = 0;
+    kvf_reserve given;
+    kvf_status s = kvf__seq_find(manager, seq, &index);
+    if (!s) s = kvf__reserve_read(manager, reserve, &given);
+    if (s) return s;
+    uint32_t first = index * manager->seq_tables;
+    kvf__owed owed = {0, 0, 0, 0};
+    for (uint32_t k = 0; k < manager->seq_tables; k++) {
+        kvf__reservation r = kvf__reservation_of(manager, &given, k);
+        uint32_t blocks = kvf__promise_owed(r.blocks, kept_under(manager, first + k, r));
+        owed.blocks += blocks - KVF__MIN(blocks, manager->tables[first + k].n_fresh);
+        owed.pages += kvf__promise_owed(r.pages, manager->n_pages[first + k]);
+        owed.blocks_before += manager->promise[first + k];
+        owed.pages_before += manager->page_promise[first + k];
+    }
+    s = kvf__check_owed(manager, &owed, 0);
+    if (s) return s;
+    for (uint32_t k = 0; k < manager->seq_tables; k++) {
+        kvf__reservation r = kvf__reservation_of(manager, &given, k);
+        kvf__table_reserve(manager, first + k, r, kvf__promise_owed(r.blocks, kept_under(manager, first + k, r)));
+    }
+    return KVF_OK;
 }
 
 kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots, int with_scores) {
-    uint32_t index = 0, unused;
-    kvf_status s = kvf__seq_find(manager, seq, &index);
-    if (s) return s;
-    if (!n_slots) return kvf__fail(manager->error, KVF_E_INVALID, "n_slots: is NULL");
-    uint32_t first = index * manager->seq_tables;
-    uint64_t blocks = 0, pages = 0, blocks_before = 0, pages_before = 0;
-    for (uint32_t i = 0; i < manager->seq_tables; i++) {
-        if (n_slots[i] > manager->config.max_slots)
-            return kvf__fail(manager->error, KVF_E_INVALID, "n_slots[%u] %u: must be at most max_slots %u", i,
-                             n_slots[i], manager->config.max_slots);
-        uint32_t reserve = kvf__blocks_for(manager, n_slots[i]);
-        blocks += owed_blocks(manager, first + i, reserve, &unused);
-        pages += owed_pages(manager, first + i, with_scores ? reserve : 0);
-        blocks_before += manager->promise[first + i];
-        pages_before += manager->page_promise[first + i];
-    }
-    s = check_owed(manager, &manager->blocks, "blocks", blocks, blocks_before);
-    if (s) return s;
-    s = check_owed(manager, &manager->pages, "score pages", pages, pages_before);
-    if (s) return s;
-    for (uint32_t i = 0; i < manager->seq_tables; i++) {
-        kvf__table *table = &manager->tables[first + i];
-        uint32_t reserve = kvf__blocks_for(manager, n_slots[i]), page_reserve = with_scores ? reserve : 0;
-        uint32_t owed = owed_blocks(manager, first + i, reserve, &table->fresh_promise);
-        table->reserve = reserve;
-        table->page_reserve = page_reserve;
-        kvf__promise_set(&manager->blocks, &manager->promise[first + i], owed);
-        kvf__promise_set(&manager->pages, &manager->page_promise[first + i],
-                         owed_pages(manager, first + i, page_reserve));
-    }
-    return KVF_OK;
+    kvf_reserve reserve = {.struct_size = sizeof reserve, .n_slots = n_slots, .with_scores = with_scores};
+    return kvf_seq_reserve_as(manager, seq, &reserve);
 }
 
 /* ---- Score pages ------------------------------------------------------------------------------------------ */

@@ -21,6 +21,7 @@ trap 'rm -f "$lines"' EXIT
 load=$(cut -d ' ' -f 1 /proc/loadavg 2>/dev/null || echo unknown)
 echo "load before: $load" >&2
 "$program" pool >>"$lines"
+"$program" prefix >>"$lines"
 "$program" policy -r 9 >>"$lines"
 "$program" attention -r 5 -m 256 >>"$lines"
 "$program" model/gemm 3 32 >>"$lines"

@@ -10,7 +10,9 @@
  *   score page   what one sequence has accumulated over one block's slots. From a pool of its own,
  *                private to a sequence, copied at a fork, parallel to the table's blocks.
  *   reservation  blocks promised to a table beyond those it holds: a count, not blocks.
- *                Always: promised <= free.
+ *                Always: promised <= free + cached idle.
+ *   cached       a block that the prefix cache finds (prefix.h); idle when nobody refers to it: it is then
+ *                handed out when no other is free.
  *   shared       a block that a second table holds too. A shared block is read-only.
  *   copy list    work for the caller: copy block src to block dst. A ticket pins both until done.
  *   view         what a kernel gets for a batch, all layers at once.
@@ -41,16 +43,21 @@ typedef uint64_t kvf_block;
 
 typedef struct kvf_manager_config {
     size_t struct_size;
-    uint32_t n_layers;        /* 1..1024 */
-    uint32_t n_kv_heads;      /* KV heads of this rank, 1..1024 */
-    uint32_t heads_per_group; /* divides n_kv_heads; 0: n_kv_heads, one group a layer */
-    uint32_t block_size;      /* slots; a power of two in [8, 256]; 0: 16 */
-    uint32_t n_blocks;        /* 1..2^31 */
-    uint32_t n_score_pages;   /* 0: n_blocks */
-    uint32_t max_seqs;        /* sequences alive at once, 1..2^20; 0: 256 */
-    uint32_t max_slots;       /* most slots of one table, in general the model's context; 0: 8192 */
-    uint64_t block_bytes;     /* K and V of one block, for figures in bytes; 0: figures in bytes are 0 */
-    kvf_allocator allocator;  /* all zero: the default */
+    uint32_t n_layers;            /* 1..1024 */
+    uint32_t n_kv_heads;          /* KV heads of this rank, 1..1024 */
+    uint32_t heads_per_group;     /* divides n_kv_heads; 0: n_kv_heads, one group a layer */
+    uint32_t block_size;          /* slots; a power of two in [8, 256]; 0: 16 */
+    uint32_t n_blocks;            /* 1..2^31 */
+    uint32_t n_score_pages;       /* 0: n_blocks */
+    uint32_t max_seqs;            /* sequences alive at once, 1..2^20; 0: 256 */
+    uint32_t max_slots;           /* most slots of one table, in general the model's context; 0: 8192 */
+    uint64_t block_bytes;         /* K and V of one block, for figures in bytes; 0: figures in bytes are 0 */
+    kvf_allocator allocator;      /* all zero: the default */
+    uint32_t prefix_cache;        /* 1: keep a prefix cache (prefix.h); 0: none, at no cost */
+    uint32_t prefix_eviction;     /* kvf_prefix_eviction; 0: LRU */
+    uint32_t n_snapshot_pages;    /* pages of block_size tokens for snapshots of column sums; 0: none */
+    uint32_t reserved;            /* 0 */
+    uint64_t snapshot_page_bytes; /* of one such page, for figures in bytes */
 } kvf_manager_config;
 
 /** A config with struct_size set and every default filled in; n_layers, n_kv_heads and n_blocks stay 0.
@@ -164,8 +171,9 @@ KVF_API KVF_CHECK kvf_status kvf_seq_next_pos(const kvf_manager *manager, kvf_se
 /** Sets the reservation of every table: each is promised ceil(n_slots / block_size) blocks in all, those it
  *  holds privately included (and as many score pages when with_scores). Replaces the former one; 0 drops it.
  *  A growth within its reservation never fails for want of blocks, until a block that the table held privately
- *  becomes shared (by a fork of this sequence or a hold) or is given up while a copy pins it; then the caller may
- *  reserve again. A commit or a rollback gives back the promise for what the table gives up.
+ *  becomes shared (by a fork of this sequence, a hold, or another's hit on what it has stored), or is given up while a
+ *  copy pins it, or is cached and taken back in part by a rollback; then the caller may reserve again. A commit or a
+ *  rollback gives back the promise for what the table gives up.
  *  @param manager a manager. @param seq a sequence.
  *  @param n_slots [n_layers][n_groups], slots; each at most max_slots.
  *  @param with_scores whether score pages are promised too.
@@ -174,6 +182,23 @@ KVF_API KVF_CHECK kvf_status kvf_seq_next_pos(const kvf_manager *manager, kvf_se
  *  @cost O(tables), and the blocks of tables that were forked, of any once after a kvf_block_hold; no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots,
                                              int with_scores);
+
+/* A reservation in full. growth = 0 is for a sequence that may be compacted, which takes fresh blocks for all that it
+ * shares: only private blocks count as held. 1 is for one that only grows: all its blocks count, but a partly filled last one
+ * that an append would have to copy; it is safe until that one becomes shared, or shared blocks are rolled back. */
+typedef struct kvf_reserve {
+    size_t struct_size;
+    const uint32_t *n_slots; /* [n_layers][n_groups], slots; each at most max_slots */
+    int with_scores;         /* whether score pages are promised too */
+    int growth;
+} kvf_reserve;
+
+/** kvf_seq_reserve with all that a reservation has; a fork's child inherits `growth`.
+ *  @param manager a manager. @param seq a sequence. @param reserve see kvf_reserve.
+ *  @own nothing is kept. @threads as the manager.
+ *  @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_NO_BLOCKS.
+ *  @cost as kvf_seq_reserve; with `growth` O(tables). */
+KVF_API KVF_CHECK kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq seq, const kvf_reserve *reserve);
 
 /** Gives every table of the sequence score pages for its present slots and for all that it will hold: from now
  *  on they grow and shrink with the blocks. Called once, at the prompt's end, with the sizes after compaction.
@@ -235,7 +260,9 @@ typedef struct kvf_compaction {
 
 /** Prepares a compaction: a table with any block that another sequence holds gets ceil(n_keep / block_size) fresh
  *  blocks, all such tables at once, and so does one with a block that kvf_block_hold or a pending copy holds; a private
- *  one is written in place. If several owners of a block are in the batch, all but the last get fresh blocks. Until
+ *  one is written in place. If several owners of a block are in the batch, all but the last get fresh blocks. Tables with
+ *  cached blocks among those to be written get fresh blocks too as far as spare ones suffice for all of them; else,
+ *  sequence by sequence, their blocks and all that follows on them are taken out of the prefix cache. Until
  *  commit or cancel the sequences accept no append, fork or rollback.
  *  @param manager a manager with no compaction under way. @param items distinct (seq, layer). @param n_items how many,
  *  at most max_seqs * n_layers. @param out filled; valid until commit or cancel.
@@ -252,7 +279,8 @@ KVF_API KVF_CHECK kvf_status kvf_compact_begin(kvf_manager *manager, const kvf_c
  *  @own nothing. @threads as the manager. @errors KVF_E_STATE. @cost O(blocks given up), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_compact_commit(kvf_manager *manager);
 
-/** Drops it: fresh blocks go back, nothing else has changed. Right only before anything was written in place.
+/** Drops it: fresh blocks go back, nothing else has changed but what has left the prefix cache. Right only before
+ *  anything was written in place.
  *  @param manager a manager. @own nothing. @threads as the manager. @errors KVF_E_STATE. @cost O(fresh blocks). */
 KVF_API KVF_CHECK kvf_status kvf_compact_cancel(kvf_manager *manager);
 
@@ -306,9 +334,10 @@ KVF_API uint32_t kvf_block_id(kvf_block block);
 /* ---- Accounting ------------------------------------------------------------------------------ */
 
 typedef struct kvf_pool_occupancy {
-    uint32_t n_total, n_free, n_held, n_promised; /* n_free + n_held = n_total; n_promised <= n_free */
-    uint32_t n_held_max;                          /* high-water mark of n_held */
-    uint32_t n_shared;                            /* held by more than one holder */
+    /* Blocks: n_free + n_held + n_cached_idle = n_total, n_promised <= n_free + n_cached_idle. */
+    uint32_t n_total, n_free, n_held, n_promised;
+    uint32_t n_held_max; /* high-water mark of n_held */
+    uint32_t n_shared;   /* held by more than one holder */
 } kvf_pool_occupancy;
 
 typedef struct kvf_occupancy {
@@ -317,6 +346,7 @@ typedef struct kvf_occupancy {
     uint32_t n_seqs, n_seqs_max;
     uint64_t slots_used, slots_idle; /* over all tables; idle: slots of held blocks beyond the table's slots */
     uint64_t held_bytes, held_bytes_max;
+    uint32_t n_cached, n_cached_idle; /* blocks that the prefix cache finds; of them those that nobody refers to */
 } kvf_occupancy;
 
 typedef struct kvf_layer_occupancy {

@@ -1,5 +1,6 @@
 /* kvfold/kvfold.h: the core library, libkvfold: block manager, attention, policies, scheduler. It needs libc alone.
- * Read in this order: base.h, blockmgr.h, attention.h, policy.h, scheduler.h. libkvfold_engine adds model.h and engine.h. */
+ * Read in this order: base.h, blockmgr.h, prefix.h, attention.h, policy.h, scheduler.h. libkvfold_engine adds model.h and
+ * engine.h. */
 #ifndef KVFOLD_KVFOLD_H
 #define KVFOLD_KVFOLD_H
 
@@ -7,6 +8,7 @@
 #include "kvfold/base.h"
 #include "kvfold/blockmgr.h"
 #include "kvfold/policy.h"
+#include "kvfold/prefix.h"
 #include "kvfold/scheduler.h"
 
 #endif

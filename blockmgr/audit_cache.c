@@ -1,0 +1,181 @@
+/* The audit of the prefix cache: nodes and blocks name each other, contents are unique, every list and figure is right. */
+#include "blockmgr/manager.h"
+
+#define BROKEN(...) kvf__fail(err, KVF_E_CORRUPT, __VA_ARGS__)
+
+static kvf_status check_blocks(const kvf__cache *c, uint32_t node, kvf_error *err) {
+    uint32_t n_idle = 0;
+    for (uint32_t k = 0; k < c->n_tables; k++) {
+        uint32_t id = kvf__node_blocks(c, node)[k];
+        if (id >= c->blocks->n || c->blocks->nodes[id] != node)
+            return BROKEN("node %u: its block %u is none, or names another node", node, id);
+        n_idle += !kvf__pool_refs(c->blocks, id);
+    }
+    if (n_idle != c->nodes[node].n_idle)
+        return BROKEN("node %u: n_idle %u, counted %u", node, c->nodes[node].n_idle, n_idle);
+    return KVF_OK;
+}
+
+static bool same_content(const kvf__cache *c, uint32_t a, uint32_t b) {
+    const kvf__node *x = &c->nodes[a], *y = &c->nodes[b];
+    return x->parent == y->parent && x->n_tokens == y->n_tokens && x->extras.low == y->extras.low &&
+           x->extras.high == y->extras.high && x->salt_bytes == y->salt_bytes &&
+           !memcmp(c->salts + (size_t)a * KVF_PREFIX_SALT_MAX, c->salts + (size_t)b * KVF_PREFIX_SALT_MAX,
+                   x->salt_bytes) &&
+           !memcmp(kvf__node_tokens(c, a), kvf__node_tokens(c, b), x->n_tokens * sizeof(uint32_t));
+}
+
+static kvf_status check_links(const kvf__cache *c, uint32_t node, kvf_error *err) {
+    const kvf__node *n = &c->nodes[node], *parent = n->parent == KVF__NO_NODE ? NULL : &c->nodes[n->parent];
+    if (n->n_tokens > c->block_size || (n->n_tokens < c->block_size && n->child != KVF__NO_NODE))
+        return BROKEN("node %u: %u tokens of %u, first child %u", node, n->n_tokens, c->block_size, n->child);
+    if (parent && (n->parent >= c->n_max || parent->n_tokens != c->block_size))
+        return BROKEN("node %u: its parent %u is no whole node", node, n->parent);
+    if (n->depth != (parent ? parent->depth + 1 : 0)) return BROKEN("node %u: depth %u", node, n->depth);
+    if (parent && n->salt_bytes) return BROKEN("node %u: a salt, but no root", node);
+    if (c->nodes[n->next].prev != node || c->nodes[n->prev].next != node || c->nodes[n->next].parent != n->parent)
+        return BROKEN("node %u: its ring of siblings is broken", node);
+    uint32_t at = c->buckets[n->hash.low & c->bucket_mask];
+    while (at != KVF__NO_NODE && at != node) at = c->nodes[at].bucket_next;
+    if (at != node) return BROKEN("node %u: not in its bucket", node);
+    for (at = n->bucket_next; at != KVF__NO_NODE; at = c->nodes[at].bucket_next)
+        if (same_content(c, at, node)) return BROKEN("nodes %u and %u: equal content", node, at);
+    return KVF_OK;
+}
+
+/* The hash follows from the parent's hash and what the node holds. */
+static kvf_status check_hash(const kvf__cache *c, uint32_t node, kvf_error *err) {
+    const kvf__node *n = &c->nodes[node];
+    kvf__hash hash = kvf__node_hash(c, node);
+    if (hash.low != n->hash.low || hash.high != n->hash.high)
+        return BROKEN("node %u: its hash is not that of its content", node);
+    return KVF_OK;
+}
+
+static kvf_status check_heap(const kvf__cache *c, const kvf__heap *h, uint32_t at, kvf_error *err) {
+    uint32_t node = h->nodes[at];
+    if (node >= c->n_max || (h->deadlines ? c->nodes[node].deadline : c->nodes[node].order_next) != at)
+        return BROKEN("node %u: not at its place %u of a heap", node, at);
+    if (at && kvf__heap_before(c, h, node, h->nodes[(at - 1) / 2]))
+        return BROKEN("node %u: under node %u of a heap, but goes first", node, h->nodes[(at - 1) / 2]);
+    return KVF_OK;
+}
+
+/* So many are in the order as have an idle block, and each of them has. */
+static kvf_status check_order(const kvf__cache *c, uint32_t n_wanted, kvf_error *err) {
+    uint32_t n = 0, before = KVF__NO_NODE;
+    kvf_status s = KVF_OK;
+    if (c->eviction == KVF_PREFIX_LRU) {
+        for (uint32_t at = c->first; at != KVF__NO_NODE && n <= n_wanted; at = c->nodes[at].order_next, n++) {
+            if (!c->nodes[at].n_tokens || !c->nodes[at].n_idle)
+                return BROKEN("node %u: in the order, but not idle", at);
+            if (c->nodes[at].order_prev != before) return BROKEN("node %u: its link back is broken", at);
+            if (before != KVF__NO_NODE && c->nodes[before].stamp >= c->nodes[at].stamp)
+                return BROKEN("node %u: idle for longer than node %u, but goes later", at, before);
+            before = at;
+        }
+        if (c->last != before) return BROKEN("order: last %u, found %u", c->last, before);
+    } else {
+        for (n = 0; !s && n < c->order.n; n++) {
+            if (!c->nodes[c->order.nodes[n]].n_idle)
+                return BROKEN("node %u: in the order, but not idle", c->order.nodes[n]);
+            s = check_heap(c, &c->order, n, err);
+        }
+    }
+    if (!s && n != n_wanted) return BROKEN("order: %u nodes, %u have idle blocks", n, n_wanted);
+    for (uint32_t i = 0; !s && i < c->deadlines.n; i++) s = check_heap(c, &c->deadlines, i, err);
+    return s;
+}
+
+static kvf_status check_eviction(const kvf__cache *c, kvf_error *err) {
+    if (c->chosen == KVF__NO_NODE) return KVF_OK;
+    uint32_t at = c->hint;
+    while (at != KVF__NO_NODE && at != c->chosen) at = c->nodes[at].parent;
+    if (at == KVF__NO_NODE || !c->nodes[c->chosen].n_tokens)
+        return BROKEN("eviction: node %u is chosen, %u is not under it", c->chosen, c->hint);
+    return KVF_OK;
+}
+
+static kvf_status check_snapshots(const kvf__cache *c, kvf_error *err) {
+    uint32_t n_snapshots = 0;
+    const kvf__pool *p = &c->pages;
+    for (int k = 0; k < 2; k++) {
+        uint32_t n_pages = 0, before = KVF__NO_NODE;
+        for (uint32_t at = c->snapshots[k].first; at != KVF__NO_NODE; at = c->nodes[at].snapshot_next, n_snapshots++) {
+            const kvf__node *n = &c->nodes[at];
+            if (n_snapshots > c->n_nodes || !n->n_tokens || n->keep_long != (k == 1) || n->snapshot_prev != before)
+                return BROKEN("node %u: wrongly in list %d of the snapshots", at, k);
+            if (n->n_pages != kvf__ceil_div(kvf__node_end(c, at), c->block_size))
+                return BROKEN("node %u: a snapshot of %u pages at token %u", at, n->n_pages, kvf__node_end(c, at));
+            uint32_t page = n->page;
+            for (uint32_t i = 0; i < n->n_pages; i++, page = c->page_next[page])
+                if (page >= p->n || *kvf__state(p, page) != KVF__ROW || p->entries[page].scratch++)
+                    return BROKEN("node %u: page %u is free, or of another snapshot too", at, page);
+            if (page != KVF_NO_BLOCK) return BROKEN("node %u: more than %u pages", at, n->n_pages);
+            n_pages += n->n_pages;
+            before = at;
+        }
+        if (n_pages != c->snapshots[k].n_pages || before != c->snapshots[k].last)
+            return BROKEN("snapshots: list %d of %u pages ends at %u, counted %u and %u", k, c->snapshots[k].n_pages,
+                          c->snapshots[k].last, n_pages, before);
+    }
+    uint32_t n_pages = c->snapshots[0].n_pages + c->snapshots[1].n_pages;
+    if (p->n_free + n_pages != p->n || n_snapshots != c->stats.n_snapshots)
+        return BROKEN("snapshots: %u pages free, %u in use of %u; n_snapshots %u, counted %u", p->n_free, n_pages, p->n,
+                      c->stats.n_snapshots, n_snapshots);
+    return KVF_OK;
+}
+
+static kvf_status check_seq(const kvf_manager *m, uint32_t index, kvf_error *err) {
+    const kvf__cache *c = &m->cache;
+    const kvf__seq *s = &m->seqs[index];
+    uint32_t node = kvf__node_of(c, s->node);
+    if (!s->alive && s->node) return BROKEN("sequence %u: freed, but has stored", index);
+    if (node == KVF__NO_NODE) return KVF_OK;
+    if (c->nodes[node].n_tokens != c->block_size || kvf__node_end(c, node) > s->next_pos || s->compacted)
+        return BROKEN("sequence %u: stored up to token %u of %u, compacted %d", index, kvf__node_end(c, node),
+                      s->next_pos, s->compacted);
+    return KVF_OK;
+}
+
+static kvf_status check_counts(const kvf__cache *c, uint32_t n_nodes, kvf_error *err) {
+    uint32_t n_cached = 0;
+    for (uint32_t id = 0; id < c->blocks->n; id++) n_cached += c->blocks->nodes[id] != KVF_NO_BLOCK;
+    if (n_nodes != c->n_nodes || n_cached != n_nodes * c->n_tables)
+        return BROKEN("nodes: n_nodes %u, counted %u; %u blocks are cached", c->n_nodes, n_nodes, n_cached);
+    if (c->stats.stored < c->stats.evicted + c->stats.removed + n_nodes)
+        return BROKEN("nodes: %llu stored, %llu evicted, %llu removed, %u here", (unsigned long long)c->stats.stored,
+                      (unsigned long long)c->stats.evicted, (unsigned long long)c->stats.removed, n_nodes);
+    if (c->stats.snapshots_put != c->stats.snapshots_evicted + c->stats.n_snapshots)
+        return BROKEN("snapshots: %llu put, %llu evicted, %u here", (unsigned long long)c->stats.snapshots_put,
+                      (unsigned long long)c->stats.snapshots_evicted, c->stats.n_snapshots);
+    for (uint32_t i = 0; i < c->n_max - c->n_nodes; i++)
+        if (c->free_nodes[i] >= c->n_max || c->nodes[c->free_nodes[i]].n_tokens)
+            return BROKEN("node %u: live, but on the free list", c->free_nodes[i]);
+    return KVF_OK;
+}
+
+kvf_status kvf__cache_audit(const kvf_manager *m, kvf_error *err) {
+    const kvf__cache *c = &m->cache;
+    uint32_t n_nodes = 0, n_idle = 0, n_snapshots = 0;
+    kvf_status s = KVF_OK;
+    for (uint32_t i = 0; !s && i < c->n_max; i++) {
+        const kvf__node *n = &c->nodes[i];
+        if (!n->n_tokens) continue;
+        n_nodes++;
+        n_idle += n->n_idle != 0;
+        n_snapshots += n->n_pages != 0;
+        s = check_links(c, i, err);
+        if (!s) s = check_blocks(c, i, err);
+        if (!s) s = check_hash(c, i, err);
+    }
+    if (!s) s = check_counts(c, n_nodes, err);
+    if (!s) s = check_order(c, n_idle, err);
+    if (!s) s = check_eviction(c, err);
+    if (!s && n_snapshots != c->stats.n_snapshots)
+        return BROKEN("snapshots: n_snapshots %u, %u nodes have one", c->stats.n_snapshots, n_snapshots);
+    if (!s) s = check_snapshots(c, err);
+    for (uint32_t i = 0; i < c->pages.n; i++) c->pages.entries[i].scratch = 0;
+    for (uint32_t i = 0; !s && i < m->config.max_seqs; i++) s = check_seq(m, i, err);
+    return s;
+}

@@ -1,0 +1,197 @@
+/* The nodes of the prefix cache: entering, growing, taking out; what happens when the last reference goes. */
+#include "blockmgr/cache.h"
+
+/* ---- The slab -------------------------------------------------------------------------------------------- */
+
+static uint32_t buckets_for(uint32_t n_max) {
+    uint32_t n = 1;
+    while (n < n_max && n < 1u << 31) n <<= 1;
+    return n;
+}
+
+void kvf__cache_carve(kvf__cache *c, kvf__slab *slab, const kvf_manager_config *config, uint32_t n_tables) {
+    c->on = config->prefix_cache != 0;
+    if (!c->on) return;
+    c->n_tables = n_tables;
+    c->block_size = config->block_size;
+    c->eviction = (kvf_prefix_eviction)config->prefix_eviction;
+    c->n_max = config->n_blocks / n_tables;
+    c->bucket_mask = buckets_for(c->n_max) - 1;
+    size_t n = c->n_max, n_blocks = 0;
+    if (!kvf__mul(n, n_tables, &n_blocks)) slab->bad = true;
+    c->node_of = kvf__slab_take(slab, config->n_blocks, sizeof *c->node_of);
+    c->nodes = kvf__slab_take(slab, n, sizeof *c->nodes);
+    c->node_blocks = kvf__slab_take(slab, n_blocks, sizeof *c->node_blocks);
+    c->node_tokens = kvf__slab_take(slab, n, c->block_size * sizeof *c->node_tokens);
+    c->salts = kvf__slab_take(slab, n, KVF_PREFIX_SALT_MAX);
+    c->buckets = kvf__slab_take(slab, (size_t)c->bucket_mask + 1, sizeof *c->buckets);
+    c->free_nodes = kvf__slab_take(slab, n, sizeof *c->free_nodes);
+    c->ids = kvf__slab_take(slab, n_tables, sizeof *c->ids);
+    c->chain = kvf__slab_take(slab, kvf__ceil_div(config->max_slots, c->block_size), sizeof *c->chain);
+    if (c->eviction != KVF_PREFIX_LRU) c->order.nodes = kvf__slab_take(slab, n, sizeof *c->order.nodes);
+    if (c->eviction == KVF_PREFIX_PRIORITY) c->deadlines.nodes = kvf__slab_take(slab, n, sizeof *c->deadlines.nodes);
+    if (!config->n_snapshot_pages) return;
+    kvf__pool_carve(&c->pages, slab, config->n_snapshot_pages);
+    c->page_next = kvf__slab_take(slab, config->n_snapshot_pages, sizeof *c->page_next);
+}
+
+void kvf__cache_init(kvf__cache *c, kvf__pool *blocks, const kvf_manager_config *config, uint64_t seed) {
+    if (!c->on) return;
+    blocks->cache = c;
+    blocks->nodes = c->node_of;
+    c->blocks = blocks;
+    memset(c->node_of, 0xff, config->n_blocks * sizeof *c->node_of); /* KVF_NO_BLOCK */
+    c->seed = seed;
+    for (uint32_t i = 0; i < c->n_max; i++) {
+        c->free_nodes[i] = c->n_max - 1 - i;
+        c->nodes[i].generation = 1;
+        c->nodes[i].page = KVF_NO_BLOCK;
+        c->nodes[i].deadline = KVF__NO_NODE;
+    }
+    memset(c->buckets, 0xff, ((size_t)c->bucket_mask + 1) * sizeof *c->buckets); /* KVF__NO_NODE */
+    c->root = c->first = c->last = c->chosen = c->hint = KVF__NO_NODE;
+    c->deadlines.deadlines = true;
+    for (int i = 0; i < 2; i++) c->snapshots[i] = (kvf__snapshot_list){KVF__NO_NODE, KVF__NO_NODE, 0};
+    if (config->n_snapshot_pages) kvf__pool_init(&c->pages, 0);
+}
+
+/* ---- Links ------------------------------------------------------------------------------------------------- */
+
+static uint32_t *ring(kvf__cache *c, uint32_t parent) {
+    return parent == KVF__NO_NODE ? &c->root : &c->nodes[parent].child;
+}
+
+static void link_sibling(kvf__cache *c, uint32_t node, uint32_t parent) {
+    kvf__node *n = &c->nodes[node];
+    uint32_t *newest = ring(c, parent);
+    n->parent = parent;
+    n->next = n->prev = node;
+    if (*newest != KVF__NO_NODE) {
+        n->next = *newest;
+        n->prev = c->nodes[*newest].prev;
+        c->nodes[n->prev].next = node;
+        c->nodes[n->next].prev = node;
+    }
+    *newest = node;
+}
+
+static void unlink_sibling(kvf__cache *c, uint32_t node) {
+    const kvf__node *n = &c->nodes[node];
+    uint32_t *newest = ring(c, n->parent);
+    c->nodes[n->prev].next = n->next;
+    c->nodes[n->next].prev = n->prev;
+    if (*newest == node) *newest = n->next == node ? KVF__NO_NODE : n->next;
+}
+
+static void enter_bucket(kvf__cache *c, uint32_t node) {
+    uint32_t *bucket = &c->buckets[c->nodes[node].hash.low & c->bucket_mask];
+    c->nodes[node].bucket_next = *bucket;
+    *bucket = node;
+}
+
+static void leave_bucket(kvf__cache *c, uint32_t node) {
+    uint32_t *at = &c->buckets[c->nodes[node].hash.low & c->bucket_mask];
+    while (*at != node) at = &c->nodes[*at].bucket_next;
+    *at = c->nodes[node].bucket_next;
+}
+
+/* ---- Enter and take out --------------------------------------------------------------------------------------- */
+
+/* What the walk has hashed becomes the node's content. */
+static void set_content(kvf__cache *c, uint32_t node, const kvf__walk *w) {
+    kvf__node *n = &c->nodes[node];
+    n->hash = w->hash;
+    n->extras = w->extras;
+    n->n_tokens = w->n_hashed;
+    memcpy(kvf__node_tokens(c, node), w->key.tokens + (size_t)w->depth * c->block_size,
+           w->n_hashed * sizeof *w->key.tokens);
+    enter_bucket(c, node);
+}
+
+uint32_t kvf__node_add(kvf__cache *c, const kvf__walk *w, const uint32_t *blocks) {
+    uint32_t node = c->free_nodes[c->n_max - 1 - c->n_nodes++];
+    kvf__node *n = &c->nodes[node];
+    *n = (kvf__node){.generation = n->generation,
+                     .child = KVF__NO_NODE,
+                     .depth = w->depth,
+                     .stamp = ++c->clock,
+                     .deadline = KVF__NO_NODE,
+                     .page = KVF_NO_BLOCK};
+    if (w->node == KVF__NO_NODE) {
+        n->salt_bytes = w->key.salt_bytes;
+        if (n->salt_bytes) memcpy(c->salts + (size_t)node * KVF_PREFIX_SALT_MAX, w->key.salt, n->salt_bytes);
+    }
+    set_content(c, node, w);
+    link_sibling(c, node, w->node);
+    memcpy(kvf__node_blocks(c, node), blocks, c->n_tables * sizeof *blocks);
+    for (uint32_t t = 0; t < c->n_tables; t++) kvf__pool_cache(c->blocks, blocks[t], node);
+    c->stats.stored++;
+    c->stats.n_nodes_max = KVF__MAX(c->stats.n_nodes_max, c->n_nodes);
+    return node;
+}
+
+void kvf__node_rebase(kvf__cache *c, uint32_t node, const uint32_t *blocks) {
+    uint32_t *own = kvf__node_blocks(c, node), was_idle = c->nodes[node].n_idle;
+    for (uint32_t t = 0; t < c->n_tables; t++) {
+        if (own[t] == blocks[t]) continue;
+        c->nodes[node].n_idle -= kvf__pool_uncache(c->blocks, own[t]);
+        own[t] = blocks[t];
+        kvf__pool_cache(c->blocks, own[t], node);
+    }
+    if (was_idle && !c->nodes[node].n_idle) kvf__order_leave(c, node);
+}
+
+void kvf__node_grow(kvf__cache *c, uint32_t node, const kvf__walk *w, const uint32_t *blocks) {
+    leave_bucket(c, node);
+    set_content(c, node, w);
+    c->nodes[node].generation++;
+    kvf__node_rebase(c, node, blocks);
+    c->stats.stored++;
+}
+
+void kvf__node_remove(kvf__cache *c, uint32_t node) {
+    kvf__node *n = &c->nodes[node];
+    const uint32_t *blocks = kvf__node_blocks(c, node);
+    kvf__snapshot_drop(c, node);
+    kvf__node_end_priority(c, node);
+    if (n->n_idle) kvf__order_leave(c, node);
+    for (uint32_t t = c->n_tables; t-- > 0;) (void)kvf__pool_uncache(c->blocks, blocks[t]);
+    leave_bucket(c, node);
+    unlink_sibling(c, node);
+    if (c->hint == node) c->hint = n->parent;
+    if (c->chosen == node) c->chosen = c->hint = KVF__NO_NODE;
+    n->n_tokens = n->n_idle = 0;
+    n->generation++;
+    c->free_nodes[c->n_max - c->n_nodes--] = node;
+}
+
+uint32_t kvf__node_remove_all(kvf__cache *c, uint32_t node) {
+    uint32_t n_removed = 0, at = node;
+    for (;;) {
+        while (c->nodes[at].child != KVF__NO_NODE) at = c->nodes[at].child;
+        uint32_t parent = c->nodes[at].parent;
+        kvf__node_remove(c, at);
+        n_removed++;
+        if (at == node) return n_removed;
+        at = parent;
+    }
+}
+
+/* ---- References come and go ------------------------------------------------------------------------------------ */
+
+void kvf__cache_idle(kvf__cache *c, uint32_t node) {
+    kvf__node *n = &c->nodes[node];
+    n->n_idle++;
+    if (n->n_idle == 1) {
+        kvf__order_enter(c, node);
+    } else if (n->n_idle == c->n_tables) {
+        kvf__order_touch(c, node);
+    }
+}
+
+void kvf__node_attached(kvf__cache *c, uint32_t node) {
+    kvf__node *n = &c->nodes[node];
+    n->hits += n->hits != UINT32_MAX;
+    if (n->n_idle) kvf__order_leave(c, node);
+    n->n_idle = 0;
+}

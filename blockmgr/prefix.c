@@ -1,0 +1,338 @@
+/* The prefix cache's public calls but store and snapshots: lookup, attach, drop, figures. */
+#include "blockmgr/manager.h"
+
+enum { PARTIAL_SCAN_MAX = 64 }; /* children that a lookup looks at for part of a block */
+
+kvf_status kvf__prefix_check(const kvf_manager *m) {
+    if (!m) return KVF_E_INVALID;
+    if (m->cache.on) return KVF_OK;
+    return kvf__fail(m->error, KVF_E_UNSUPPORTED, "prefix_cache 0: this manager keeps no prefix cache");
+}
+
+kvf_prefix_options kvf_prefix_options_default(void) {
+    return (kvf_prefix_options){.struct_size = sizeof(kvf_prefix_options)};
+}
+
+/* ---- Lookup ------------------------------------------------------------------------------------------------ */
+
+/* What a lookup has come to: so many tokens, the last of them in node; and the deepest snapshot that would do. */
+typedef struct found {
+    uint32_t limit, reach; /* most tokens of a hit; how far it is worth looking */
+    uint32_t n_known, node, snapshot;
+} found;
+
+static void note_snapshot(const kvf__cache *c, const kvf__walk *w, uint32_t node, found *f) {
+    const kvf__node *n = &c->nodes[node];
+    uint32_t end = kvf__node_end(c, node);
+    if (n->n_pages && (end <= f->limit ? !n->whole_only || end == w->key.n_tokens : end == f->reach))
+        f->snapshot = node;
+}
+
+static uint32_t common_tokens(const uint32_t *a, const uint32_t *b, uint32_t n) {
+    uint32_t i = 0;
+    while (i < n && a[i] == b[i]) i++;
+    return i;
+}
+
+/* The child that has most of the next tokens, of equal ones the newest. */
+static void find_partial(const kvf__cache *c, const kvf__walk *w, found *f) {
+    uint32_t newest = w->node == KVF__NO_NODE ? c->root : c->nodes[w->node].child, at = newest;
+    uint32_t begin = w->depth * c->block_size, n_left = w->key.n_tokens - begin;
+    for (int i = 0; at != KVF__NO_NODE && i < PARTIAL_SCAN_MAX; i++) {
+        uint32_t n =
+            common_tokens(kvf__node_tokens(c, at), w->key.tokens + begin, KVF__MIN(n_left, c->nodes[at].n_tokens));
+        if (begin + n > f->n_known && kvf__walk_agrees(c, w, at, n)) {
+            f->n_known = begin + n;
+            f->node = at;
+        }
+        at = c->nodes[at].next;
+        if (at == newest) break;
+    }
+}
+
+static void find(const kvf__cache *c, kvf__walk *w, const kvf_prefix_options *o, found *f) {
+    uint32_t bs = c->block_size, n_tokens = w->key.n_tokens, node = KVF__NO_NODE;
+    while (w->depth < n_tokens / bs && w->depth * bs < f->reach) {
+        kvf__walk_hash(c, w, bs);
+        node = kvf__walk_find(c, w);
+        if (node == KVF__NO_NODE) break;
+        kvf__walk_step(c, w, node);
+        note_snapshot(c, w, node, f);
+    }
+    f->n_known = w->depth * bs;
+    f->node = w->node;
+    if (f->n_known >= f->reach) return;
+    if (w->depth == n_tokens / bs) {
+        kvf__walk_hash(c, w, n_tokens % bs);
+        node = kvf__walk_find(c, w);
+        if (node != KVF__NO_NODE) {
+            note_snapshot(c, w, node, f);
+            f->n_known = n_tokens;
+            f->node = node;
+            return;
+        }
+    }
+    if (o->partial && !o->need_snapshot) find_partial(c, w, f);
+}
+
+/* The node that holds token number n_tokens - 1, at or above one that lies deeper. */
+static uint32_t node_at(const kvf__cache *c, uint32_t node, uint32_t n_tokens) {
+    while (node != KVF__NO_NODE && c->nodes[node].depth * c->block_size >= n_tokens) node = c->nodes[node].parent;
+    return node;
+}
+
+static kvf_prefix_match match_of(const kvf__cache *c, const kvf__walk *w, const kvf_prefix_options *o, const found *f) {
+    kvf_prefix_match match = {.struct_size = sizeof match, .whole = f->n_known == w->key.n_tokens};
+    uint32_t n = KVF__MIN(f->n_known, f->limit), node = f->node;
+    if (o->need_snapshot) {
+        node = f->snapshot;
+        n = node == KVF__NO_NODE ? 0 : KVF__MIN(kvf__node_end(c, node), f->limit);
+    } else if (!o->partial) {
+        n -= n % c->block_size;
+    }
+    if (!n) return match;
+    if (o->need_snapshot) {
+        match.snapshot = kvf__node_handle(c, node);
+        match.n_snapshot_tokens = kvf__node_end(c, node);
+        match.n_snapshot_pages = c->nodes[node].n_pages;
+    }
+    node = node_at(c, node, n);
+    match.node = kvf__node_handle(c, node);
+    match.n_tokens = n;
+    match.n_blocks = n / c->block_size;
+    match.n_partial = n % c->block_size;
+    for (; node != KVF__NO_NODE; node = c->nodes[node].parent) match.n_idle += c->nodes[node].n_idle;
+    return match;
+}
+
+kvf_status kvf_prefix_lookup(const kvf_manager *manager, const kvf_prefix_key *key, const kvf_prefix_options *options,
+                             kvf_prefix_match *match) {
+    kvf_status s = kvf__prefix_check(manager);
+    if (s) return s;
+    kvf_prefix_options o = kvf_prefix_options_default();
+    kvf__walk w;
+    if (!match) return kvf__fail(manager->error, KVF_E_INVALID, "match: is NULL");
+    if (options) s = kvf__config_read(&o, sizeof o, options, "kvf_prefix_options", manager->error);
+    if (!s) s = kvf__walk_begin(&manager->cache, key, &w, manager->error);
+    if (s) return s;
+    uint32_t n_tokens = w.key.n_tokens;
+    found f = {.node = KVF__NO_NODE, .snapshot = KVF__NO_NODE};
+    f.limit = o.max_tokens ? KVF__MIN(o.max_tokens, n_tokens) : n_tokens - 1;
+    f.limit = KVF__MIN(f.limit, manager->config.max_slots);
+    f.reach = f.limit >= n_tokens - 1 ? n_tokens : f.limit; /* a hit on the whole prompt */
+    find(&manager->cache, &w, &o, &f);
+    *match = match_of(&manager->cache, &w, &o, &f);
+    return KVF_OK;
+}
+
+/* ---- Attach --------------------------------------------------------------------------------------------------- */
+
+/* Fills the cache's chain with the nodes of the match, the root first, and compares them with the key. */
+static kvf_status check_match(kvf_manager *m, const kvf__walk *w, const kvf_prefix_match *match, uint32_t *n_chain) {
+    kvf__cache *c = &m->cache;
+    uint32_t n = match->n_tokens, bs = c->block_size;
+    *n_chain = 0;
+    if (n > w->key.n_tokens || n > m->config.max_slots)
+        return kvf__fail(m->error, KVF_E_INVALID, "match: n_tokens %u: more than the key's %u or max_slots %u", n,
+                         w->key.n_tokens, m->config.max_slots);
+    if (!n) return KVF_OK;
+    uint32_t node = kvf__node_of(c, match->node);
+    if (node == KVF__NO_NODE) return kvf__fail(m->error, KVF_E_STALE, "match: its blocks have gone; look up again");
+    if (c->nodes[node].depth != (n - 1) / bs)
+        return kvf__fail(m->error, KVF_E_INVALID, "match: n_tokens %u: its node is the %u-th block", n,
+                         c->nodes[node].depth);
+    *n_chain = c->nodes[node].depth + 1;
+    for (uint32_t d = *n_chain; d-- > 0; node = c->nodes[node].parent) {
+        if (!kvf__walk_agrees(c, w, node, KVF__MIN(bs, n - d * bs)))
+            return kvf__fail(m->error, KVF_E_INVALID, "match: it is not of this key, which differs in block %u", d);
+        c->chain[d] = node;
+    }
+    return KVF_OK;
+}
+
+/* A chain as a hit finds it. All blocks of an idle node are idle; of others each is looked at. */
+typedef struct chain {
+    uint32_t n, n_tokens;
+    uint32_t n_idle; /* nodes all of whose blocks are */
+    uint64_t n_idle_blocks;
+    bool covered; /* the last node covers slots beyond n_tokens */
+} chain;
+
+static chain look_at_chain(const kvf__cache *c, uint32_t n_tokens, uint32_t n_chain) {
+    chain h = {.n = n_chain, .n_tokens = n_tokens};
+    for (uint32_t d = 0; d < n_chain; d++) {
+        uint32_t n = c->nodes[c->chain[d]].n_idle;
+        h.n_idle += n == c->n_tables;
+        h.n_idle_blocks += n;
+    }
+    uint32_t filled = n_tokens % c->block_size;
+    h.covered = filled && c->nodes[c->chain[n_chain - 1]].n_tokens > filled;
+    return h;
+}
+
+/* What the k-th table will hold that a reservation counts as held: the private blocks or, with growth, all that it keeps. */
+static uint32_t count_table(const kvf_manager *m, uint32_t k, const chain *h, bool growth) {
+    const kvf__cache *c = &m->cache;
+    bool last_held = false;
+    if (h->n_tokens % c->block_size)
+        last_held = kvf__pool_holders(&m->blocks, kvf__node_blocks(c, c->chain[h->n - 1])[k]) != 0;
+    if (growth) return h->n - (h->covered || last_held);
+    uint32_t n_private = h->n_idle;
+    for (uint32_t d = 0; d < h->n && h->n_idle < h->n; d++) {
+        uint32_t n = c->nodes[c->chain[d]].n_idle;
+        if (n < c->n_tables) n_private += !kvf__pool_holders(&m->blocks, kvf__node_blocks(c, c->chain[d])[k]);
+    }
+    return n_private - (h->covered && !last_held);
+}
+
+static void attach_table(kvf_manager *m, uint32_t t, uint32_t k, uint32_t n_tokens, uint32_t n_chain) {
+    const kvf__cache *c = &m->cache;
+    uint32_t *row = kvf__row(m, t);
+    for (uint32_t d = 0; d < n_chain; d++) {
+        row[d] = kvf__node_blocks(c, c->chain[d])[k];
+        kvf__pool_attach(&m->blocks, row[d]);
+    }
+    m->n_slots[t] = n_tokens;
+    m->private_at[t] = m->tail_at[t] = 0;
+    kvf__table_count(m, t, 0);
+}
+
+/* The reservation that each table will have: the one given, or its own. */
+static kvf__reservation reservation_of(const kvf_manager *m, uint32_t t, const kvf_reserve *reserve, uint32_t k) {
+    return reserve ? kvf__reservation_of(m, reserve, k) : kvf__table_reservation(m, t);
+}
+
+/* Leaves in the cache's ids what each table will be owed. */
+static kvf_status check_promises(const kvf_manager *m, uint32_t first, const kvf_reserve *reserve, const chain *h) {
+    kvf__owed owed = {0, 0, 0, 0};
+    for (uint32_t k = 0; k < m->seq_tables; k++) {
+        kvf__reservation r = reservation_of(m, first + k, reserve, k);
+        m->cache.ids[k] = r.blocks ? kvf__promise_owed(r.blocks, count_table(m, k, h, r.growth)) : 0;
+        owed.blocks += m->cache.ids[k];
+        owed.pages += r.pages;
+        owed.blocks_before += m->promise[first + k];
+        owed.pages_before += m->page_promise[first + k];
+    }
+    return kvf__check_owed(m, &owed, h->n_idle_blocks);
+}
+
+static kvf_status check_empty(const kvf_manager *m, uint32_t index) {
+    uint32_t n_slots = m->seqs[index].next_pos;
+    for (uint32_t k = 0; k < m->seq_tables; k++) n_slots |= m->n_slots[index * m->seq_tables + k];
+    if (!n_slots) return KVF_OK;
+    return kvf__fail(m->error, KVF_E_STATE, "attach: the sequence holds tokens already");
+}
+
+static void count_query(kvf__cache *c, const kvf__walk *w, uint32_t n_tokens) {
+    c->stats.queries++;
+    c->stats.hits += n_tokens != 0;
+    c->stats.query_tokens += w->key.n_tokens;
+    c->stats.hit_tokens += n_tokens;
+}
+
+/* A partial node's blocks may be the last ones of a table that has gone on behind the node's end. */
+static void share_tail(kvf_manager *m, uint32_t node) {
+    const kvf__cache *c = &m->cache;
+    if (c->nodes[node].n_tokens < c->block_size && c->nodes[node].n_idle < c->n_tables) kvf__epoch_begin(m);
+}
+
+static void attach(kvf_manager *m, uint32_t index, const kvf_reserve *reserve, const chain *h) {
+    kvf__cache *c = &m->cache;
+    uint32_t first = index * m->seq_tables, n_tokens = h->n_tokens;
+    if (h->n) share_tail(m, c->chain[h->n - 1]);
+    for (uint32_t k = 0; k < m->seq_tables; k++) {
+        kvf__table_reserve(m, first + k, reservation_of(m, first + k, reserve, k), c->ids[k]);
+        if (h->n) attach_table(m, first + k, k, n_tokens, h->n);
+    }
+    for (uint32_t d = 0; d < h->n; d++) kvf__node_attached(c, c->chain[d]);
+    m->blocks.n_idle -= (uint32_t)h->n_idle_blocks;
+    kvf__pool_note_held(&m->blocks);
+    m->seqs[index].next_pos = n_tokens;
+    m->seqs[index].known_at = 0;
+    uint32_t n_whole = n_tokens / c->block_size;
+    m->seqs[index].node = n_whole ? kvf__node_handle(c, c->chain[n_whole - 1]) : 0;
+}
+
+kvf_status kvf_prefix_attach(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key,
+                             const kvf_prefix_match *match, const kvf_reserve *reserve) {
+    kvf_status s = kvf__prefix_check(manager);
+    if (s) return s;
+    kvf__walk w;
+    kvf_prefix_match given;
+    kvf_reserve wanted;
+    uint32_t index = 0, n_chain = 0;
+    s = kvf__seq_find(manager, seq, &index);
+    if (!s) s = check_empty(manager, index);
+    if (!s) s = kvf__config_read(&given, sizeof given, match, "kvf_prefix_match", manager->error);
+    if (!s) s = kvf__walk_begin(&manager->cache, key, &w, manager->error);
+    if (!s && reserve) s = kvf__reserve_read(manager, reserve, &wanted);
+    if (!s) s = check_match(manager, &w, &given, &n_chain);
+    if (s) return s;
+    reserve = reserve ? &wanted : NULL;
+    chain hit = {0};
+    if (n_chain) hit = look_at_chain(&manager->cache, given.n_tokens, n_chain);
+    s = check_promises(manager, index * manager->seq_tables, reserve, &hit);
+    if (s) return s;
+    attach(manager, index, reserve, &hit);
+    count_query(&manager->cache, &w, given.n_tokens);
+    return KVF_OK;
+}
+
+/* ---- Drop, clock, figures -------------------------------------------------------------------------------------- */
+
+kvf_status kvf_prefix_drop(kvf_manager *manager, const void *salt, uint32_t salt_bytes) {
+    kvf_status s = kvf__prefix_check(manager);
+    if (s) return s;
+    if (salt_bytes > KVF_PREFIX_SALT_MAX)
+        return kvf__fail(manager->error, KVF_E_LIMIT, "salt_bytes %u: must be at most %u", salt_bytes,
+                         KVF_PREFIX_SALT_MAX);
+    if (salt_bytes && !salt) return kvf__fail(manager->error, KVF_E_INVALID, "salt: is NULL");
+    kvf__cache *c = &manager->cache;
+    uint32_t n_roots = 0, at = c->root;
+    if (at != KVF__NO_NODE) do { /* removing changes the ring: it is counted first */
+            n_roots++;
+            at = c->nodes[at].next;
+        } while (at != c->root);
+    for (at = c->root; n_roots-- > 0;) {
+        uint32_t next = c->nodes[at].next;
+        if (c->nodes[at].salt_bytes == salt_bytes &&
+            (!salt_bytes || !memcmp(c->salts + (size_t)at * KVF_PREFIX_SALT_MAX, salt, salt_bytes)))
+            c->stats.removed += kvf__node_remove_all(c, at);
+        at = next;
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_prefix_clear(kvf_manager *manager) {
+    kvf_status s = kvf__prefix_check(manager);
+    if (s) return s;
+    kvf__cache *c = &manager->cache;
+    while (c->root != KVF__NO_NODE) c->stats.removed += kvf__node_remove_all(c, c->root);
+    return KVF_OK;
+}
+
+kvf_status kvf_prefix_tick(kvf_manager *manager, uint64_t now) {
+    kvf_status s = kvf__prefix_check(manager);
+    if (s) return s;
+    if (now < manager->cache.now)
+        return kvf__fail(manager->error, KVF_E_INVALID, "now %llu: the clock stood at %llu already",
+                         (unsigned long long)now, (unsigned long long)manager->cache.now);
+    kvf__cache_tick(&manager->cache, now);
+    return KVF_OK;
+}
+
+kvf_status kvf_prefix_stats_read(const kvf_manager *manager, kvf_prefix_stats *out) {
+    if (!manager) return KVF_E_INVALID;
+    if (!out || out->struct_size < sizeof out->struct_size)
+        return kvf__fail(manager->error, KVF_E_INVALID, "out: must be given, struct_size set");
+    const kvf__cache *c = &manager->cache;
+    kvf_prefix_stats now = c->stats;
+    now.struct_size = out->struct_size;
+    now.n_nodes = c->n_nodes;
+    now.n_cached = c->n_nodes * c->n_tables;
+    now.n_idle = manager->blocks.n_idle;
+    now.n_snapshot_pages = c->snapshots[0].n_pages + c->snapshots[1].n_pages;
+    now.snapshot_bytes = now.n_snapshot_pages * manager->config.snapshot_page_bytes;
+    memcpy(out, &now, KVF__MIN(out->struct_size, sizeof now));
+    return KVF_OK;
+}

@@ -1,0 +1,146 @@
+/* Store: makes a sequence's written blocks findable, one node per content. */
+#include "blockmgr/manager.h"
+
+/* A store under way: the sequence's first table, and what it has come to. */
+typedef struct storing {
+    kvf_manager *m;
+    uint32_t first;
+    kvf_prefix_store_options options;
+    uint32_t n_stored;
+    bool entered; /* blocks of the tables are cached that were not */
+} storing;
+
+static kvf_status check_store(const kvf_manager *m, uint32_t index, const kvf__walk *w, uint32_t n_tokens) {
+    const kvf__seq *s = &m->seqs[index];
+    if (s->compacted)
+        return kvf__fail(m->error, KVF_E_STATE,
+                         "store: a table of the sequence was compacted: its slots are not the "
+                         "key's tokens any more");
+    if (s->n_compacting) return kvf__fail(m->error, KVF_E_STATE, "store: a compaction of the sequence is under way");
+    if (n_tokens > w->key.n_tokens)
+        return kvf__fail(m->error, KVF_E_INVALID, "store: n_tokens %u: the key has %u", n_tokens, w->key.n_tokens);
+    if (n_tokens > s->next_pos)
+        return kvf__fail(m->error, KVF_E_INVALID, "store: n_tokens %u: the tables have %u", n_tokens, s->next_pos);
+    return KVF_OK;
+}
+
+static kvf_status read_options(const kvf_manager *m, const kvf_prefix_store_options *options,
+                               kvf_prefix_store_options *o) {
+    *o = (kvf_prefix_store_options){.struct_size = sizeof *o};
+    if (!options) return KVF_OK;
+    kvf_status s = kvf__config_read(o, sizeof *o, options, "kvf_prefix_store_options", m->error);
+    if (s) return s;
+    if (o->flags & ~(uint32_t)KVF_PREFIX_PARTIAL)
+        return kvf__fail(m->error, KVF_E_INVALID, "store: flags %#x: only KVF_PREFIX_PARTIAL is known", o->flags);
+    if (o->priority > 100)
+        return kvf__fail(m->error, KVF_E_INVALID, "store: priority %u: must be at most 100", o->priority);
+    return KVF_OK;
+}
+
+/* The node that holds any of these blocks: KVF__NO_NODE when none does; false when there are two. */
+static bool node_of_blocks(const kvf__cache *c, const uint32_t *blocks, uint32_t *node) {
+    *node = KVF__NO_NODE;
+    for (uint32_t k = 0; k < c->n_tables; k++) {
+        uint32_t of = c->blocks->nodes[blocks[k]];
+        if (of == KVF__NO_NODE || of == *node) continue;
+        if (*node != KVF__NO_NODE) return false;
+        *node = of;
+    }
+    return true;
+}
+
+/* Whether a node may become the content that the walk has hashed. */
+static bool may_grow(const kvf__cache *c, uint32_t node, const kvf__walk *w) {
+    const kvf__node *n = &c->nodes[node];
+    return n->parent == w->node && n->n_tokens < w->n_hashed && !n->n_pages &&
+           kvf__walk_agrees(c, w, node, n->n_tokens);
+}
+
+/* The content has a node: it stays, or takes over blocks that nobody has a better use for. */
+static void store_again(storing *s, uint32_t node, const uint32_t *blocks) {
+    kvf__cache *c = &s->m->cache;
+    uint32_t of;
+    bool clear = node_of_blocks(c, blocks, &of);
+    if (clear && of == KVF__NO_NODE && c->nodes[node].n_idle == c->n_tables) {
+        kvf__node_rebase(c, node, blocks);
+        c->stats.adopted++;
+        s->entered = true;
+    } else if (memcmp(blocks, kvf__node_blocks(c, node), c->n_tables * sizeof *blocks)) {
+        c->stats.duplicates++;
+    }
+}
+
+/* The blocks at the walk's position; whether none of them is cached, as it is when they are new. */
+static bool gather(const storing *s, uint32_t depth, uint32_t *blocks) {
+    const kvf_manager *m = s->m;
+    const uint32_t *row = kvf__row(m, s->first) + depth;
+    uint32_t not_new = 0;
+    for (uint32_t k = 0; k < m->seq_tables; k++, row += m->row_capacity) {
+        blocks[k] = *row;
+        not_new |= *kvf__state(&m->blocks, *row) ^ KVF__ROW;
+    }
+    return !not_new;
+}
+
+/* Enters the block that the walk has hashed; its node, or KVF__NO_NODE when it cannot be entered. */
+static uint32_t store_block(storing *s, const kvf__walk *w) {
+    kvf_manager *m = s->m;
+    kvf__cache *c = &m->cache;
+    uint32_t *blocks = c->ids, node = kvf__walk_find(c, w), of = KVF__NO_NODE;
+    bool is_new = gather(s, w->depth, blocks);
+    if (node != KVF__NO_NODE) {
+        store_again(s, node, blocks);
+    } else if (!is_new && (!node_of_blocks(c, blocks, &of) || (of != KVF__NO_NODE && !may_grow(c, of, w)))) {
+        c->stats.duplicates++;
+        return KVF__NO_NODE;
+    } else {
+        node = of;
+        if (node == KVF__NO_NODE) {
+            node = kvf__node_add(c, w, blocks);
+        } else {
+            kvf__node_grow(c, node, w, blocks);
+        }
+        s->n_stored++;
+        s->entered = true;
+    }
+    kvf__node_set_priority(c, node, s->options.priority, s->options.duration);
+    return node;
+}
+
+kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key, uint32_t n_tokens,
+                            const kvf_prefix_store_options *options, uint32_t *n_stored) {
+    kvf_status status = kvf__prefix_check(manager);
+    if (status) return status;
+    storing s = {.m = manager};
+    kvf__cache *c = &manager->cache;
+    kvf__walk w;
+    uint32_t index = 0, bs = c->block_size, node = KVF__NO_NODE;
+    status = kvf__seq_find(manager, seq, &index);
+    if (!status) status = read_options(manager, options, &s.options);
+    if (!status) status = kvf__walk_begin(c, key, &w, manager->error);
+    if (!status) status = check_store(manager, index, &w, n_tokens);
+    if (status) return status;
+    uint32_t last = kvf__node_of(c, manager->seqs[index].node);
+    if (!kvf__walk_resume(c, &w, last, n_tokens))
+        return kvf__fail(manager->error, KVF_E_INVALID,
+                         "store: the key is not what the sequence was attached or stored with");
+    s.first = index * manager->seq_tables;
+    bool stopped = false;
+    while (!stopped && w.depth < n_tokens / bs) {
+        kvf__walk_hash(c, &w, bs);
+        node = store_block(&s, &w);
+        stopped = node == KVF__NO_NODE;
+        if (!stopped) kvf__walk_step(c, &w, node);
+    }
+    if (w.node != KVF__NO_NODE && (last == KVF__NO_NODE || c->nodes[w.node].depth > c->nodes[last].depth))
+        manager->seqs[index].node = kvf__node_handle(c, w.node);
+    if (!stopped && (s.options.flags & KVF_PREFIX_PARTIAL) && n_tokens % bs && w.depth == n_tokens / bs) {
+        kvf__walk_hash(c, &w, n_tokens % bs);
+        (void)store_block(&s, &w);
+    }
+    for (uint32_t t = s.first; s.entered && t < s.first + manager->seq_tables; t++)
+        manager->private_at[t] = manager->tail_at[t] = 0;
+    if (s.entered) manager->seqs[index].known_at = 0;
+    if (n_stored) *n_stored = s.n_stored;
+    return KVF_OK;
+}

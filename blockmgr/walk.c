@@ -1,0 +1,154 @@
+/* Walking a key block by block: the chained hash, and the comparison that a hit needs beside it. */
+#include "blockmgr/cache.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+enum { BLOCK_MAX = 256 };
+
+static kvf__hash hash_bytes(const kvf__cache *c, const void *bytes, size_t n) {
+    XXH128_hash_t h = XXH3_128bits_withSeed(bytes, n, c->seed);
+    return c->zero_hash ? (kvf__hash){0, 0} : (kvf__hash){h.low64, h.high64};
+}
+
+static kvf_status check_key(const kvf_prefix_key *key, kvf_error *err) {
+    if (!key->n_tokens || !key->tokens)
+        return kvf__fail(err, KVF_E_INVALID, "key: %u tokens at %p: there must be one", key->n_tokens,
+                         (const void *)key->tokens);
+    if (key->salt_bytes > KVF_PREFIX_SALT_MAX)
+        return kvf__fail(err, KVF_E_LIMIT, "key: a salt of %u bytes: must be at most %u; hash it first",
+                         key->salt_bytes, KVF_PREFIX_SALT_MAX);
+    if ((key->salt_bytes && !key->salt) || (key->n_extras && !key->extras))
+        return kvf__fail(err, KVF_E_INVALID, "key: salt or extras: is NULL");
+    for (uint32_t i = 0; i < key->n_extras; i++) {
+        const kvf_prefix_extra *x = &key->extras[i];
+        if (x->position >= key->n_tokens)
+            return kvf__fail(err, KVF_E_INVALID, "key: extras[%u] at position %u: must be under n_tokens %u", i,
+                             x->position, key->n_tokens);
+        if (i && x->position < x[-1].position)
+            return kvf__fail(err, KVF_E_INVALID, "key: extras[%u] at position %u follows one at %u: must ascend", i,
+                             x->position, x[-1].position);
+        if (x->reserved)
+            return kvf__fail(err, KVF_E_INVALID, "key: extras[%u]: reserved %u: must be 0", i, x->reserved);
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf__walk_begin(const kvf__cache *c, const kvf_prefix_key *key, kvf__walk *w, kvf_error *err) {
+    kvf_status s = kvf__config_read(&w->key, sizeof w->key, key, "kvf_prefix_key", err);
+    if (!s) s = check_key(&w->key, err);
+    if (s) return s;
+    w->node = KVF__NO_NODE;
+    w->depth = w->n_hashed = w->extra = 0;
+    w->at = w->hash = w->extras = (kvf__hash){0, 0};
+    if (w->key.salt_bytes) w->at = hash_bytes(c, w->key.salt, w->key.salt_bytes);
+    return KVF_OK;
+}
+
+/* A digest of the extras from number i on whose position is under end; 0 when there are none. A hash of its own, so that
+ * the zero_hash hook leaves it. */
+static kvf__hash digest(const kvf_prefix_key *key, uint32_t i, uint32_t end) {
+    kvf__hash d = {0, 0};
+    for (; i < key->n_extras && key->extras[i].position < end; i++) {
+        const kvf_prefix_extra *x = &key->extras[i];
+        const uint64_t words[5] = {d.low, d.high, x->key[0], x->key[1], x->position};
+        XXH128_hash_t h = XXH3_128bits(words, sizeof words);
+        d = (kvf__hash){h.low64, h.high64};
+    }
+    return d;
+}
+
+static kvf__hash hash_block(const kvf__cache *c, kvf__hash parent, kvf__hash extras, const uint32_t *tokens,
+                            uint32_t n_tokens) {
+    struct {
+        kvf__hash parent, extras;
+        uint32_t tokens[BLOCK_MAX];
+    } all;
+    all.parent = parent;
+    all.extras = extras;
+    memcpy(all.tokens, tokens, n_tokens * sizeof *tokens);
+    return hash_bytes(c, &all, sizeof parent + sizeof extras + n_tokens * sizeof *tokens);
+}
+
+void kvf__walk_hash(const kvf__cache *c, kvf__walk *w, uint32_t n_tokens) {
+    uint32_t begin = w->depth * c->block_size;
+    w->extras = w->extra < w->key.n_extras ? digest(&w->key, w->extra, begin + n_tokens) : (kvf__hash){0, 0};
+    w->hash = hash_block(c, w->at, w->extras, w->key.tokens + begin, n_tokens);
+    w->n_hashed = n_tokens;
+}
+
+kvf__hash kvf__node_hash(const kvf__cache *c, uint32_t node) {
+    const kvf__node *n = &c->nodes[node];
+    kvf__hash parent = {0, 0};
+    if (n->parent != KVF__NO_NODE) {
+        parent = c->nodes[n->parent].hash;
+    } else if (n->salt_bytes) {
+        parent = hash_bytes(c, c->salts + (size_t)node * KVF_PREFIX_SALT_MAX, n->salt_bytes);
+    }
+    return hash_block(c, parent, n->extras, kvf__node_tokens(c, node), n->n_tokens);
+}
+
+static bool same_hash(kvf__hash a, kvf__hash b) { return a.low == b.low && a.high == b.high; }
+
+static bool same_salt(const kvf__cache *c, const kvf_prefix_key *key, uint32_t root) {
+    return c->nodes[root].salt_bytes == key->salt_bytes &&
+           (!key->salt_bytes || !memcmp(c->salts + (size_t)root * KVF_PREFIX_SALT_MAX, key->salt, key->salt_bytes));
+}
+
+uint32_t kvf__walk_find(const kvf__cache *c, const kvf__walk *w) {
+    const uint32_t *tokens = w->key.tokens + (size_t)w->depth * c->block_size;
+    uint32_t node = c->buckets[w->hash.low & c->bucket_mask];
+    for (; node != KVF__NO_NODE; node = c->nodes[node].bucket_next) {
+        const kvf__node *n = &c->nodes[node];
+        if (same_hash(n->hash, w->hash) && n->parent == w->node && n->n_tokens == w->n_hashed &&
+            same_hash(n->extras, w->extras) &&
+            !memcmp(kvf__node_tokens(c, node), tokens, n->n_tokens * sizeof *tokens) &&
+            (n->parent != KVF__NO_NODE || same_salt(c, &w->key, node)))
+            return node;
+    }
+    return KVF__NO_NODE;
+}
+
+void kvf__walk_step(const kvf__cache *c, kvf__walk *w, uint32_t node) {
+    w->node = node;
+    w->at = c->nodes[node].hash;
+    w->depth++;
+    while (w->extra < w->key.n_extras && w->key.extras[w->extra].position < w->depth * c->block_size) w->extra++;
+}
+
+/* The first extra at or behind a position. */
+static uint32_t first_extra(const kvf_prefix_key *key, uint32_t position) {
+    uint32_t low = 0, high = key->n_extras;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (key->extras[middle].position < position) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+bool kvf__walk_agrees(const kvf__cache *c, const kvf__walk *w, uint32_t node, uint32_t n_tokens) {
+    const kvf__node *n = &c->nodes[node];
+    uint32_t begin = n->depth * c->block_size;
+    if (n_tokens > n->n_tokens || begin + n_tokens > w->key.n_tokens) return false;
+    if (memcmp(kvf__node_tokens(c, node), w->key.tokens + begin, n_tokens * sizeof *w->key.tokens)) return false;
+    if (n->parent == KVF__NO_NODE && !same_salt(c, &w->key, node)) return false;
+    kvf__hash extras = {0, 0};
+    if (w->key.n_extras) extras = digest(&w->key, first_extra(&w->key, begin), begin + n->n_tokens);
+    return same_hash(extras, n->extras);
+}
+
+bool kvf__walk_resume(const kvf__cache *c, kvf__walk *w, uint32_t node, uint32_t n_tokens) {
+    while (node != KVF__NO_NODE && kvf__node_end(c, node) > n_tokens) node = c->nodes[node].parent;
+    for (uint32_t at = node; at != KVF__NO_NODE; at = c->nodes[at].parent)
+        if (!kvf__walk_agrees(c, w, at, c->nodes[at].n_tokens)) return false;
+    if (node == KVF__NO_NODE) return true;
+    w->node = node;
+    w->at = c->nodes[node].hash;
+    w->depth = c->nodes[node].depth + 1;
+    w->extra = first_extra(&w->key, w->depth * c->block_size);
+    return true;
+}

@@ -1,0 +1,297 @@
+/* A manager with a prefix cache beside a naive model: tokens as lists, the content of every slot by value. Every operation
+ * carries out what an engine would (copies, writes, compactions) on simulated blocks and compares all of it afterwards.
+ * A world is one plain struct, so that an enumeration can go back. */
+#ifndef KVF_TEST_PREFIX_WORLD_H
+#define KVF_TEST_PREFIX_WORLD_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "blockmgr/manager.h"
+
+enum {
+    BS = 8,
+    N_BLOCKS_MAX = 32,
+    N_TABLES_MAX = 4,
+    N_SEQS = 4,
+    N_SLOTS = 48,
+    N_POS = 96,
+    N_COPIES = 512,
+    N_HOLDS = 4,
+    N_PROMPTS = 6,
+    N_PAGES = 16,
+    N_EXTRAS = 2
+};
+#define POISON 0xdeadbeefdeadbeefu
+
+typedef struct prompt {
+    uint32_t n, tokens[N_POS];
+    uint32_t n_extras;
+    kvf_prefix_extra extras[N_EXTRAS];
+    const char *salt;
+} prompt;
+
+typedef struct wseq {
+    kvf_seq handle;
+    bool alive, compacted, scored, compacting;
+    bool secure, growth; /* growth up to reserve blocks must not fail */
+    uint32_t reserve[N_TABLES_MAX];
+    uint32_t prompt, n;
+    uint32_t tokens[N_POS];
+    uint64_t v[N_POS]; /* of all tokens, extras and the salt up to a position */
+    uint32_t n_slots[N_TABLES_MAX];
+    uint64_t slots[N_TABLES_MAX][N_SLOTS];
+} wseq;
+
+typedef struct wnode {
+    uint32_t generation;
+    uint64_t v[BS];
+} wnode;
+
+typedef struct whold {
+    kvf_block handle; /* 0: none */
+    uint64_t slots[BS];
+} whold;
+
+typedef struct world {
+    kvf_manager *m;
+    uint64_t rng;
+    uint32_t n_tables, n_blocks;
+    bool extras; /* some prompt has extras */
+    prompt prompts[N_PROMPTS];
+    wseq seqs[N_SEQS];
+    uint64_t sim[N_BLOCKS_MAX][BS];
+    uint64_t pages[N_PAGES];
+    wnode nodes[N_BLOCKS_MAX];
+    whold holds[N_HOLDS];
+    kvf_copy copies[N_COPIES];
+    kvf_copy_list list;
+    kvf_compact_item items[4];
+    kvf_compaction compaction;
+    uint32_t n_items;
+    uint64_t n_hits, n_hit_tokens, n_done[32];
+    const char *doing;
+} world;
+
+static inline void world_fail(const world *w, const char *what, long a, long b) {
+    fprintf(stderr, "%s: %s (%ld, %ld): %s\n", w->doing, what, a, b, kvf_manager_error(w->m));
+    abort();
+}
+#define MUST(condition, what, a, b)                                  \
+    do {                                                             \
+        if (!(condition)) world_fail(w, what, (long)(a), (long)(b)); \
+    } while (0)
+
+static inline uint32_t rnd(world *w, uint32_t n) {
+    w->rng ^= w->rng << 13, w->rng ^= w->rng >> 7, w->rng ^= w->rng << 17;
+    return (uint32_t)((w->rng >> 20) % n);
+}
+static inline uint64_t mix(uint64_t a, uint64_t b) {
+    uint64_t x = (a ^ (b + 0x9e3779b97f4a7c15u)) * 0xbf58476d1ce4e5b9u;
+    return x ^ (x >> 29);
+}
+static inline uint64_t content(uint64_t v, uint32_t k) { return mix(v, k + 77); }
+
+/* ---- Prompts --------------------------------------------------------------------------------------------- */
+
+static inline uint64_t v_next(const prompt *p, uint64_t before, uint32_t position, uint32_t token) {
+    uint64_t v = mix(before, token);
+    for (uint32_t i = 0; i < p->n_extras; i++)
+        if (p->extras[i].position == position) v = mix(v, p->extras[i].key[0] + 1000);
+    return v;
+}
+static inline uint64_t v_start(const prompt *p) { return mix(p->salt ? (uint64_t)p->salt[0] : 0, 5); }
+static inline void v_fill(const prompt *p, const uint32_t *tokens, uint32_t from, uint32_t n, uint64_t *v) {
+    for (uint32_t i = from; i < n; i++) v[i] = v_next(p, i ? v[i - 1] : v_start(p), i, tokens[i]);
+}
+
+static inline kvf_prefix_key key_of(const prompt *p, const uint32_t *tokens, uint32_t n) {
+    kvf_prefix_key key = {.struct_size = sizeof key, .tokens = tokens, .n_tokens = n, .extras = p->extras};
+    if (p->salt) {
+        key.salt = p->salt;
+        key.salt_bytes = (uint32_t)strlen(p->salt);
+    }
+    while (key.n_extras < p->n_extras && p->extras[key.n_extras].position < n) key.n_extras++;
+    return key;
+}
+
+static inline void make_prompts(world *w) {
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        prompt *p = &w->prompts[i];
+        const prompt *of = &w->prompts[i ? rnd(w, i) : 0];
+        uint32_t n_same = i ? rnd(w, 4 * BS) : 0;
+        if (i) *p = *of;
+        p->n = 1 + rnd(w, 5 * BS);
+        for (uint32_t j = n_same; j < N_POS; j++) p->tokens[j] = rnd(w, 3);
+        if (i > 2 && rnd(w, 4) == 0) p->salt = rnd(w, 2) ? "a" : "b";
+        if (i > 1 && rnd(w, 4) == 0) {
+            p->n_extras = 1 + rnd(w, N_EXTRAS);
+            uint32_t position = rnd(w, 2 * BS);
+            for (uint32_t e = 0; e < p->n_extras; e++, position += rnd(w, BS))
+                p->extras[e] = (kvf_prefix_extra){.key = {1 + rnd(w, 2), 7}, .position = position};
+            w->extras = true;
+        }
+    }
+}
+
+static inline void world_open(world *w, kvf_manager_config config, uint64_t seed) {
+    kvf_error err = {""};
+    memset(w, 0, sizeof *w);
+    w->doing = "create";
+    w->rng = seed * 0x9e3779b97f4a7c15u | 1;
+    config.max_slots = N_SLOTS;
+    config.max_seqs = N_SEQS;
+    config.block_size = BS;
+    config.prefix_cache = 1;
+    config.n_snapshot_pages = config.n_snapshot_pages ? config.n_snapshot_pages : N_PAGES;
+    config.n_score_pages = 256;
+    if (kvf_manager_create(&config, &w->m, &err)) {
+        fprintf(stderr, "create: %s\n", err.text);
+        abort();
+    }
+    w->n_tables = w->m->seq_tables;
+    w->n_blocks = config.n_blocks;
+    w->list = (kvf_copy_list){w->copies, 0, N_COPIES};
+    for (uint32_t b = 0; b < w->n_blocks; b++)
+        for (uint32_t s = 0; s < BS; s++) w->sim[b][s] = POISON;
+    make_prompts(w);
+}
+
+/* ---- Comparing all ------------------------------------------------------------------------------------------ */
+
+/* A node that this operation has entered or grown holds what the sequence holds. */
+static inline void note_nodes(world *w, const wseq *s) {
+    const kvf__cache *c = &w->m->cache;
+    for (uint32_t i = 0; i < c->n_max; i++) {
+        const kvf__node *n = &c->nodes[i];
+        if (!n->n_tokens || n->generation == w->nodes[i].generation) continue;
+        MUST(s && n->depth * BS + n->n_tokens <= s->n, "a node that nobody stored", i, n->depth);
+        MUST(!memcmp(kvf__node_tokens(c, i), s->tokens + n->depth * BS, n->n_tokens * sizeof(uint32_t)),
+             "a node of other tokens", i, n->depth);
+        w->nodes[i].generation = n->generation;
+        memcpy(w->nodes[i].v, s->v + n->depth * BS, n->n_tokens * sizeof(uint64_t));
+    }
+}
+
+static inline void check_nodes(const world *w) {
+    const kvf__cache *c = &w->m->cache;
+    for (uint32_t i = 0; i < c->n_max; i++)
+        for (uint32_t k = 0; k < w->n_tables; k++)
+            for (uint32_t s = 0; s < c->nodes[i].n_tokens; s++)
+                MUST(w->sim[kvf__node_blocks(c, i)[k]][s] == content(w->nodes[i].v[s], k),
+                     "a cached block does not hold its tokens", i, s);
+}
+
+static inline void check_seqs(const world *w) {
+    for (uint32_t q = 0; q < N_SEQS; q++) {
+        const wseq *s = &w->seqs[q];
+        if (!s->alive) continue;
+        uint32_t next_pos = 0;
+        MUST(!kvf_seq_next_pos(w->m, s->handle, &next_pos) && next_pos == s->n, "next_pos", next_pos, s->n);
+        uint32_t index = kvf__seq_index(s->handle);
+        for (uint32_t k = 0; k < w->n_tables; k++) {
+            uint32_t t = index * w->n_tables + k;
+            MUST(w->m->n_slots[t] == s->n_slots[k], "n_slots", w->m->n_slots[t], s->n_slots[k]);
+            for (uint32_t i = 0; i < s->n_slots[k]; i++)
+                MUST(w->sim[kvf__row(w->m, t)[i / BS]][i % BS] == s->slots[k][i], "a slot has changed", k, i);
+        }
+    }
+    for (uint32_t h = 0; h < N_HOLDS; h++)
+        if (w->holds[h].handle)
+            MUST(!memcmp(w->sim[kvf_block_id(w->holds[h].handle)], w->holds[h].slots, sizeof w->holds[h].slots),
+                 "a held block has changed", h, 0);
+}
+
+static inline void check_all(world *w, const wseq *stored) {
+    kvf_error err = {""};
+    if (kvf_audit(w->m, &err)) {
+        fprintf(stderr, "%s: audit: %s\n", w->doing, err.text);
+        abort();
+    }
+    note_nodes(w, stored);
+    for (uint32_t b = 0; b < w->n_blocks; b++)
+        if (*kvf__state(&w->m->blocks, b) == KVF__APART && !kvf__pool_refs(&w->m->blocks, b))
+            for (uint32_t s = 0; s < BS; s++) w->sim[b][s] = POISON;
+    check_nodes(w);
+    check_seqs(w);
+    kvf_occupancy o = {.struct_size = sizeof o};
+    MUST(!kvf_occupancy_read(w->m, &o, NULL), "occupancy", 0, 0);
+    MUST(o.blocks.n_free + o.blocks.n_held + o.n_cached_idle == o.blocks.n_total, "free + held + idle", o.blocks.n_free,
+         o.blocks.n_held);
+    MUST(o.blocks.n_promised <= o.blocks.n_free + o.n_cached_idle, "promised", o.blocks.n_promised, o.blocks.n_free);
+}
+
+/* Everything that a failed call must leave alone. */
+static inline uint64_t fingerprint(const world *w) {
+    const kvf_manager *m = w->m;
+    const kvf__cache *c = &m->cache;
+    uint64_t h = 1;
+    uint32_t figures[] = {m->blocks.n_free,     m->blocks.n_idle,   m->blocks.n_promised,
+                          m->blocks.n_held_max, m->blocks.n_shared, m->pages.n_free,
+                          m->pages.n_promised,  m->n_seqs,          c->n_nodes,
+                          c->pages.n_free,      c->first,           c->last,
+                          c->order.n,           m->compacting};
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) h = mix(h, figures[i]);
+    const uint64_t *stats = (const uint64_t *)(const void *)&c->stats;
+    for (size_t i = 1; i < offsetof(kvf_prefix_stats, n_nodes) / 8; i++) h = mix(h, stats[i]);
+    for (uint32_t t = 0; t < N_SEQS * w->n_tables; t++) {
+        h = mix(mix(mix(h, m->n_slots[t]), m->promise[t]), m->tables[t].reserve);
+        for (uint32_t i = 0; i < m->row_capacity; i++) h = mix(h, kvf__row(m, t)[i]);
+    }
+    for (uint32_t i = 0; i < c->n_max; i++) {
+        const kvf__node *n = &c->nodes[i];
+        h = mix(mix(mix(mix(h, n->n_tokens), n->generation), n->n_idle), n->hits + n->n_pages);
+    }
+    return h;
+}
+
+/* A status that may be: ok or not enough blocks, with nothing changed; anything else is a failure. */
+static inline bool went(const world *w, kvf_status s, uint64_t before) {
+    if (s == KVF_OK) return true;
+    MUST(s == KVF_E_NO_BLOCKS, kvf_status_name(s), s, 0);
+    MUST(fingerprint(w) == before, "a failed call has changed something", 0, 0);
+    return false;
+}
+
+/* ---- What an engine does ------------------------------------------------------------------------------------- */
+
+static inline void run_copies(world *w, uint32_t from) {
+    for (uint32_t i = from; i < w->list.n; i++) {
+        const kvf_copy *c = &w->copies[i];
+        if (c->kind == KVF_COPY_BLOCK) memcpy(w->sim[c->dst], w->sim[c->src], c->n_slots * sizeof(uint64_t));
+    }
+}
+
+static inline void write_slots(world *w, wseq *s, uint32_t n_tokens) {
+    uint32_t index = kvf__seq_index(s->handle);
+    for (uint32_t k = 0; k < w->n_tables; k++)
+        for (uint32_t i = 0; i < n_tokens; i++) {
+            uint32_t at = s->n_slots[k]++;
+            s->slots[k][at] = content(s->v[s->n + i], k);
+            w->sim[kvf__row(w->m, index * w->n_tables + k)[at / BS]][at % BS] = s->slots[k][at];
+        }
+    s->n += n_tokens;
+}
+
+/* Slots of block id that a sequence other than one holds: it is not secure any more when the block was its own. */
+static inline void now_shared(world *w, uint32_t id, const wseq *except) {
+    for (uint32_t q = 0; q < N_SEQS; q++) {
+        wseq *s = &w->seqs[q];
+        if (!s->alive || s == except) continue;
+        for (uint32_t k = 0; k < w->n_tables; k++)
+            for (uint32_t i = 0; i * BS < s->n_slots[k]; i++)
+                if (kvf__row(w->m, kvf__seq_index(s->handle) * w->n_tables + k)[i] == id) s->secure = false;
+    }
+}
+
+static inline uint32_t pick(world *w, bool alive) { /* N_SEQS: none */
+    uint32_t first = rnd(w, N_SEQS);
+    for (uint32_t i = 0; i < N_SEQS; i++)
+        if (w->seqs[(first + i) % N_SEQS].alive == alive) return (first + i) % N_SEQS;
+    return N_SEQS;
+}
+
+#include "tests/prefix_world_ops.h"
+
+#endif
