@@ -41,8 +41,9 @@ typedef enum way {
     N_WAYS
 } way;
 static const char *const way_names[N_WAYS] = {
-    "openblas gemv",  "openblas whole", "openblas sliced", "onednn whole",    "onednn sliced", "q4_1 rows",
-    "q4_1 rows avx2", "q4_1 slices",    "q4_1 tiles",      "q4_1 tiles avx2", "q4_1 fast", "q4_1 fast avxvnni", "q4_1 fast avx2", "read",          "q4_1 read"};
+    "openblas gemv", "openblas whole",    "openblas sliced", "onednn whole", "onednn sliced",
+    "q4_1 rows",     "q4_1 rows avx2",    "q4_1 slices",     "q4_1 tiles",   "q4_1 tiles avx2",
+    "q4_1 fast",     "q4_1 fast avxvnni", "q4_1 fast avx2",  "read",         "q4_1 read"};
 static bool wanted[N_WAYS];
 enum { Q_BLOCK = 32, Q_BYTES = 20 };
 
@@ -222,7 +223,8 @@ static void check(kvf_stream *stream, way w, uint32_t m) {
             for (uint32_t j = 0; j < n; j += 13) {
                 double want = 0;
                 for (uint32_t e = 0; e < k; e++) want += (double)x[i * k + e] * (double)weights[(size_t)j * k + e];
-                double bound = w >= Q_FAST && w < READ ? 0.1 : 1e-3; /* of what 8 bits of x cost, 6e-4 an element at random */
+                double bound =
+                    w >= Q_FAST && w < READ ? 0.1 : 1e-3; /* of what 8 bits of x cost, 6e-4 an element at random */
                 if (!(fabs(want - (double)y[(size_t)i * n + j]) < bound)) die("%s: a product is wrong", way_names[w]);
             }
     }

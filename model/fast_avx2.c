@@ -21,8 +21,8 @@ INLINE void sums_of(const uint8_t (*w)[KVF__FAST_ROWS][4], const int8_t *q, size
         UNROLL for (int r = 0; r < R; r++) {
             __m256i x = four_of(q + (size_t)r * q_stride + 4 * k);
             if (type == KVF__TENSOR_Q8_0)
-                sum[r] = _mm256_add_epi32(
-                    sum[r], _mm256_madd_epi16(_mm256_maddubs_epi16(size, _mm256_sign_epi8(x, u)), ones));
+                sum[r] = _mm256_add_epi32(sum[r],
+                                          _mm256_madd_epi16(_mm256_maddubs_epi16(size, _mm256_sign_epi8(x, u)), ones));
             else
                 sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(size, x));
         }
@@ -111,8 +111,7 @@ void kvf__fast_unpack_avx2(uint32_t type, const unsigned char *rows_, size_t row
             halves(src, at, p->d + half);
             if (header == 4) halves(src, at + 2, p->m + half);
             side_by_side(src, at + header, v);
-            for (int j = 0; j < 4 && type == KVF__TENSOR_Q8_0; j++)
-                put(&p->q[j][half], _mm256_xor_si256(v[j], sign));
+            for (int j = 0; j < 4 && type == KVF__TENSOR_Q8_0; j++) put(&p->q[j][half], _mm256_xor_si256(v[j], sign));
             for (int j = 0; j < 4 && type != KVF__TENSOR_Q8_0; j++) {
                 put(&p->q[j][half], _mm256_and_si256(v[j], low));
                 put(&p->q[4 + j][half], _mm256_and_si256(_mm256_srli_epi16(v[j], 4), low));

@@ -246,7 +246,7 @@ static void fast_rows(void *ctx, uint32_t item, uint32_t thread) {
 
 static bool is_fast(const kvf__gemm *g) {
     bool any = false;
-    for (uint32_t i = 0; g->fast && i < g->w->n_parts; i++) 
+    for (uint32_t i = 0; g->fast && i < g->w->n_parts; i++)
         any |= kvf__fast_can(g->w->parts[i].type, g->w->parts[i].row_bytes);
     return any;
 }

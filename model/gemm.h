@@ -37,11 +37,12 @@ typedef struct kvf__gemm {
     bool accumulate;
     bool deterministic; /* KVF__GEMM_AUTO chooses between ROWS and TILES alone: a row's bits depend on the row and w */
     kvf__gemm_way way;
-    const struct kvf__gemv_ops *ops;   /* kvf__gemv_ops_for */
-    const struct kvf__fast_ops *fast;  /* kvf__fast_ops_for: x in 8 bits where w's type is one of those of fast.h; or NULL */
-    void *quantised;                   /* with fast: kvf__gemm_quantised_bytes of m and k, aligned as a cache line */
-    float *scratch;                  /* for each thread kvf__gemm_scratch_floats of the largest matrix */
-    size_t scratch_floats;           /* of one thread */
+    const struct kvf__gemv_ops *ops; /* kvf__gemv_ops_for */
+    const struct kvf__fast_ops
+        *fast;             /* kvf__fast_ops_for: x in 8 bits where w's type is one of those of fast.h; or NULL */
+    void *quantised;       /* with fast: kvf__gemm_quantised_bytes of m and k, aligned as a cache line */
+    float *scratch;        /* for each thread kvf__gemm_scratch_floats of the largest matrix */
+    size_t scratch_floats; /* of one thread */
 } kvf__gemm;
 
 /* The work is cut into slices of fixed sizes, so that the result does not depend on the number of threads. Unless
