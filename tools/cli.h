@@ -32,7 +32,7 @@ typedef struct kvf__cli {
     double temperature, top_p; /* temperature below 0: not given */
     double length_penalty;
     const char *sync;
-    int raw, special, plain, json, quiet, resume, force, any_model, deterministic;
+    int raw, special, plain, json, quiet, resume, force, any_model, deterministic, fast_activations;
 } kvf__cli;
 
 /* options.c: the commands, ended by one without a name, and the defaults. */
