@@ -70,8 +70,8 @@ static float largest(const float *logits, uint32_t n) {
     return best;
 }
 
-static uint32_t greedy(const float *logits, uint32_t n_vocab) {
-    float best = largest(logits, n_vocab);
+/* The lowest id with the largest logit. */
+static uint32_t greedy(const float *logits, uint32_t n_vocab, float best) {
     for (uint32_t id = 0; id < n_vocab; id++)
         if (logits[id] == best) return id;
     return 0;
@@ -141,10 +141,10 @@ static double sum_of_weights(const float *logits, uint32_t n, float best) {
 }
 
 /* Inverse distribution function over the candidates, best first. */
-static uint32_t draw(const kvf_sampling *s, uint64_t step, const float *logits, uint32_t n_vocab, item *items) {
+static uint32_t draw(const kvf_sampling *s, uint64_t step, const float *logits, uint32_t n_vocab, float best,
+                     item *items) {
     ranking r = {items, 0, 0};
     const double temperature = (double)s->temperature;
-    const float best = largest(logits, n_vocab);
     double total = 0;
     for (uint32_t id = 0; id < n_vocab; id++) {
         if (isnan(logits[id])) continue;
@@ -183,9 +183,8 @@ static uint32_t draw(const kvf_sampling *s, uint64_t step, const float *logits, 
 }
 
 /* Natural log of the probability at temperature 1. */
-static double log_probability(const float *logits, uint32_t n_vocab, uint32_t token) {
+static double log_probability(const float *logits, uint32_t n_vocab, uint32_t token, float best) {
     if (isnan(logits[token])) return -INFINITY;
-    const float best = largest(logits, n_vocab);
     return (logits[token] < best ? (double)logits[token] - (double)best : 0.0) -
            log(sum_of_weights(logits, n_vocab, best));
 }
@@ -193,8 +192,9 @@ static double log_probability(const float *logits, uint32_t n_vocab, uint32_t to
 uint32_t kvf_sample(const kvf_sampling *sampling, uint64_t step, const float *logits, uint32_t n_vocab, void *scratch,
                     double *logprob) {
     if (!n_vocab) return 0;
+    const float best = largest(logits, n_vocab);
     bool is_greedy = !(sampling->temperature > 0) || !scratch;
-    uint32_t token = is_greedy ? greedy(logits, n_vocab) : draw(sampling, step, logits, n_vocab, scratch);
-    if (logprob) *logprob = log_probability(logits, n_vocab, token);
+    uint32_t token = is_greedy ? greedy(logits, n_vocab, best) : draw(sampling, step, logits, n_vocab, best, scratch);
+    if (logprob) *logprob = log_probability(logits, n_vocab, token, best);
     return token;
 }
