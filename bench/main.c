@@ -20,6 +20,8 @@ static const struct {
 #ifdef KVF_BENCH_ENGINE
     {"model/gemm", kvf__bench_gemm, "[REPETITIONS [MAX_ROWS [WAY...]]]",
      "products with quantised weights beside reading them, oneDNN and OpenBLAS"},
+    {"rho1", kvf__bench_rho1, "--model FILE [-r PAIRS] [-t THREADS] [-n SEQUENCES] [-l CONTEXT] [-s STEPS]",
+     "decode of d2o at rho 1, with the mass and without, beside full"},
 #endif
 };
 enum { N_BENCHMARKS = sizeof benchmarks / sizeof *benchmarks };
