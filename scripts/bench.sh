@@ -24,6 +24,11 @@ echo "load before: $load" >&2
 "$program" policy -r 9 >>"$lines"
 "$program" attention -r 5 -m 256 >>"$lines"
 "$program" model/gemm 3 32 >>"$lines"
+model=${XDG_CACHE_HOME:-$HOME/.cache}/kvfold/SmolLM2-135M-Instruct.Q4_1.gguf # of scripts/fetch_model.sh
+if [ -f "$model" ]; then
+    "$program" rho1 --model "$model" -s 2 >>"$lines"
+    "$program" rho1 --model "$model" -s 2 -n 8 -l 512 >>"$lines"
+fi
 chmod 644 "$lines"
 mv "$lines" "$results"
 echo "$results: $(wc -l <"$results") lines" >&2
