@@ -175,10 +175,11 @@ kvf__cpu kvf__cpu_detect(void) {
     unsigned bits = atomic_load_explicit(&known, memory_order_relaxed);
     if (!bits) {
         kvf__cpu c = ask_cpu();
-        bits = 1u | (c.avx2_fma_f16c ? 2u : 0u) | (c.avx512 ? 4u : 0u);
+        bits = 1u | (c.avx2_fma_f16c ? 2u : 0u) | (c.avx512 ? 4u : 0u) | (c.avx512_vnni ? 8u : 0u) |
+               (c.avx_vnni ? 16u : 0u);
         atomic_store_explicit(&known, bits, memory_order_relaxed);
     }
-    return (kvf__cpu){(bits & 2u) != 0, (bits & 4u) != 0};
+    return (kvf__cpu){(bits & 2u) != 0, (bits & 4u) != 0, (bits & 8u) != 0, (bits & 16u) != 0};
 }
 
 double kvf__clock(void) {

@@ -39,10 +39,13 @@ echo "load before: $load" >&2
 "$program" policy -r 9 >>"$lines"
 "$program" attention -r 5 -m 256 >>"$lines"
 "$program" model/gemm 3 32 >>"$lines"
-if [ -e "$cache/SmolLM2-135M-Instruct.Q4_1.gguf" ]; then
+model=$cache/SmolLM2-135M-Instruct.Q4_1.gguf
+if [ -e "$model" ]; then
     "$program" engine -s 1,8 -r 3 >>"$lines"
+    "$program" rho1 --model "$model" -s 2 >>"$lines"
+    "$program" rho1 --model "$model" -s 2 -n 8 -l 512 >>"$lines"
 else
-    echo "engine: left out, scripts/fetch_model.sh fetches its model" >&2
+    echo "engine, rho1: left out, scripts/fetch_model.sh fetches their model" >&2
 fi
 chmod 644 "$lines"
 mv "$lines" "$results"
