@@ -1,5 +1,6 @@
 /* Compaction: fresh rows for tables that share, in place for the others; commit, cancel. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 static uint32_t first_table(const kvf_manager *m, uint32_t index, uint32_t layer) {
     return index * m->seq_tables + layer * m->n_groups;
@@ -113,6 +114,7 @@ kvf_status kvf_compact_begin(kvf_manager *manager, const kvf_compact_item *items
         return s;
     }
     take_fresh(manager);
+    if (manager->profile) kvf__profile_begun(manager);
     manager->compacting = true;
     *out = (kvf_compaction){items, n_items, manager->n_groups, manager->dst_row};
     return KVF_OK;
@@ -157,6 +159,7 @@ kvf_status kvf_compact_commit(kvf_manager *manager) {
             settle(&manager->blocks, &table->blocks, table->n_blocks, kvf__pool_spare(&manager->blocks));
             settle(&manager->pages, &table->pages, table->n_pages, kvf__pool_spare(&manager->pages));
         }
+    if (manager->profile) kvf__profile_committed(manager);
     leave_all(manager);
     return KVF_OK;
 }
@@ -171,6 +174,7 @@ void kvf__compact_drop(kvf_manager *m) {
                              table->blocks.promise + table->fresh_promise);
         }
     leave_all(m);
+    if (m->profile) kvf__profile_cancelled(m);
 }
 
 kvf_status kvf_compact_cancel(kvf_manager *manager) {

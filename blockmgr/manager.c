@@ -1,5 +1,6 @@
 /* The manager: config, the slab, handles, blocks held outside a table, occupancy. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 /* ---- Config --------------------------------------------------------------------------------- */
 
@@ -50,6 +51,8 @@ static kvf_status resolve(const kvf_manager_config *in, kvf_manager_config *c, k
     if (!c->max_slots) c->max_slots = d.max_slots;
     s = check_fields(c, err);
     if (s) return s;
+    kvf_profile_config unused;
+    if (c->profile && (s = kvf__profile_resolve(c->profile, &unused, err))) return s;
     kvf_allocator given = c->allocator;
     return kvf__allocator_resolve(&given, &c->allocator, err);
 }
@@ -88,6 +91,12 @@ static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
         v->n_slots = kvf__slab_take(slab, n_tables, sizeof *v->n_slots);
         v->next_pos = kvf__slab_take(slab, c->max_seqs, sizeof *v->next_pos);
         v->seq_index = kvf__slab_take(slab, c->max_seqs, sizeof *v->seq_index);
+    }
+    if (c->profile) {
+        kvf_profile_config profile;
+        kvf_status s = kvf__profile_resolve(c->profile, &profile, err);
+        if (s) return s;
+        kvf__profile_lay_out(m, slab, &profile);
     }
     if (slab->bad)
         return kvf__fail(err, KVF_E_OVERFLOW,
@@ -152,6 +161,15 @@ kvf_status kvf_manager_create(const kvf_manager_config *config, kvf_manager **ou
         return s;
     }
     start(m);
+    if (m->profile) {
+        kvf_profile_config profile;
+        s = kvf__profile_resolve(config->profile, &profile, err);
+        if (s) {
+            kvf_manager_destroy(m);
+            return s;
+        }
+        kvf__profile_start(m, &profile);
+    }
     *out = m;
     return KVF_OK;
 }
@@ -186,6 +204,7 @@ kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out) {
                          p->n_promised);
     uint32_t id = kvf__pool_take(p, NULL, KVF_NO_BLOCK);
     p->entries[id].holds = 1;
+    if (manager->profile) kvf__profile_taken(manager, id);
     *out = block_handle(manager, id);
     return KVF_OK;
 }
@@ -201,6 +220,7 @@ kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
     kvf__pool_share(p, id);
     e->holds++;
     if (e->owner != KVF_NO_BLOCK) manager->tables[e->owner].maybe_shared = true;
+    if (manager->profile) kvf__profile_held(manager, id);
     *out = block_handle(manager, id);
     return KVF_OK;
 }
@@ -214,6 +234,7 @@ kvf_status kvf_block_release(kvf_manager *manager, kvf_block block) {
                          (unsigned long long)block);
     p->entries[id].holds--;
     (void)kvf__pool_drop(p, id);
+    if (manager->profile) kvf__profile_released(manager, id);
     return KVF_OK;
 }
 

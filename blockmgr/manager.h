@@ -9,7 +9,7 @@
  * The slab
  *   kvf_manager | error | blocks: free_ids, entries | pages: free_ids, entries | seqs | free_seqs | tables | seq_layers
  *   | layers | rows | score_rows | compaction: entries, dst_row, fresh
- *   | views: row_offset, n_slots, next_pos, seq_index (twice)
+ *   | views: row_offset, n_slots, next_pos, seq_index (twice) | profile, where there is one
  *
  * What a promise is worth (R: the table's reservation in blocks, p: its promise, "private": its private blocks)
  *   - reserve sets p = max(0, R - private); a fork gives the child p = R, since it holds nothing privately.
@@ -66,6 +66,8 @@ typedef struct kvf__compact_entry {
     uint32_t n_keep;
 } kvf__compact_entry;
 
+typedef struct kvf__profile kvf__profile; /* profile.h */
+
 typedef struct kvf__view_buffer {
     uint64_t *row_offset;
     uint32_t *n_slots, *next_pos, *seq_index;
@@ -93,6 +95,7 @@ struct kvf_manager {
     const uint32_t **dst_row;    /* [max_seqs * n_layers * n_groups], in the order of the items */
     uint32_t *fresh;             /* [n_blocks]: the fresh rows, one behind the other */
     kvf__view_buffer views[2];
+    kvf__profile *profile; /* NULL: keeps none */
 };
 
 /* The index of a live sequence, or KVF_E_STALE. */

@@ -1,5 +1,6 @@
 /* Sequences: handles, create, fork, free, reservations, score pages. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 /* ---- Handles ----------------------------------------------------------------------------------
  *      63        generation        36 35        tag        20 19        index        0
@@ -49,6 +50,7 @@ kvf_status kvf_seq_create(kvf_manager *manager, kvf_seq *out) {
     kvf_status s = check_new(manager, out);
     if (s) return s;
     *out = seq_handle(manager, seq_open(manager));
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }
 
@@ -105,11 +107,12 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
     if (s) return s;
     s = check_fork(manager, from * manager->seq_tables, copies);
     if (s) return s;
-    uint32_t to = seq_open(manager);
+    uint32_t to = seq_open(manager), first_copy = copies ? copies->n : 0;
     manager->seqs[to].next_pos = manager->seqs[from].next_pos;
     manager->seqs[to].has_scores = manager->seqs[from].has_scores;
     for (uint32_t t = 0; t < manager->seq_tables; t++)
         fork_table(manager, from * manager->seq_tables + t, to * manager->seq_tables + t, copies);
+    if (manager->profile) kvf__profile_forked(manager, to, copies, first_copy);
     *out = seq_handle(manager, to);
     return KVF_OK;
 }
@@ -133,6 +136,7 @@ kvf_status kvf_seq_free(kvf_manager *manager, kvf_seq seq) {
     }
     *s = (kvf__seq){.generation = s->generation == GENERATION_MAX ? 1 : s->generation + 1};
     manager->free_seqs[manager->config.max_seqs - manager->n_seqs--] = index;
+    if (manager->profile) kvf__profile_seq(manager, index, KVF__CAUSE_END);
     return KVF_OK;
 }
 
@@ -239,6 +243,7 @@ kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_
         kvf__promise_set(&manager->blocks, &table->blocks, reserve, owed);
         kvf__promise_set(&manager->pages, &table->pages, page_reserve, owed_pages(manager, first + i, page_reserve));
     }
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }
 
@@ -272,5 +277,6 @@ kvf_status kvf_seq_take_scores(kvf_manager *manager, kvf_seq seq, const uint32_t
                 kvf__pool_take(&manager->pages, &table->pages, first + i);
     }
     manager->seqs[index].has_scores = true;
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }

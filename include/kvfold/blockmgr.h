@@ -51,6 +51,7 @@ typedef struct kvf_manager_config {
     uint32_t max_slots;       /* most slots of one table, in general the model's context; 0: 8192 */
     uint64_t block_bytes;     /* K and V of one block, for figures in bytes; 0: figures in bytes are 0 */
     kvf_allocator allocator;  /* all zero: the default */
+    const struct kvf_profile_config *profile; /* kvfold/profile.h; copied; NULL: keeps no profile */
 } kvf_manager_config;
 
 /** A config with struct_size set and every default filled in; n_layers, n_kv_heads and n_blocks stay 0.
