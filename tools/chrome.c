@@ -80,6 +80,7 @@ void kvf__chrome_step(kvf__chrome *c, const kvf__occ_step *s, const uint32_t *bl
 void kvf__chrome_flush(kvf__chrome *c) {
     const kvf__chrome_batch b = c->batch;
     c->batch.n = 0;
+    if (b.n) c->batches_s += b.end_s - b.begin_s;
     if (!c->is_open || !b.n) return;
     fprintf(event(c),
             "{\"ph\":\"X\",\"name\":\"compaction\",\"cat\":\"compaction\",\"pid\":%d,\"tid\":2,\"ts\":%.3f,"
@@ -97,10 +98,10 @@ void kvf__chrome_compaction(kvf__chrome *c, double begin_s, double end_s, const 
     b->n_blocks += e->n_blocks;
 }
 
-void kvf__chrome_drain(kvf__chrome *c, const kvf_manager *manager, double zero_s) {
+double kvf__chrome_drain(kvf__chrome *c, const kvf_manager *manager, double zero_s) {
     kvf_profile_event events[64];
     for (uint32_t n = 64; n == 64;) {
-        if (kvf_profile_drain(manager, events, 64, &n)) return;
+        if (kvf_profile_drain(manager, events, 64, &n)) return 0;
         for (uint32_t i = 0; i < n; i++) {
             const kvf_profile_event *e = &events[i];
             if (e->kind != KVF_PROFILE_COMPACT) continue;
@@ -109,6 +110,9 @@ void kvf__chrome_drain(kvf__chrome *c, const kvf_manager *manager, double zero_s
         }
     }
     kvf__chrome_flush(c);
+    double took = c->batches_s;
+    c->batches_s = 0;
+    return took;
 }
 
 /* A part of a request: async events nest by their id. */

@@ -293,7 +293,7 @@ void kvf__occ_prometheus(const kvf__occ *o, FILE *out) {
     sample(out, "blocks_copied_total", "counter", "Blocks copied on write.", p->copied_blocks);
     sample(out, "compactions_total", "counter", "Compactions of one layer of one sequence.", p->compactions);
     sample(out, "evicted_bytes_total", "counter", "Bytes of the slots that compactions evicted.", p->evicted_bytes);
-    sample(out, "compaction_freed_bytes_total", "counter", "Of them, bytes that came back as whole blocks.",
+    sample(out, "compaction_freed_bytes_total", "counter", "Bytes that compactions gave back, as whole blocks.",
            p->freed_bytes);
     sample(out, "profile_events_dropped_total", "counter", "Events that found the ring full.", p->events_dropped);
     sample(out, "steps_total", "counter", "Steps.", o->n_steps);

@@ -106,6 +106,7 @@ typedef struct kvf__chrome {
     uint32_t n_layers;
     uint32_t *last; /* [n_layers + 4]: counters as they were last written */
     kvf__chrome_batch batch;
+    double batches_s; /* of batches since the last drain */
 } kvf__chrome;
 
 /* path NULL: writes nothing, here and below. */
@@ -114,8 +115,9 @@ void kvf__chrome_step(kvf__chrome *chrome, const kvf__occ_step *step, const uint
 /* Compactions, from the manager's events; those with the same times become one slice, which kvf__chrome_flush ends. */
 void kvf__chrome_compaction(kvf__chrome *chrome, double begin_s, double end_s, const kvf_profile_event *event);
 void kvf__chrome_flush(kvf__chrome *chrome);
-/* Drains a manager's events into it; zero_s: what is 0 in the trace's time, by the profile's clock of nanoseconds. */
-void kvf__chrome_drain(kvf__chrome *chrome, const kvf_manager *manager, double zero_s);
+/* Drains a manager's events into it; zero_s: what is 0 in the trace's time, by the profile's clock of nanoseconds. Returns the seconds that
+ * compactions took; also where no trace is written. */
+double kvf__chrome_drain(kvf__chrome *chrome, const kvf_manager *manager, double zero_s);
 void kvf__chrome_request(kvf__chrome *chrome, const kvf__occ_request *request);
 bool kvf__chrome_close(kvf__chrome *chrome); /* false after a message */
 

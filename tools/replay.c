@@ -274,7 +274,7 @@ static bool note_step(replay *r, const kvf_step *step, double begin_s) {
                        .slots_idle = p.slots_idle};
     kvf__occ_add_step(r->occ, &s, r->blocks);
     kvf__chrome_step(r->chrome, &s, r->blocks);
-    kvf__chrome_drain(r->chrome, r->manager, 0);
+    (void)kvf__chrome_drain(r->chrome, r->manager, 0);
     r->n_preempted = r->n_compactions = 0;
     return true;
 }

@@ -12,6 +12,7 @@
 
 #include "kvfold/model.h"
 #include "kvfold/policy.h"
+#include "kvfold/profile.h"
 #include "kvfold/scheduler.h"
 
 #ifdef __cplusplus
@@ -37,6 +38,8 @@ typedef struct kvf_engine_config {
     kvf_cpu_path path;
     kvf_log log;
     kvf_allocator allocator;
+    const kvf_profile_config
+        *profile; /* of the block manager; copied; NULL: keeps none. Read it through kvf_engine_manager */
 } kvf_engine_config;
 
 typedef enum kvf_finish {

@@ -17,7 +17,8 @@
  *   idle time   from its last use to its falling free.
  *   reuse gap   from its last use to the use by which it gains a holder (fork, hold, a hit of the prefix cache).
  *   free gap    from an id's falling free to its next taking.
- *   freed bytes against evicted bytes: slots that a compaction evicts give memory back only as whole blocks.
+ *   freed bytes against evicted bytes: slots that a compaction evicts give memory back only as whole blocks; the block
+ *               that one token began comes back whole when one token goes.
  *
  * All times are in the clock's unit, which is the caller's: nanoseconds, steps. The library reads no clock. One that
  * goes back counts as standing still, and is counted.
@@ -77,7 +78,7 @@ typedef struct kvf_profile {
     uint64_t compactions;   /* (sequence, layer) pairs */
     uint64_t evicted_slots; /* by compactions, over tables */
     uint64_t evicted_bytes; /* what these slots took */
-    uint64_t freed_bytes;   /* of evicted_bytes, what compactions gave back as whole blocks */
+    uint64_t freed_bytes;   /* what compactions gave back, as whole blocks; may be more: a block that holds one slot */
     uint64_t events, events_dropped;
     kvf_histogram lifetime, idle_time, reuse_gap, free_gap;
 } kvf_profile;

@@ -150,7 +150,7 @@ main.appendChild(head);
     ["&nbsp; by compactions", num(P.freed_by_compaction)], ["&nbsp; rolled back", num(P.freed_by_rollback)], ["&nbsp; released", num(P.freed_by_release)],
     ["blocks shared, at most", num(P.shared_max)], ["blocks copied on write", num(P.copied_blocks)], ["blocks promised, at most", num(P.promised_max)],
     ["score pages, at most", num(P.pages_held_max)], ["compactions", num(P.compactions)], ["bytes evicted", bytes(P.evicted_bytes)],
-    ["&nbsp; of them freed as whole blocks", bytes(P.freed_bytes)], ["idle slots, at most", num(P.slots_idle_max)],
+    ["bytes given back by compactions, as whole blocks", bytes(P.freed_bytes)], ["idle slots, at most", num(P.slots_idle_max)],
     ["events dropped by the profile", num(P.events_dropped)]];
   const box = document.createElement("div");
   box.className = "scroll";
