@@ -519,6 +519,7 @@ END
 
 . "$here/command_resume.sh"
 . "$here/command_edges.sh"
+. "$here/command_profile.sh"
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -57,8 +57,19 @@ static void counter(kvf__chrome *c, uint32_t slot, const char *name, double at_s
             name, BLOCKS, us(at_s), (unsigned long long)value);
 }
 
-void kvf__chrome_step(kvf__chrome *c, const kvf__occ_step *s, const uint32_t *blocks) {
+static void counters(kvf__chrome *c, const kvf__occ *o, const kvf__occ_step *s, bool after) {
+    double at_s = after ? s->end_s : s->begin_s;
+    counter(c, HELD, "held", at_s, after ? s->held_after : s->held);
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        char name[32];
+        snprintf(name, sizeof name, "layer %02u", l);
+        counter(c, N_COUNTERS + l, name, at_s, after ? o->profile_layers[l].held : o->peak[l]);
+    }
+}
+
+void kvf__chrome_step(kvf__chrome *c, const kvf__occ *o, const kvf__occ_step *s) {
     if (!c->is_open) return;
+    counters(c, o, s, false);
     fprintf(event(c),
             "{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"step\",\"pid\":%d,\"tid\":1,\"ts\":%.3f,\"dur\":%.3f,\"args\":{"
             "\"step\":%llu,\"prefill_tokens\":%u,\"decode_tokens\":%u,\"running\":%u,\"waiting\":%u,\"preempted\":%u,"
@@ -66,15 +77,10 @@ void kvf__chrome_step(kvf__chrome *c, const kvf__occ_step *s, const uint32_t *bl
             s->n_prefill_tokens ? s->n_decode_tokens ? "prefill + decode" : "prefill" : "decode", STEPS, us(s->begin_s),
             us(s->end_s - s->begin_s), (unsigned long long)s->step, s->n_prefill_tokens, s->n_decode_tokens,
             s->n_running, s->n_waiting, s->n_preempted, s->n_compactions);
-    counter(c, HELD, "held", s->end_s, s->held);
-    counter(c, FULL, "full cache", s->end_s, s->full);
-    counter(c, RUNNING, "requests running", s->end_s, s->n_running);
-    counter(c, WAITING, "requests waiting", s->end_s, s->n_waiting);
-    for (uint32_t l = 0; l < c->n_layers; l++) {
-        char name[32];
-        snprintf(name, sizeof name, "layer %02u", l);
-        counter(c, N_COUNTERS + l, name, s->end_s, blocks[l]);
-    }
+    counter(c, FULL, "full cache", s->begin_s, s->full);
+    counter(c, RUNNING, "requests running", s->begin_s, s->n_running);
+    counter(c, WAITING, "requests waiting", s->begin_s, s->n_waiting);
+    counters(c, o, s, true);
 }
 
 void kvf__chrome_flush(kvf__chrome *c) {
@@ -96,23 +102,6 @@ void kvf__chrome_compaction(kvf__chrome *c, double begin_s, double end_s, const 
     b->n++;
     b->n_slots += e->slots_before - e->slots_after;
     b->n_blocks += e->n_blocks;
-}
-
-double kvf__chrome_drain(kvf__chrome *c, const kvf_manager *manager, double zero_s) {
-    kvf_profile_event events[64];
-    for (uint32_t n = 64; n == 64;) {
-        if (kvf_profile_drain(manager, events, 64, &n)) return 0;
-        for (uint32_t i = 0; i < n; i++) {
-            const kvf_profile_event *e = &events[i];
-            if (e->kind != KVF_PROFILE_COMPACT) continue;
-            double end_s = (double)e->time * 1e-9 - zero_s;
-            kvf__chrome_compaction(c, end_s - (double)e->duration * 1e-9, end_s, e);
-        }
-    }
-    kvf__chrome_flush(c);
-    double took = c->batches_s;
-    c->batches_s = 0;
-    return took;
 }
 
 /* A part of a request: async events nest by their id. */

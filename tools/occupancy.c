@@ -22,7 +22,9 @@ bool kvf__occ_begin(kvf__occ *o, uint32_t n_layers, uint32_t block_size, uint64_
     o->point_blocks = calloc((size_t)KVF__OCC_POINTS * n_layers, sizeof *o->point_blocks);
     o->layers = calloc(n_layers, sizeof *o->layers);
     o->profile_layers = calloc(n_layers, sizeof *o->profile_layers);
-    if (o->points && o->point_blocks && o->layers && o->profile_layers) return true;
+    o->now = calloc(n_layers, sizeof *o->now);
+    o->peak = calloc(n_layers, sizeof *o->peak);
+    if (o->points && o->point_blocks && o->layers && o->profile_layers && o->now && o->peak) return true;
     kvf__say("out of memory");
     kvf__occ_free(o);
     return false;
@@ -33,10 +35,13 @@ void kvf__occ_free(kvf__occ *o) {
     free(o->point_blocks);
     free(o->layers);
     free(o->profile_layers);
+    free(o->now);
+    free(o->peak);
     o->points = NULL;
     o->point_blocks = NULL;
     o->layers = NULL;
     o->profile_layers = NULL;
+    o->now = o->peak = NULL;
 }
 
 #define MOST(field) a->field = a->field > b->field ? a->field : b->field
@@ -51,6 +56,7 @@ static void merge(kvf__occ_step *a, const kvf__occ_step *b) {
     MOST(n_waiting);
     MOST(n_prefill_tokens);
     MOST(n_decode_tokens);
+    a->held_after = b->held_after;
     MOST(held);
     MOST(cached);
     MOST(promised);
@@ -107,6 +113,52 @@ void kvf__occ_add_step(kvf__occ *o, const kvf__occ_step *step, const uint32_t *b
         o->n_slowest++;
     for (; i && o->slowest[i - 1].end_s - o->slowest[i - 1].begin_s < took; i--) o->slowest[i] = o->slowest[i - 1];
     o->slowest[i] = *step;
+}
+
+/* One event: what is held then, and the most so far. */
+static void follow(kvf__occ *o, const kvf_profile_event *e, uint64_t *most) {
+    if (e->kind != KVF_PROFILE_ALLOC && e->kind != KVF_PROFILE_FREE) return;
+    bool taken = e->kind == KVF_PROFILE_ALLOC;
+    o->now_held += taken ? e->n_blocks : 0 - (uint64_t)e->n_blocks;
+    *most = o->now_held > *most ? o->now_held : *most;
+    if (e->layer >= o->n_layers) return;
+    o->now[e->layer] += taken ? e->n_blocks : 0 - e->n_blocks;
+    if (o->now[e->layer] > o->peak[e->layer]) o->peak[e->layer] = o->now[e->layer];
+}
+
+bool kvf__occ_note(kvf__occ *o, kvf__chrome *chrome, const kvf_manager *manager, double zero_s, kvf__occ_step *step) {
+    kvf_profile before = o->profile, p = {.struct_size = sizeof p};
+    kvf_profile_event events[64];
+    uint64_t most = o->now_held;
+    if (kvf_profile_read(manager, &p, o->profile_layers, o->n_layers)) return false;
+    memcpy(o->peak, o->now, o->n_layers * sizeof *o->peak);
+    for (uint32_t n = 64; n == 64 && !kvf_profile_drain(manager, events, 64, &n);)
+        for (uint32_t i = 0; i < n; i++) {
+            follow(o, &events[i], &most);
+            if (events[i].kind != KVF_PROFILE_COMPACT) continue;
+            double end_s = (double)events[i].time * 1e-9 - zero_s;
+            kvf__chrome_compaction(chrome, end_s - (double)events[i].duration * 1e-9, end_s, &events[i]);
+        }
+    kvf__chrome_flush(chrome);
+    bool lost = p.events_dropped != before.events_dropped; /* then the gauges alone are right */
+    if (lost) most = 0, memset(o->peak, 0, o->n_layers * sizeof *o->peak);
+    for (uint32_t l = 0; l < o->n_layers; l++) {
+        o->now[l] = (uint32_t)o->profile_layers[l].held;
+        if (o->now[l] > o->peak[l]) o->peak[l] = o->now[l];
+    }
+    o->now_held = p.held;
+    o->profile = p;
+    step->held = most > p.held ? most : p.held;
+    step->held_after = p.held;
+    step->cached = p.cached;
+    step->promised = p.promised;
+    step->shared = p.shared;
+    step->slots_used = p.slots_used;
+    step->slots_idle = p.slots_idle;
+    step->n_compactions = (uint32_t)(p.compactions - before.compactions);
+    step->compaction_s = chrome->batches_s;
+    chrome->batches_s = 0;
+    return true;
 }
 
 static void count(kvf_histogram *h, uint64_t value) {

@@ -22,7 +22,8 @@ typedef struct kvf__occ_step { /* one step, or of a point the most of its steps 
     double begin_s, end_s;
     double compaction_s; /* spent in compactions */
     uint32_t n_running, n_waiting, n_prefill_tokens, n_decode_tokens, n_preempted, n_compactions;
-    uint64_t held, cached, promised, shared, full; /* blocks; full: what a full cache would hold */
+    uint64_t held; /* the most within the step: a prompt is whole before it is compacted */
+    uint64_t held_after, cached, promised, shared, full; /* blocks; full: what a full cache would hold */
     uint64_t slots_used, slots_idle;
 } kvf__occ_step;
 
@@ -57,16 +58,23 @@ typedef struct kvf__occ {                        /* kvf__occ_begin, kvf__occ_fre
     uint64_t n_requests, n_preempted, n_started, prompt_tokens, output_tokens, full_max, waiting_max, running_max;
     double wait_sum_s, wait_max_s, end_s;
     uint64_t queue_steps_sum, queue_steps_max;
-    uint64_t shared_tokens;        /* of a trace: prompt tokens that an earlier request of the group has too */
-    kvf_histogram queue_histogram; /* of queue steps */
-    kvf_profile profile;           /* at the end */
-    kvf_profile_layer *profile_layers;
+    uint64_t shared_tokens;            /* of a trace: prompt tokens that an earlier request of the group has too */
+    kvf_histogram queue_histogram;     /* of queue steps */
+    kvf_profile profile;               /* at the end */
+    kvf_profile_layer *profile_layers; /* as profile: of the last kvf__occ_note, and of the end */
+    uint32_t *now, *peak;              /* [n_layers] blocks held, by the events; and the most since the last note */
+    uint64_t now_held;
 } kvf__occ;
+
+typedef struct kvf__chrome kvf__chrome; /* below */
 
 bool kvf__occ_begin(kvf__occ *occ, uint32_t n_layers, uint32_t block_size, uint64_t n_blocks, uint64_t block_bytes);
 void kvf__occ_free(kvf__occ *occ);
 /* blocks: held by each layer, distinct ones: [n_layers] */
 void kvf__occ_add_step(kvf__occ *occ, const kvf__occ_step *step, const uint32_t *blocks);
+/* What the manager's profile and its events say of the step that has just ended, into step and occ->peak; compactions
+ * go to the trace. zero_s: what is 0 in the report's time, by the profile's clock of nanoseconds. False without one. */
+bool kvf__occ_note(kvf__occ *occ, kvf__chrome *chrome, const kvf_manager *manager, double zero_s, kvf__occ_step *step);
 void kvf__occ_add_request(kvf__occ *occ, const kvf__occ_request *request);
 /* sizes, densities: [n_layers], or NULL while unknown */
 void kvf__occ_add_budget(kvf__occ *occ, const kvf_layer_size *sizes, const double *densities);
@@ -99,7 +107,7 @@ typedef struct kvf__chrome_batch { /* compactions that began and ended together 
     uint64_t n, n_slots, n_blocks;
 } kvf__chrome_batch;
 
-typedef struct kvf__chrome {
+struct kvf__chrome {
     kvf__out_file out;
     bool is_open, failed;
     uint64_t n_events;
@@ -107,17 +115,15 @@ typedef struct kvf__chrome {
     uint32_t *last; /* [n_layers + 4]: counters as they were last written */
     kvf__chrome_batch batch;
     double batches_s; /* of batches since the last drain */
-} kvf__chrome;
+};
 
 /* path NULL: writes nothing, here and below. */
 bool kvf__chrome_open(kvf__chrome *chrome, const char *path, const char *title, uint32_t n_layers);
-void kvf__chrome_step(kvf__chrome *chrome, const kvf__occ_step *step, const uint32_t *blocks);
+/* Counters: the most within the step at its begin, what is held after it at its end. */
+void kvf__chrome_step(kvf__chrome *chrome, const kvf__occ *occ, const kvf__occ_step *step);
 /* Compactions, from the manager's events; those with the same times become one slice, which kvf__chrome_flush ends. */
 void kvf__chrome_compaction(kvf__chrome *chrome, double begin_s, double end_s, const kvf_profile_event *event);
 void kvf__chrome_flush(kvf__chrome *chrome);
-/* Drains a manager's events into it; zero_s: what is 0 in the trace's time, by the profile's clock of nanoseconds. Returns the seconds that
- * compactions took; also where no trace is written. */
-double kvf__chrome_drain(kvf__chrome *chrome, const kvf_manager *manager, double zero_s);
 void kvf__chrome_request(kvf__chrome *chrome, const kvf__occ_request *request);
 bool kvf__chrome_close(kvf__chrome *chrome); /* false after a message */
 

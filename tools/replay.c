@@ -35,9 +35,9 @@ typedef struct replay {
     uint64_t step, next; /* next: request of the trace to come */
     request *first, *last;
     double *base, *variance; /* [n_layers], (layer, head) */
-    uint32_t *slots, *keep, *table_slots, *blocks;
+    uint32_t *slots, *keep, *table_slots;
     kvf_compact_item *items; /* [max_running * n_layers] */
-    uint32_t n_items, n_preempted, n_compactions;
+    uint32_t n_items, n_preempted;
     uint64_t full; /* blocks that a full cache would hold */
 } replay;
 
@@ -143,7 +143,6 @@ static bool compact(replay *r) {
     if (!n) return true;
     if (kvf_compact_begin(r->manager, r->items, n, &unused) || kvf_compact_commit(r->manager))
         return fail("compaction", kvf_manager_error(r->manager));
-    r->n_compactions += n;
     r->result->n_compactions += n;
     return true;
 }
@@ -251,31 +250,19 @@ static bool after_items(replay *r, const kvf_step *step) {
 }
 
 static bool note_step(replay *r, const kvf_step *step, double begin_s) {
-    kvf_profile p = {.struct_size = sizeof p};
-    if (kvf_profile_read(r->manager, &p, r->occ->profile_layers, r->config->n_layers))
-        return fail("profile", "could not be read");
-    for (uint32_t l = 0; l < r->config->n_layers; l++) r->blocks[l] = (uint32_t)r->occ->profile_layers[l].held;
-    uint32_t decode = step->n_decode;
     kvf__occ_step s = {.step = r->step,
                        .begin_s = begin_s,
                        .end_s = r->now_s,
                        .n_running = step->n_running,
                        .n_waiting = step->n_waiting,
-                       .n_prefill_tokens = step->n_tokens - decode,
-                       .n_decode_tokens = decode,
+                       .n_prefill_tokens = step->n_tokens - step->n_decode,
+                       .n_decode_tokens = step->n_decode,
                        .n_preempted = r->n_preempted,
-                       .n_compactions = r->n_compactions,
-                       .held = p.held,
-                       .cached = p.cached,
-                       .promised = p.promised,
-                       .shared = p.shared,
-                       .full = r->full,
-                       .slots_used = p.slots_used,
-                       .slots_idle = p.slots_idle};
-    kvf__occ_add_step(r->occ, &s, r->blocks);
-    kvf__chrome_step(r->chrome, &s, r->blocks);
-    (void)kvf__chrome_drain(r->chrome, r->manager, 0);
-    r->n_preempted = r->n_compactions = 0;
+                       .full = r->full};
+    if (!kvf__occ_note(r->occ, r->chrome, r->manager, 0, &s)) return fail("profile", "could not be read");
+    kvf__occ_add_step(r->occ, &s, r->occ->peak);
+    kvf__chrome_step(r->chrome, r->occ, &s);
+    r->n_preempted = 0;
     return true;
 }
 
@@ -372,10 +359,9 @@ static bool create(replay *r) {
     r->variance = calloc((size_t)c->n_layers * c->n_kv_heads, sizeof *r->variance);
     r->slots = calloc(c->n_layers, sizeof *r->slots);
     r->keep = calloc(c->n_layers, sizeof *r->keep);
-    r->blocks = calloc(c->n_layers, sizeof *r->blocks);
     r->table_slots = calloc(r->n_tables, sizeof *r->table_slots);
     r->items = calloc(c->n_layers, sizeof *r->items);
-    if (r->base && r->variance && r->slots && r->keep && r->blocks && r->table_slots && r->items) return true;
+    if (r->base && r->variance && r->slots && r->keep && r->table_slots && r->items) return true;
     return fail("buffers", "out of memory");
 }
 
@@ -401,7 +387,6 @@ bool kvf__replay(const kvf__replay_config *config, kvf__occ *occ, kvf__chrome *c
     free(r.variance);
     free(r.slots);
     free(r.keep);
-    free(r.blocks);
     free(r.table_slots);
     free(r.items);
     return good;

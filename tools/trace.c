@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/occupancy.h"
 #include "tools/text.h"
 
 /* ---- Memory -------------------------------------------------------------------------------------- */
@@ -302,22 +303,13 @@ void kvf__trace_put(FILE *out, const kvf__trace_request *r, const double *densit
 }
 
 bool kvf__trace_write(const char *path, const kvf__trace *t) {
-    bool standard = !strcmp(path, "-");
-    FILE *out = standard ? stdout : fopen(path, "w");
-    if (!out) {
-        kvf__say("%s: could not be opened for writing: %s", kvf__shown(path).text, strerror(errno));
-        return false;
-    }
-    kvf__trace_put_head(out, t->n_layers != 0);
-    errno = 0;
-    for (uint64_t i = 0; i < t->n && !ferror(out); i++) {
+    kvf__out_file out;
+    if (!kvf__out_open(&out, path)) return false;
+    kvf__trace_put_head(out.file, t->n_layers != 0);
+    for (uint64_t i = 0; i < t->n && !ferror(out.file); i++) {
         const kvf__trace_request *r = &t->requests[i];
-        kvf__trace_put(out, r, r->density == KVF__TRACE_NONE ? NULL : t->densities + (size_t)r->density * t->n_layers,
-                       t->n_layers);
+        const double *own = r->density == KVF__TRACE_NONE ? NULL : t->densities + (size_t)r->density * t->n_layers;
+        kvf__trace_put(out.file, r, own, t->n_layers);
     }
-    bool bad = fflush(out) != 0 || ferror(out);
-    int error = errno;
-    if (!standard && fclose(out) != 0) bad = true;
-    if (bad) kvf__say("%s: %s", kvf__shown(path).text, error ? strerror(error) : "could not be written");
-    return !bad;
+    return kvf__out_close(&out);
 }

@@ -17,6 +17,11 @@ double kvf__random_unit(kvf__random *r) { return (double)(kvf__random_next(r) >>
 
 static double exponential(kvf__random *r, double mean) { return -mean * log(1 - kvf__random_unit(r)); }
 
+/* A whole number from 0 on, geometric. */
+static double geometric(kvf__random *r, double mean) {
+    return mean > 0 ? floor(exponential(r, 1 / log1p(1 / mean))) : 0;
+}
+
 static double normal(kvf__random *r) { /* Box and Muller */
     double u = 1 - kvf__random_unit(r), v = kvf__random_unit(r);
     return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
@@ -39,7 +44,7 @@ bool kvf__trace_generate(const kvf__trace_make *make, kvf__trace *t) {
         } else if (left) {
             left--; /* of one burst: all at once */
         } else {
-            double size = 1 + floor(exponential(&r, make->burst - 1 > 0 ? make->burst - 1 : 1e-9));
+            double size = 1 + geometric(&r, make->burst - 1);
             left = size > 1e6 ? 1000000 : (uint32_t)size - 1;
             now += i ? exponential(&r, make->burst / make->rate) : 0;
         }

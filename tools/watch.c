@@ -58,9 +58,8 @@ bool kvf__watch_begin(kvf__watch *w, const kvf__cli *cli, const kvf_model_info *
     if (!w->profiles && !cli->record) return true;
     w->going = true;
     const kvf_manager_config *m = kvf_manager_get_config(kvf_engine_manager(engine, NULL));
-    w->blocks = calloc(w->n_layers, sizeof *w->blocks);
     w->prefixes = cli->record ? calloc(PREFIXES_MAX, sizeof *w->prefixes) : NULL;
-    w->failed = !w->blocks || (cli->record && !w->prefixes);
+    w->failed = cli->record && !w->prefixes;
     if (w->failed) kvf__say("out of memory");
     if (w->failed || !kvf__occ_begin(&w->occ, w->n_layers, m->block_size, m->n_blocks, m->block_bytes)) return false;
     snprintf(w->source, sizeof w->source, "%s", cli->input ? cli->input : "a prompt");
@@ -168,34 +167,22 @@ void kvf__watch_stepping(kvf__watch *w) {
 
 void kvf__watch_step(kvf__watch *w, kvf_engine *engine, const kvf_engine_stats *s) {
     if (!w->profiles || !w->going || s->n_steps == w->n_steps) return;
-    kvf_profile p = {.struct_size = sizeof p};
-    const kvf_manager *manager = kvf_engine_manager(engine, NULL);
-    if (kvf_profile_read(manager, &p, w->occ.profile_layers, w->n_layers)) return;
-    for (uint32_t l = 0; l < w->n_layers; l++) w->blocks[l] = (uint32_t)w->occ.profile_layers[l].held;
-    const kvf__occ_step step = {.step = s->n_steps,
-                                .begin_s = w->step_s - w->zero_s,
-                                .end_s = kvf__now() - w->zero_s,
-                                .compaction_s = kvf__chrome_drain(&w->chrome, manager, w->zero_s),
-                                .n_running = s->n_running,
-                                .n_waiting = s->n_waiting,
-                                .n_prefill_tokens = (uint32_t)(s->n_prompt_tokens - w->n_prompt_tokens),
-                                .n_decode_tokens = (uint32_t)(s->n_decode_tokens - w->n_decode_tokens),
-                                .n_preempted = (uint32_t)(s->n_preempted - w->n_preempted),
-                                .n_compactions = (uint32_t)(p.compactions - w->n_compactions),
-                                .held = p.held,
-                                .cached = p.cached,
-                                .promised = p.promised,
-                                .shared = p.shared,
-                                .full = s->block_bytes ? s->full_bytes / s->block_bytes : 0,
-                                .slots_used = p.slots_used,
-                                .slots_idle = p.slots_idle};
-    kvf__occ_add_step(&w->occ, &step, w->blocks);
-    kvf__chrome_step(&w->chrome, &step, w->blocks);
+    kvf__occ_step step = {.step = s->n_steps,
+                          .begin_s = w->step_s - w->zero_s,
+                          .end_s = kvf__now() - w->zero_s,
+                          .n_running = s->n_running,
+                          .n_waiting = s->n_waiting,
+                          .n_prefill_tokens = (uint32_t)(s->n_prompt_tokens - w->n_prompt_tokens),
+                          .n_decode_tokens = (uint32_t)(s->n_decode_tokens - w->n_decode_tokens),
+                          .n_preempted = (uint32_t)(s->n_preempted - w->n_preempted),
+                          .full = s->block_bytes ? s->full_bytes / s->block_bytes : 0};
+    if (!kvf__occ_note(&w->occ, &w->chrome, kvf_engine_manager(engine, NULL), w->zero_s, &step)) return;
+    kvf__occ_add_step(&w->occ, &step, w->occ.peak);
+    kvf__chrome_step(&w->chrome, &w->occ, &step);
     w->n_steps = s->n_steps;
     w->n_prompt_tokens = s->n_prompt_tokens;
     w->n_decode_tokens = s->n_decode_tokens;
     w->n_preempted = s->n_preempted;
-    w->n_compactions = p.compactions;
 }
 
 /* ---- End --------------------------------------------------------------------------------------------------- */
@@ -213,9 +200,7 @@ bool kvf__watch_end(kvf__watch *w, kvf_engine *engine) {
     if (going && cli->metrics) good &= kvf__occ_write_metrics(&w->occ, cli->metrics);
     for (uint32_t i = 0; i < w->n_prefixes; i++) free(w->prefixes[i].tokens);
     free(w->prefixes);
-    free(w->blocks);
     w->prefixes = NULL;
-    w->blocks = NULL;
     w->n_prefixes = 0;
     kvf__occ_free(&w->occ);
     return good;

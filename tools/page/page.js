@@ -57,7 +57,7 @@ main.appendChild(head);
 
 // ---- Held against a full cache
 {
-  const s = section("Held against a full cache", "What the tables hold, and what the same requests would hold if every layer kept every token." +
+  const s = section("Held against a full cache", "What the tables hold (the most within each step: a prompt is whole before it is compacted), and what the same requests would hold if every layer kept every token." +
     (S.steps_per_point > 1 ? ` A point is the most of ${num(S.steps_per_point)} steps.` : ""));
   const scale = data.block_bytes || 1, of = values => values.map(v => v * scale);
   legend(s, [["held", "--held"], ["full cache", "--full"], ["the pool", "--ink-2", true]]);
@@ -72,7 +72,7 @@ main.appendChild(head);
 
 // ---- The heat map
 {
-  const s = section("Blocks of each layer over time", "A row a layer, a column a moment: how many blocks the layer holds then.");
+  const s = section("Blocks of each layer over time", "A row a layer, a column a moment: the most blocks the layer holds within it.");
   const key = document.createElement("div");
   key.className = "legend";
   s.appendChild(key);
