@@ -5,6 +5,7 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -151,7 +152,7 @@ float kvf__f32_from_f16(uint16_t h) {
     return x;
 }
 
-kvf__cpu kvf__cpu_detect(void) {
+static kvf__cpu ask_cpu(void) {
     kvf__cpu c = {false, false};
 #if defined(__x86_64__)
     unsigned a, b, ecx = 0, d;
@@ -162,6 +163,19 @@ kvf__cpu kvf__cpu_detect(void) {
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #endif
     return c;
+}
+
+/* Asked once: under a hypervisor each question is a trap of microseconds, and every call of a kernel comes by here. What
+ * is remembered is a fact of the machine, the same for whoever asks first. */
+kvf__cpu kvf__cpu_detect(void) {
+    static atomic_uint known; /* 0: not yet; else 1 and the answers above it */
+    unsigned bits = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!bits) {
+        kvf__cpu c = ask_cpu();
+        bits = 1u | (c.avx2_fma_f16c ? 2u : 0u) | (c.avx512 ? 4u : 0u);
+        atomic_store_explicit(&known, bits, memory_order_relaxed);
+    }
+    return (kvf__cpu){(bits & 2u) != 0, (bits & 4u) != 0};
 }
 
 double kvf__clock(void) {

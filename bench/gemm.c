@@ -30,13 +30,15 @@ typedef enum way {
     Q_ROWS,
     Q_ROWS_AVX2,
     Q_SLICES,
+    Q_TILES,
+    Q_TILES_AVX2,
     READ, /* of the fp32 weights */
     Q_READ,
     N_WAYS
 } way;
-static const char *const way_names[N_WAYS] = {"openblas gemv", "openblas whole", "openblas sliced", "onednn whole",
-                                              "onednn sliced", "q4_1 rows",      "q4_1 rows avx2",  "q4_1 slices",
-                                              "read",          "q4_1 read"};
+static const char *const way_names[N_WAYS] = {
+    "openblas gemv",  "openblas whole", "openblas sliced", "onednn whole",    "onednn sliced", "q4_1 rows",
+    "q4_1 rows avx2", "q4_1 slices",    "q4_1 tiles",      "q4_1 tiles avx2", "read",          "q4_1 read"};
 static bool wanted[N_WAYS];
 enum { Q_BLOCK = 32, Q_BYTES = 20 };
 
@@ -82,8 +84,8 @@ static void open_libraries(void) {
 static bool have(way w, uint32_t rows) {
     if (w == READ || w == Q_READ) return true;
     if (!wanted[w]) return false;
-    if (w == Q_ROWS || w == Q_SLICES) return true;
-    if (w == Q_ROWS_AVX2) return kvf__cpu_detect().avx512; /* else it is the one before */
+    if (w == Q_ROWS || w == Q_SLICES || w == Q_TILES) return true;
+    if (w == Q_ROWS_AVX2 || w == Q_TILES_AVX2) return kvf__cpu_detect().avx512; /* else it is the one before */
     if (w == BLAS_GEMV) return lib.sgemv && lib.blas_threads && rows == 1;
     return w == BLAS_WHOLE || w == BLAS_SLICED ? lib.sgemm && lib.blas_threads : lib.dnnl && lib.omp_threads;
 }
@@ -136,14 +138,16 @@ static void run_quantised(kvf_stream *stream, const product *p) {
     w.parts[0].data = quantised + (size_t)(p->weight - weights) / Q_BLOCK * Q_BYTES;
     w.parts[0].row_bytes = row;
     kvf__cpu cpu = kvf__cpu_detect();
-    if (p->w == Q_ROWS_AVX2) cpu.avx512 = false;
+    if (p->w == Q_ROWS_AVX2 || p->w == Q_TILES_AVX2) cpu.avx512 = false;
     kvf__gemm g = {.m = p->m,
                    .w = &w,
                    .x = x,
                    .y = y,
                    .x_stride = p->k,
                    .y_stride = p->n,
-                   .way = p->w == Q_SLICES ? KVF__GEMM_SLICES : KVF__GEMM_ROWS,
+                   .way = p->w == Q_SLICES                          ? KVF__GEMM_SLICES
+                          : p->w == Q_TILES || p->w == Q_TILES_AVX2 ? KVF__GEMM_TILES
+                                                                    : KVF__GEMM_ROWS,
                    .ops = kvf__gemv_ops_for(cpu),
                    .scratch = scratch,
                    .scratch_floats = SCRATCH};
@@ -167,7 +171,7 @@ static void run(kvf_stream *stream, way w, uint32_t m, uint32_t n, uint32_t k, c
         call(&p, 0, m, 0, n);
     else if (w == Q_READ)
         kvf__stream_for(stream, p.n_column_slices, read_quantised, &p);
-    else if (w == Q_ROWS || w == Q_ROWS_AVX2 || w == Q_SLICES)
+    else if (w >= Q_ROWS && w < READ)
         run_quantised(stream, &p);
     else
         kvf__stream_for(stream, p.n_column_slices * kvf__ceil_div(m, p.rows), slice, &p);

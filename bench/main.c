@@ -20,6 +20,9 @@ static const struct {
 #ifdef KVF_BENCH_ENGINE
     {"model/gemm", kvf__bench_gemm, "[REPETITIONS [MAX_ROWS [WAY...]]]",
      "products with quantised weights beside reading them, oneDNN and OpenBLAS"},
+    {"engine", kvf__bench_engine,
+     "[-r REPETITIONS] [-t THREADS] [-m MODEL] [-c CONTEXT] [-s SEQUENCES] [-p POLICIES] [-g STEPS] [-i]",
+     "tokens a second of a prompt and of decoding with a context, through the engine"},
 #endif
 };
 enum { N_BENCHMARKS = sizeof benchmarks / sizeof *benchmarks };

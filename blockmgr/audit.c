@@ -8,16 +8,33 @@ static void clear(const kvf__pool *p) {
     for (uint32_t i = 0; i < p->n; i++) p->entries[i].scratch = 0;
 }
 
-/* References: appearances (in scratch) + holds + pins. */
+/* References: appearances (in scratch) + holds + pins; and the state that follows from them. */
+static kvf_status check_state(const kvf__pool *p, const char *what, uint32_t id, kvf_error *err) {
+    const kvf__entry *e = &p->entries[id];
+    uint32_t state = *kvf__state(p, id), refs = p->heads[id].refs;
+    if (state > KVF__COUNTED) return BROKEN("%s %u: state %u is none", what, id, state);
+    if (state != KVF__COUNTED) {
+        if ((refs && (state == KVF__ROW || refs != KVF__ONE_HOLD)) || e->holds || e->pins)
+            return BROKEN("%s %u: state %u, but %u references, %u holds, %u pins are noted", what, id, state, refs,
+                          e->holds, e->pins);
+        if (e->scratch != (state == KVF__ROW))
+            return BROKEN("%s %u: state %u, but in %u rows", what, id, state, e->scratch);
+        return KVF_OK;
+    }
+    if (refs != (uint64_t)e->scratch + e->holds + e->pins || !refs)
+        return BROKEN("%s %u: %u references, but in %u rows, %u holds, %u pins", what, id, refs, e->scratch, e->holds,
+                      e->pins);
+    if (refs == 1 && !e->pins) return BROKEN("%s %u: counted, but one holder has it", what, id);
+    return KVF_OK;
+}
+
 static kvf_status check_refs(const kvf__pool *p, const char *what, kvf_error *err) {
     uint32_t n_shared = 0, n_held = 0;
     for (uint32_t i = 0; i < p->n; i++) {
-        const kvf__entry *e = &p->entries[i];
-        if (e->refs != (uint64_t)e->scratch + e->holds + e->pins)
-            return BROKEN("%s %u: %u references, but in %u rows, %u holds, %u pins", what, i, e->refs, e->scratch,
-                          e->holds, e->pins);
-        n_held += e->refs != 0;
-        n_shared += e->refs - e->pins > 1;
+        kvf_status s = check_state(p, what, i, err);
+        if (s) return s;
+        n_held += kvf__pool_refs(p, i) != 0;
+        n_shared += kvf__pool_holders(p, i) > 1;
     }
     if (n_shared != p->n_shared) return BROKEN("%ss: n_shared %u, counted %u", what, p->n_shared, n_shared);
     if (n_held + p->n_free != p->n) return BROKEN("%ss: %u held + %u free are not %u", what, n_held, p->n_free, p->n);
@@ -45,7 +62,7 @@ static kvf_status check_free(const kvf__pool *p, const char *what, kvf_error *er
     clear(p);
     for (uint32_t i = 0; i < p->n_free; i++) {
         uint32_t id = p->free_ids[i];
-        if (id >= p->n || p->entries[id].refs) return BROKEN("%s %u: on the free list, but held or no id", what, id);
+        if (id >= p->n || kvf__pool_refs(p, id)) return BROKEN("%s %u: on the free list, but held or no id", what, id);
         if (p->entries[id].scratch++) return BROKEN("%s %u: on the free list twice", what, id);
     }
     return KVF_OK;
@@ -75,35 +92,56 @@ static kvf_status count_row(const kvf_manager *m, const kvf__pool *p, const uint
     return KVF_OK;
 }
 
+/* What is noted about the other holders of its blocks. */
 static kvf_status check_private(const kvf_manager *m, uint32_t t, kvf_error *err) {
-    const kvf__table *table = &m->tables[t];
-    for (uint32_t i = 0; !table->maybe_shared && i < table->n_blocks; i++) {
-        const kvf__entry *e = &m->blocks.entries[kvf__row(m, t)[i]];
-        if (e->refs != 1 || e->owner != t)
-            return BROKEN("table %u: block %u has %u references, but the table counts as private", t, kvf__row(m, t)[i],
-                          e->refs);
-    }
+    const uint32_t *row = kvf__row(m, t);
+    uint32_t n_blocks = kvf__n_blocks(m, t);
+    if (!m->epoch || m->private_at[t] > m->epoch || m->tail_at[t] > m->epoch)
+        return BROKEN("table %u: private at %u, its last block at %u, the epoch is %u", t, m->private_at[t],
+                      m->tail_at[t], m->epoch);
+    for (uint32_t i = 0; kvf__is_private(m, t) && i < n_blocks; i++)
+        if (*kvf__state(&m->blocks, row[i]) != KVF__ROW)
+            return BROKEN("table %u: block %u has state %u, but the table counts as private", t, row[i],
+                          *kvf__state(&m->blocks, row[i]));
+    if (m->tail_at[t] == m->epoch && m->n_slots[t] % m->config.block_size &&
+        kvf__pool_holders(&m->blocks, row[n_blocks - 1]) > 1)
+        return BROKEN("table %u: block %u, its last, counts as its own, but has %u holders", t, row[n_blocks - 1],
+                      kvf__pool_holders(&m->blocks, row[n_blocks - 1]));
+    return KVF_OK;
+}
+
+/* What is noted about all tables of a sequence. */
+static kvf_status check_known(const kvf_manager *m, uint32_t t, kvf_error *err) {
+    const kvf__seq *seq = &m->seqs[t / m->seq_tables];
+    uint32_t n_blocks = kvf__n_blocks(m, t), room = n_blocks * m->config.block_size - m->n_slots[t];
+    if (seq->known_at > m->epoch) return BROKEN("table %u: known at %u, the epoch is %u", t, seq->known_at, m->epoch);
+    if (seq->known_at != m->epoch) return KVF_OK;
+    if (m->n_slots[t] > seq->longest || room < seq->room || (room && m->tail_at[t] != m->epoch) ||
+        (seq->has_scores && m->n_pages[t] != n_blocks))
+        return BROKEN("table %u: %u slots, room for %u, %u pages, but known are: at most %u, room for %u", t,
+                      m->n_slots[t], room, m->n_pages[t], seq->longest, seq->room);
     return KVF_OK;
 }
 
 static kvf_status check_table(const kvf_manager *m, uint32_t t, kvf_error *err) {
     const kvf__table *table = &m->tables[t];
     const kvf__seq *seq = &m->seqs[t / m->seq_tables];
-    if (table->n_slots > m->config.max_slots || table->n_blocks != kvf__blocks_for(m, table->n_slots))
-        return BROKEN("table %u: %u blocks for %u slots", t, table->n_blocks, table->n_slots);
-    if (table->n_pages > (seq->has_scores ? table->n_blocks : 0))
-        return BROKEN("table %u: %u score pages for %u blocks", t, table->n_pages, table->n_blocks);
-    if ((uint64_t)table->blocks.promise + table->fresh_promise > table->blocks.reserve ||
-        table->pages.promise > table->pages.reserve)
-        return BROKEN("table %u: promised %u blocks and %u pages of %u and %u", t, table->blocks.promise,
-                      table->pages.promise, table->blocks.reserve, table->pages.reserve);
-    if (!seq->alive && (table->n_slots || table->n_pages || table->blocks.reserve || table->pages.reserve))
+    uint32_t n_blocks = kvf__n_blocks(m, t), n_pages = m->n_pages[t];
+    if (m->n_slots[t] > m->config.max_slots)
+        return BROKEN("table %u: %u slots, max_slots is %u", t, m->n_slots[t], m->config.max_slots);
+    if (n_pages > (seq->has_scores ? n_blocks : 0))
+        return BROKEN("table %u: %u score pages for %u blocks", t, n_pages, n_blocks);
+    if ((uint64_t)m->promise[t] + table->fresh_promise > table->reserve || m->page_promise[t] > table->page_reserve)
+        return BROKEN("table %u: promised %u blocks and %u pages of %u and %u", t, m->promise[t], m->page_promise[t],
+                      table->reserve, table->page_reserve);
+    if (!seq->alive && (m->n_slots[t] || n_pages || table->reserve || table->page_reserve))
         return BROKEN("table %u: holds something, but its sequence was freed", t);
     if (!m->compacting && (table->compacting || table->n_fresh || table->fresh_promise))
         return BROKEN("table %u: marked for a compaction that is not under way", t);
-    kvf_status s = count_row(m, &m->blocks, kvf__row(m, t), table->n_blocks, t, err);
-    if (!s) s = count_row(m, &m->pages, kvf__score_row(m, t), table->n_pages, t, err);
+    kvf_status s = count_row(m, &m->blocks, kvf__row(m, t), n_blocks, t, err);
+    if (!s) s = count_row(m, &m->pages, kvf__score_row(m, t), n_pages, t, err);
     if (!s) s = check_private(m, t, err);
+    if (!s) s = check_known(m, t, err);
     return s;
 }
 
@@ -126,19 +164,17 @@ static kvf_status check_layer(const kvf_manager *m, uint32_t l, kvf_error *err) 
         uint32_t sl = s * m->config.n_layers + l;
         uint64_t seq_blocks = 0;
         for (uint32_t t = sl * m->n_groups; t < (sl + 1) * m->n_groups; t++) {
-            seq_blocks += m->tables[t].n_blocks;
-            slots += m->tables[t].n_slots;
+            seq_blocks += kvf__n_blocks(m, t);
+            slots += m->n_slots[t];
         }
-        const kvf__seq_layer *x = &m->seq_layers[sl];
-        if (x->n_blocks != seq_blocks || x->n_blocks_max < x->n_blocks)
-            return BROKEN("sequence %u, layer %u: n_blocks %u (most %u), counted %llu", s, l, x->n_blocks,
-                          x->n_blocks_max, (unsigned long long)seq_blocks);
+        if (m->seq_blocks_max[sl] < seq_blocks && m->seqs[s].alive)
+            return BROKEN("sequence %u, layer %u: n_blocks_max %u, counted %llu", s, l, m->seq_blocks_max[sl],
+                          (unsigned long long)seq_blocks);
         n_blocks += seq_blocks;
     }
-    const kvf__layer *x = &m->layers[l];
-    if (x->n_blocks != n_blocks || x->slots_used != slots || x->n_blocks_max < x->n_blocks)
-        return BROKEN("layer %u: n_blocks %u (most %u), slots_used %llu, counted %llu and %llu", l, x->n_blocks,
-                      x->n_blocks_max, (unsigned long long)x->slots_used, (unsigned long long)n_blocks,
+    if (m->layer_blocks[l] != n_blocks || m->layer_slots[l] != slots || m->layer_blocks_max[l] < n_blocks)
+        return BROKEN("layer %u: n_blocks %u (most %u), slots_used %llu, counted %llu and %llu", l, m->layer_blocks[l],
+                      m->layer_blocks_max[l], (unsigned long long)m->layer_slots[l], (unsigned long long)n_blocks,
                       (unsigned long long)slots);
     return KVF_OK;
 }
@@ -169,8 +205,8 @@ static kvf_status audit(const kvf_manager *m, kvf_error *err) {
     kvf_status s = check_seqs(m, err);
     for (uint32_t t = 0; !s && t < m->config.max_seqs * m->seq_tables; t++) {
         s = check_table(m, t, err);
-        blocks += m->tables[t].blocks.promise;
-        pages += m->tables[t].pages.promise;
+        blocks += m->promise[t];
+        pages += m->page_promise[t];
     }
     if (!s) s = check_compaction(m, err);
     if (!s) s = check_pool(&m->blocks, "block", blocks, err);

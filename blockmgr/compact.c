@@ -19,10 +19,10 @@ static kvf_status enter_item(kvf_manager *m, const kvf_compact_item *item, uint3
         return kvf__fail(m->error, KVF_E_INVALID, "items[%u]: layer %u of the sequence is in the batch twice", i,
                          item->layer);
     for (uint32_t t = first; t < first + m->n_groups; t++)
-        if (!item->n_keep || item->n_keep >= m->tables[t].n_slots)
+        if (!item->n_keep || item->n_keep >= m->n_slots[t])
             return kvf__fail(m->error, KVF_E_INVALID,
                              "items[%u]: n_keep %u: must be at least 1 and under the table's %u slots", i, item->n_keep,
-                             m->tables[t].n_slots);
+                             m->n_slots[t]);
     for (uint32_t t = first; t < first + m->n_groups; t++) m->tables[t].compacting = true;
     m->seqs[index].n_compacting++;
     m->entries[m->n_entries++] = (kvf__compact_entry){first, item->n_keep};
@@ -46,12 +46,12 @@ static void leave_all(kvf_manager *m) {
 /* Whether a table may not be written in place. Owners that come earlier in the batch and go to fresh rows count as gone
  * (scratch), so the last one stays. A pin counts: a pending copy still reads or fills the block. */
 static bool needs_fresh(kvf_manager *m, uint32_t t) {
-    if (!m->tables[t].maybe_shared) return false;
+    if (kvf__is_private(m, t)) return false;
     (void)kvf__table_private(m, t);
-    if (!m->tables[t].maybe_shared) return false;
+    if (kvf__is_private(m, t)) return false;
     const uint32_t *row = kvf__row(m, t);
-    for (uint32_t i = 0; i < m->tables[t].n_blocks; i++)
-        if (m->blocks.entries[row[i]].refs - m->blocks.entries[row[i]].scratch > 1) return true;
+    for (uint32_t i = 0, n = kvf__n_blocks(m, t); i < n; i++)
+        if (kvf__pool_refs(&m->blocks, row[i]) - m->blocks.entries[row[i]].scratch > 1) return true;
     return false;
 }
 
@@ -64,14 +64,14 @@ static uint64_t decide(kvf_manager *m) {
             kvf__table *table = &m->tables[t];
             if (!needs_fresh(m, t)) continue;
             table->n_fresh = kvf__blocks_for(m, m->entries[e].n_keep);
-            wanted += table->n_fresh > table->blocks.promise ? table->n_fresh - table->blocks.promise : 0;
-            for (uint32_t i = 0; i < table->n_blocks; i++) m->blocks.entries[kvf__row(m, t)[i]].scratch++;
+            wanted += kvf__promise_owed(table->n_fresh, m->promise[t]);
+            for (uint32_t i = 0, n = kvf__n_blocks(m, t); i < n; i++) m->blocks.entries[kvf__row(m, t)[i]].scratch++;
         }
     }
     for (uint32_t e = 0; e < m->n_entries; e++) {
         uint32_t first = m->entries[e].table;
         for (uint32_t t = first; t < first + m->n_groups; t++)
-            for (uint32_t i = 0; m->tables[t].n_fresh && i < m->tables[t].n_blocks; i++)
+            for (uint32_t i = 0, n = kvf__n_blocks(m, t); m->tables[t].n_fresh && i < n; i++)
                 m->blocks.entries[kvf__row(m, t)[i]].scratch = 0;
     }
     return wanted;
@@ -85,9 +85,10 @@ static void take_fresh(kvf_manager *m) {
             uint32_t t = m->entries[e].table + g;
             kvf__table *table = &m->tables[t];
             m->dst_row[(size_t)e * m->n_groups + g] = table->n_fresh ? m->fresh + n_taken : NULL;
-            table->fresh_promise = KVF__MIN(table->n_fresh, table->blocks.promise);
-            for (uint32_t i = 0; i < table->n_fresh; i++)
-                m->fresh[n_taken++] = kvf__pool_take(&m->blocks, &table->blocks, t);
+            table->fresh_promise = KVF__MIN(table->n_fresh, m->promise[t]);
+            kvf__promise_use(&m->blocks, &m->promise[t], table->n_fresh);
+            kvf__pool_take(&m->blocks, m->fresh + n_taken, table->n_fresh);
+            n_taken += table->n_fresh;
         }
 }
 
@@ -121,29 +122,36 @@ kvf_status kvf_compact_begin(kvf_manager *manager, const kvf_compact_item *items
 }
 
 /* Sets a promise to what is owed now; of what is missing only the limit is made good. */
-static void settle(kvf__pool *p, kvf__promise *promise, uint32_t held, uint32_t limit) {
-    uint32_t owed = kvf__promise_owed(promise->reserve, held);
-    if (promise->promise > owed) kvf__promise_set(p, promise, promise->reserve, owed);
+static void settle(kvf__pool *p, uint32_t *promise, uint32_t owed, uint32_t limit) {
+    if (*promise > owed) kvf__promise_set(p, promise, owed);
     kvf__promise_raise(p, promise, owed, limit);
+}
+
+static void settle_table(kvf_manager *m, uint32_t t, uint32_t limit, uint32_t page_limit) {
+    const kvf__table *table = &m->tables[t];
+    settle(&m->blocks, &m->promise[t], kvf__promise_owed(table->reserve, kvf__n_blocks(m, t)), limit);
+    settle(&m->pages, &m->page_promise[t], kvf__promise_owed(table->page_reserve, m->n_pages[t]), page_limit);
 }
 
 /* One table takes its fresh row or keeps its own, and gives up the rest. */
 static void commit_table(kvf_manager *m, uint32_t t, uint32_t n_keep, const uint32_t *fresh) {
-    kvf__table *table = &m->tables[t];
-    uint32_t n_slots = table->n_slots, n_blocks = table->n_blocks, n_after = kvf__blocks_for(m, n_keep);
-    uint32_t freed = kvf__pool_trim(&m->blocks, kvf__row(m, t), &table->n_blocks, fresh ? 0 : n_after);
-    if (fresh) table->maybe_shared = false;
-    for (uint32_t i = 0; fresh && i < n_after; i++) {
-        kvf__row(m, t)[i] = fresh[i];
-        table->maybe_shared |= m->blocks.entries[fresh[i]].refs > 1; /* held since begin */
+    uint32_t n_slots = m->n_slots[t], n_after = kvf__blocks_for(m, n_keep),
+             pages_after = KVF__MIN(m->n_pages[t], n_after);
+    bool is_private = kvf__is_private(m, t);
+    uint32_t freed = kvf__pool_trim(&m->blocks, kvf__row(m, t), kvf__n_blocks(m, t), fresh ? 0 : n_after, is_private);
+    if (fresh) {
+        is_private = true;
+        memcpy(kvf__row(m, t), fresh, n_after * sizeof *fresh);
+        for (uint32_t i = 0; i < n_after; i++) /* held since begin? */
+            is_private &= *kvf__state(&m->blocks, fresh[i]) == KVF__ROW;
     }
-    table->n_blocks = n_after;
-    table->n_slots = n_keep;
-    uint32_t freed_pages =
-        kvf__pool_trim(&m->pages, kvf__score_row(m, t), &table->n_pages, KVF__MIN(table->n_pages, n_after));
-    settle(&m->blocks, &table->blocks, table->n_blocks, freed);
-    settle(&m->pages, &table->pages, table->n_pages, freed_pages);
-    kvf__table_count(m, t, n_slots, n_blocks);
+    m->private_at[t] = m->tail_at[t] = is_private ? m->epoch : 0;
+    m->seqs[t / m->seq_tables].known_at = 0;
+    m->n_slots[t] = n_keep;
+    uint32_t freed_pages = kvf__pool_trim(&m->pages, kvf__score_row(m, t), m->n_pages[t], pages_after, false);
+    m->n_pages[t] = pages_after;
+    settle_table(m, t, freed, freed_pages);
+    kvf__table_count(m, t, n_slots);
 }
 
 kvf_status kvf_compact_commit(kvf_manager *manager) {
@@ -154,11 +162,9 @@ kvf_status kvf_compact_commit(kvf_manager *manager) {
             commit_table(manager, manager->entries[e].table + g, manager->entries[e].n_keep,
                          manager->dst_row[(size_t)e * manager->n_groups + g]);
     for (uint32_t e = 0; e < manager->n_entries; e++) /* blocks that only a later owner let fall free */
-        for (uint32_t g = 0; g < manager->n_groups; g++) {
-            kvf__table *table = &manager->tables[manager->entries[e].table + g];
-            settle(&manager->blocks, &table->blocks, table->n_blocks, kvf__pool_spare(&manager->blocks));
-            settle(&manager->pages, &table->pages, table->n_pages, kvf__pool_spare(&manager->pages));
-        }
+        for (uint32_t g = 0; g < manager->n_groups; g++)
+            settle_table(manager, manager->entries[e].table + g, kvf__pool_spare(&manager->blocks),
+                         kvf__pool_spare(&manager->pages));
     if (manager->profile) kvf__profile_committed(manager);
     leave_all(manager);
     return KVF_OK;
@@ -167,11 +173,10 @@ kvf_status kvf_compact_commit(kvf_manager *manager) {
 void kvf__compact_drop(kvf_manager *m) {
     for (uint32_t e = 0; e < m->n_entries; e++)
         for (uint32_t g = 0; g < m->n_groups; g++) {
-            kvf__table *table = &m->tables[m->entries[e].table + g];
+            uint32_t t = m->entries[e].table + g;
             const uint32_t *fresh = m->dst_row[(size_t)e * m->n_groups + g];
-            for (uint32_t i = table->n_fresh; i-- > 0;) (void)kvf__pool_drop(&m->blocks, fresh[i]);
-            kvf__promise_set(&m->blocks, &table->blocks, table->blocks.reserve,
-                             table->blocks.promise + table->fresh_promise);
+            for (uint32_t i = m->tables[t].n_fresh; i-- > 0;) (void)kvf__pool_drop(&m->blocks, fresh[i]);
+            kvf__promise_set(&m->blocks, &m->promise[t], m->promise[t] + m->tables[t].fresh_promise);
         }
     leave_all(m);
     if (m->profile) kvf__profile_cancelled(m);

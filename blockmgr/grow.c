@@ -42,11 +42,25 @@ kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list *copies) {
 
 /* ---- Append ---------------------------------------------------------------------------------------- */
 
+/* Three passes: look at all sequences, take the marks off, grow all. The first and the last read and write the tables'
+ * figures as arrays; a row is touched only where a block is taken. */
+
 /* What a batch takes: blocks and pages beyond the promises, and copies. */
 typedef struct need {
     uint64_t blocks, pages;
     uint32_t copies;
 } need;
+
+/* How an append of n_tokens changes a table of so many slots. */
+typedef struct step {
+    uint32_t n_tokens, mask, shift;
+} step;
+
+static step step_of(const kvf_manager *m, uint32_t n_tokens) {
+    return (step){n_tokens, m->config.block_size - 1, m->block_shift};
+}
+static inline uint32_t blocks_before(step s, uint32_t n_slots) { return (n_slots + s.mask) >> s.shift; }
+static inline uint32_t blocks_after(step s, uint32_t n_slots) { return (n_slots + s.n_tokens + s.mask) >> s.shift; }
 
 static kvf_status check_item(const kvf_manager *m, const kvf_append_item *item, uint32_t index) {
     const kvf__seq *s = &m->seqs[index];
@@ -57,75 +71,106 @@ static kvf_status check_item(const kvf_manager *m, const kvf_append_item *item, 
     if (item->n_tokens > UINT32_MAX - s->next_pos)
         return kvf__fail(m->error, KVF_E_LIMIT, "append: n_tokens %u from position %u: positions end at 2^32 - 1",
                          item->n_tokens, s->next_pos);
-    for (uint32_t t = index * m->seq_tables; t < (index + 1) * m->seq_tables; t++)
-        if (item->n_tokens > m->config.max_slots - m->tables[t].n_slots)
-            return kvf__fail(m->error, KVF_E_LIMIT, "append: n_tokens %u to a table of %u slots: max_slots is %u",
-                             item->n_tokens, m->tables[t].n_slots, m->config.max_slots);
     return KVF_OK;
 }
 
-static uint32_t index_of(const kvf_manager *m, kvf_seq seq) {
-    uint32_t index = 0;
-    (void)kvf__seq_find(m, seq, &index);
-    return index;
+/* Whether table t would write into a block that another holder has: its last, when partly filled. scratch counts the
+ * tables of this batch that have left the block, so the last holder writes in place. */
+static bool leaves_shared(const kvf_manager *m, uint32_t t) {
+    if (m->tail_at[t] == m->epoch || m->n_slots[t] % m->config.block_size == 0) return false;
+    uint32_t id = kvf__row(m, t)[kvf__n_blocks(m, t) - 1];
+    return kvf__pool_holders(&m->blocks, id) - m->blocks.entries[id].scratch > 1;
 }
 
-static kvf_status check_items(const kvf_manager *m, const kvf_append_item *items, uint32_t n_items) {
-    if (n_items && !items) return kvf__fail(m->error, KVF_E_INVALID, "items: is NULL");
-    kvf_status s = KVF_OK;
-    uint32_t n_marked = 0;
-    for (; !s && n_marked < n_items; n_marked++) {
-        uint32_t index;
-        s = kvf__seq_find(m, items[n_marked].seq, &index);
-        if (s) break;
-        if (m->seqs[index].mark) {
-            s = kvf__fail(m->error, KVF_E_INVALID, "items[%u]: the sequence is in the batch twice", n_marked);
-            break;
+/* The blocks of a sequence whose last blocks may be shared. */
+static void count_shared(const kvf_manager *m, uint32_t first, step s, need *out) {
+    for (uint32_t t = first; t < first + m->seq_tables; t++) {
+        uint32_t n_blocks = blocks_before(s, m->n_slots[t]), blocks = blocks_after(s, m->n_slots[t]) - n_blocks;
+        if (leaves_shared(m, t)) {
+            m->blocks.entries[kvf__row(m, t)[n_blocks - 1]].scratch++;
+            blocks++;
+            out->copies++;
         }
-        s = check_item(m, &items[n_marked], index);
-        m->seqs[index].mark = true;
+        out->blocks += kvf__promise_owed(blocks, m->promise[t]);
     }
-    for (uint32_t i = 0; i < n_marked; i++) m->seqs[index_of(m, items[i].seq)].mark = false;
-    return s;
 }
 
-/* The block that an append would write into and that may be shared: the last, when partly filled. NULL: none. */
-static kvf__entry *partial_block(const kvf_manager *m, uint32_t t) {
-    const kvf__table *table = &m->tables[t];
-    if (table->n_slots % m->config.block_size == 0) return NULL;
-    return &m->blocks.entries[kvf__row(m, t)[table->n_blocks - 1]];
+static void clear_scratch(const kvf_manager *m, uint32_t first) {
+    for (uint32_t t = first; t < first + m->seq_tables; t++)
+        if (m->n_slots[t] % m->config.block_size)
+            m->blocks.entries[kvf__row(m, t)[kvf__n_blocks(m, t) - 1]].scratch = 0;
 }
 
-static void count_table(const kvf_manager *m, uint32_t t, uint32_t n_tokens, bool has_scores, need *out) {
-    const kvf__table *table = &m->tables[t];
-    uint32_t n_after = kvf__blocks_for(m, table->n_slots + n_tokens);
-    uint32_t blocks = n_after - table->n_blocks, pages = has_scores ? n_after - table->n_pages : 0;
-    kvf__entry *e = partial_block(m, t);
-    /* scratch counts the tables of this batch that have left the block: the last holder writes in place. */
-    if (e && e->refs - e->pins - e->scratch > 1) {
-        e->scratch++;
-        blocks++;
-        out->copies++;
+/* What one pass over the tables of a sequence tells. */
+typedef struct seen {
+    uint32_t longest; /* slots */
+    uint32_t unknown; /* not 0: a last block may be shared */
+    uint32_t taken;   /* not 0: blocks are taken */
+    uint64_t beyond;  /* blocks beyond the promises */
+} seen;
+
+static seen look_at_tables(const uint32_t *restrict n_slots, const uint32_t *restrict promise,
+                           const uint32_t *restrict tail_at, uint32_t n, uint32_t epoch, step s) {
+    uint32_t longest = 0, unknown = 0, taken = 0;
+    uint64_t beyond = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        uint32_t blocks = blocks_after(s, n_slots[k]) - blocks_before(s, n_slots[k]);
+        longest = KVF__MAX(longest, n_slots[k]);
+        unknown |= tail_at[k] ^ epoch;
+        taken |= blocks;
+        beyond += blocks > promise[k] ? blocks - promise[k] : 0;
     }
-    out->blocks += blocks > table->blocks.promise ? blocks - table->blocks.promise : 0;
-    out->pages += pages > table->pages.promise ? pages - table->pages.promise : 0;
+    return (seen){longest, unknown, taken, beyond};
 }
 
-static need count_items(const kvf_manager *m, const kvf_append_item *items, uint32_t n_items) {
-    need n = {0, 0, 0};
-    for (int pass = 0; pass < 2; pass++) /* the second clears scratch */
-        for (uint32_t i = 0; i < n_items; i++) {
-            uint32_t index = index_of(m, items[i].seq);
-            for (uint32_t t = index * m->seq_tables; t < (index + 1) * m->seq_tables; t++) {
-                if (pass == 0) {
-                    count_table(m, t, items[i].n_tokens, m->seqs[index].has_scores, &n);
-                } else {
-                    kvf__entry *e = partial_block(m, t);
-                    if (e) e->scratch = 0;
-                }
-            }
-        }
-    return n;
+/* The score pages that are taken at all, and beyond the promises. */
+static bool count_pages(const kvf_manager *m, size_t first, step s, uint64_t *beyond) {
+    const uint32_t *n_slots = m->n_slots + first, *n_pages = m->n_pages + first, *promise = m->page_promise + first;
+    uint32_t taken = 0;
+    for (uint32_t k = 0; k < m->seq_tables; k++) {
+        uint32_t pages = blocks_after(s, n_slots[k]) - n_pages[k];
+        taken |= pages;
+        *beyond += pages > promise[k] ? pages - promise[k] : 0;
+    }
+    return taken != 0;
+}
+
+static kvf_status count_item(const kvf_manager *m, const kvf_append_item *item, uint32_t index, need *out) {
+    uint32_t first = index * m->seq_tables;
+    kvf__seq *seq = &m->seqs[index];
+    step s = step_of(m, item->n_tokens);
+    seen all = look_at_tables(m->n_slots + first, m->promise + first, m->tail_at + first, m->seq_tables, m->epoch, s);
+    if (item->n_tokens > m->config.max_slots - all.longest)
+        return kvf__fail(m->error, KVF_E_LIMIT, "append: n_tokens %u to a table of %u slots: max_slots is %u",
+                         item->n_tokens, all.longest, m->config.max_slots);
+    seq->mark = true;
+    seq->may_share = all.unknown != 0;
+    seq->takes = all.taken != 0;
+    seq->longest = all.longest;
+    if (seq->may_share)
+        count_shared(m, first, s, out);
+    else
+        out->blocks += all.beyond;
+    if (seq->has_scores) seq->takes |= count_pages(m, first, s, &out->pages);
+    return KVF_OK;
+}
+
+/* Whether an append only moves on in blocks that the sequence has to itself, as most steps do. */
+static bool fits(const kvf_manager *m, const kvf__seq *seq, uint32_t n_tokens) {
+    return seq->known_at == m->epoch && n_tokens <= seq->room && n_tokens <= m->config.max_slots - seq->longest;
+}
+
+static kvf_status look_at(const kvf_manager *m, const kvf_append_item *items, uint32_t i, need *out) {
+    uint32_t index;
+    kvf_status s = kvf__seq_find(m, items[i].seq, &index);
+    if (s) return s;
+    if (m->seqs[index].mark)
+        return kvf__fail(m->error, KVF_E_INVALID, "items[%u]: the sequence is in the batch twice", i);
+    s = check_item(m, &items[i], index);
+    if (s || !fits(m, &m->seqs[index], items[i].n_tokens)) return s ? s : count_item(m, &items[i], index, out);
+    m->seqs[index].mark = true;
+    m->seqs[index].may_share = m->seqs[index].takes = false;
+    return KVF_OK;
 }
 
 static uint64_t lack(uint64_t wanted, const kvf__pool *p) {
@@ -135,9 +180,20 @@ static uint64_t lack(uint64_t wanted, const kvf__pool *p) {
 /* All that can fail, before anything changes. */
 static kvf_status plan(const kvf_manager *m, const kvf_append_item *items, uint32_t n_items, need *n,
                        uint32_t *n_missing) {
-    kvf_status s = check_items(m, items, n_items);
+    if (n_items && !items) return kvf__fail(m->error, KVF_E_INVALID, "items: is NULL");
+    kvf_status s = KVF_OK;
+    uint32_t n_marked = 0;
+    *n = (need){0, 0, 0};
+    for (; n_marked < n_items; n_marked++) {
+        s = look_at(m, items, n_marked, n);
+        if (s) break;
+    }
+    for (uint32_t i = 0; i < n_marked; i++) {
+        kvf__seq *seq = &m->seqs[kvf__seq_index(items[i].seq)];
+        if (seq->may_share) clear_scratch(m, kvf__seq_index(items[i].seq) * m->seq_tables);
+        seq->mark = false;
+    }
     if (s) return s;
-    *n = count_items(m, items, n_items);
     uint64_t blocks = lack(n->blocks, &m->blocks), pages = lack(n->pages, &m->pages);
     if (n_missing) *n_missing = (uint32_t)KVF__MIN(KVF__MAX(blocks, pages), UINT32_MAX);
     if (blocks || pages)
@@ -152,23 +208,117 @@ kvf_status kvf_can_append(const kvf_manager *manager, const kvf_append_item *ite
     return manager ? plan(manager, items, n_items, &n, n_missing) : KVF_E_INVALID;
 }
 
-static void grow_table(kvf_manager *m, uint32_t t, uint32_t n_tokens, bool has_scores, kvf_copy_list *copies) {
-    kvf__table *table = &m->tables[t];
-    uint32_t *row = kvf__row(m, t), *score_row = kvf__score_row(m, t);
-    uint32_t n_slots = table->n_slots, n_blocks = table->n_blocks, n_after = kvf__blocks_for(m, n_slots + n_tokens);
-    uint32_t filled = n_slots % m->config.block_size;
-    if (filled && kvf__pool_holders(&m->blocks, row[n_blocks - 1]) > 1) {
-        uint32_t src = row[n_blocks - 1], dst = kvf__pool_take(&m->blocks, &table->blocks, t);
-        kvf__copies_add(m, copies, KVF_COPY_BLOCK, src, dst, filled);
-        (void)kvf__pool_drop(&m->blocks, src);
-        row[n_blocks - 1] = dst;
+/* Fresh blocks in place of last ones that others hold. From then on the last blocks are known to be nobody else's. */
+static void leave_shared(kvf_manager *m, uint32_t first, kvf_copy_list *copies) {
+    for (uint32_t t = first; t < first + m->seq_tables; t++) {
+        if (leaves_shared(m, t)) {
+            uint32_t *last = kvf__row(m, t) + kvf__n_blocks(m, t) - 1, src = *last;
+            kvf__pool_take(&m->blocks, last, 1);
+            kvf__promise_use(&m->blocks, &m->promise[t], 1);
+            kvf__copies_add(m, copies, KVF_COPY_BLOCK, src, *last, m->n_slots[t] % m->config.block_size);
+            (void)kvf__pool_drop(&m->blocks, src);
+        }
+        m->tail_at[t] = m->epoch;
     }
-    for (; table->n_blocks < n_after; table->n_blocks++)
-        row[table->n_blocks] = kvf__pool_take(&m->blocks, &table->blocks, t);
-    for (; has_scores && table->n_pages < n_after; table->n_pages++)
-        score_row[table->n_pages] = kvf__pool_take(&m->pages, &table->pages, t);
-    table->n_slots += n_tokens;
-    kvf__table_count(m, t, n_slots, n_blocks);
+}
+
+/* Blocks for the tables of one sequence: one store a block, one to its row. */
+static void take_rows(kvf_manager *m, uint32_t first, step s) {
+    kvf__pool *p = &m->blocks;
+    const uint32_t *restrict top = p->free_ids + p->n_free, *restrict n_slots = m->n_slots + first;
+    uint32_t *restrict row = kvf__row(m, first), row_capacity = m->row_capacity, n_tables = m->seq_tables;
+    uint8_t *restrict states = p->states;
+    for (uint32_t k = 0; k < n_tables; k++, row += row_capacity)
+        for (uint32_t i = blocks_before(s, n_slots[k]), end = blocks_after(s, n_slots[k]); i < end; i++) {
+            uint32_t id = *--top;
+            row[i] = id;
+            states[kvf__state_at(id)] = KVF__ROW;
+        }
+    p->n_free = (uint32_t)(top - p->free_ids);
+}
+
+/* The figures that follow: promises, blocks of the layers, the most of each (sequence, layer). */
+static uint32_t use_promises(const uint32_t *restrict n_slots, uint32_t *restrict promise, uint32_t n, step s) {
+    uint32_t promised = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        uint32_t blocks = blocks_after(s, n_slots[k]) - blocks_before(s, n_slots[k]);
+        uint32_t used = KVF__MIN(promise[k], blocks);
+        promise[k] -= used;
+        promised += used;
+    }
+    return promised;
+}
+static void count_layers(const uint32_t *restrict n_slots, uint32_t *restrict layer_blocks, uint32_t *restrict most,
+                         uint32_t n, uint32_t n_groups, step s) {
+    if (n_groups == 1) { /* the usual case, in a form that compilers make vectors of */
+        for (uint32_t l = 0; l < n; l++) {
+            uint32_t after = blocks_after(s, n_slots[l]);
+            layer_blocks[l] += after - blocks_before(s, n_slots[l]);
+            most[l] = KVF__MAX(most[l], after);
+        }
+        return;
+    }
+    for (uint32_t l = 0; l < n; l++) {
+        uint32_t after = 0;
+        for (uint32_t g = 0; g < n_groups; g++, n_slots++) {
+            after += blocks_after(s, *n_slots);
+            layer_blocks[l] += blocks_after(s, *n_slots) - blocks_before(s, *n_slots);
+        }
+        most[l] = KVF__MAX(most[l], after);
+    }
+}
+
+static void take_blocks(kvf_manager *m, uint32_t index, step s) {
+    uint32_t first = index * m->seq_tables, n_layers = m->config.n_layers;
+    take_rows(m, first, s);
+    m->blocks.n_promised -= use_promises(m->n_slots + first, m->promise + first, m->seq_tables, s);
+    count_layers(m->n_slots + first, m->layer_blocks, m->seq_blocks_max + (size_t)index * n_layers, n_layers,
+                 m->n_groups, s);
+}
+
+static void take_pages(kvf_manager *m, uint32_t first, step s) {
+    for (uint32_t t = first; t < first + m->seq_tables; t++) {
+        uint32_t after = blocks_after(s, m->n_slots[t]), n = after - m->n_pages[t];
+        kvf__pool_take(&m->pages, kvf__score_row(m, t) + m->n_pages[t], n);
+        kvf__promise_use(&m->pages, &m->page_promise[t], n);
+        m->n_pages[t] = after;
+    }
+}
+
+/* Returns the slots that are left in every last block. */
+static uint32_t add_slots(uint32_t *restrict n_slots, uint32_t n, step s) {
+    uint32_t filled = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        n_slots[k] += s.n_tokens;
+        filled = KVF__MAX(filled, (n_slots[k] - 1) & s.mask);
+    }
+    return s.mask - filled;
+}
+
+static void grow(kvf_manager *m, const kvf_append_item *item, kvf_copy_list *copies) {
+    uint32_t index = kvf__seq_index(item->seq), first = index * m->seq_tables;
+    kvf__seq *seq = &m->seqs[index];
+    step s = step_of(m, item->n_tokens);
+    if (seq->may_share) leave_shared(m, first, copies);
+    if (seq->takes) {
+        take_blocks(m, index, s);
+        if (seq->has_scores) take_pages(m, first, s);
+    }
+    seq->room = add_slots(m->n_slots + first, m->seq_tables, s);
+    seq->longest += s.n_tokens;
+    seq->next_pos += s.n_tokens;
+    seq->known_at = m->epoch;
+}
+
+/* The figures of a whole batch, which only grows. */
+static void count_append(kvf_manager *m, const kvf_append_item *items, uint32_t n_items) {
+    uint64_t n_slots = 0;
+    for (uint32_t i = 0; i < n_items; i++) n_slots += (uint64_t)items[i].n_tokens * m->n_groups;
+    for (uint32_t l = 0; l < m->config.n_layers; l++) {
+        m->layer_slots[l] += n_slots;
+        m->layer_blocks_max[l] = KVF__MAX(m->layer_blocks_max[l], m->layer_blocks[l]);
+    }
+    m->blocks.n_held_max = KVF__MAX(m->blocks.n_held_max, m->blocks.n - m->blocks.n_free);
 }
 
 kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32_t n_items, kvf_copy_list *copies) {
@@ -180,12 +330,8 @@ kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32
         return kvf__fail(manager->error, KVF_E_LIMIT, "copies: room for %u, %u are needed", kvf__copies_room(copies),
                          n.copies);
     uint32_t first_copy = copies ? copies->n : 0;
-    for (uint32_t i = 0; i < n_items; i++) {
-        uint32_t index = index_of(manager, items[i].seq);
-        for (uint32_t t = index * manager->seq_tables; t < (index + 1) * manager->seq_tables; t++)
-            grow_table(manager, t, items[i].n_tokens, manager->seqs[index].has_scores, copies);
-        manager->seqs[index].next_pos += items[i].n_tokens;
-    }
+    for (uint32_t i = 0; i < n_items; i++) grow(manager, &items[i], copies);
+    count_append(manager, items, n_items);
     if (manager->profile) kvf__profile_appended(manager, items, n_items, copies, first_copy);
     return KVF_OK;
 }
@@ -194,19 +340,20 @@ kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32
 
 /* What a table gives up it is promised again, as long as its reservation is not exceeded: an append is undone. */
 static void shrink_table(kvf_manager *m, uint32_t t, uint32_t n_tokens) {
-    kvf__table *table = &m->tables[t];
-    uint32_t n_slots = table->n_slots, n_blocks = table->n_blocks, n_pages = table->n_pages;
-    table->n_slots -= n_tokens;
-    uint32_t n_after = kvf__blocks_for(m, table->n_slots);
-    (void)kvf__pool_trim(&m->blocks, kvf__row(m, t), &table->n_blocks, n_after);
-    (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), &table->n_pages, n_after);
-    uint32_t owed = kvf__promise_owed(table->blocks.reserve, kvf__table_private(m, t));
-    uint32_t owed_pages = kvf__promise_owed(table->pages.reserve, table->n_pages);
-    owed = KVF__MIN(owed, table->blocks.promise + n_blocks - table->n_blocks);
-    owed_pages = KVF__MIN(owed_pages, table->pages.promise + n_pages - table->n_pages);
-    kvf__promise_raise(&m->blocks, &table->blocks, owed, kvf__pool_spare(&m->blocks));
-    kvf__promise_raise(&m->pages, &table->pages, owed_pages, kvf__pool_spare(&m->pages));
-    kvf__table_count(m, t, n_slots, n_blocks);
+    uint32_t n_slots = m->n_slots[t], n_after = kvf__blocks_for(m, n_slots - n_tokens), n_blocks = kvf__n_blocks(m, t);
+    uint32_t n_pages = m->n_pages[t], pages_after = KVF__MIN(n_pages, n_after);
+    (void)kvf__pool_trim(&m->blocks, kvf__row(m, t), n_blocks, n_after, kvf__is_private(m, t));
+    (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), n_pages, pages_after, false);
+    m->n_slots[t] -= n_tokens;
+    m->n_pages[t] = pages_after;
+    if (!kvf__is_private(m, t)) m->tail_at[t] = 0; /* another block is the last now */
+    uint32_t owed = kvf__promise_owed(m->tables[t].reserve, kvf__table_private(m, t));
+    uint32_t owed_pages = kvf__promise_owed(m->tables[t].page_reserve, pages_after);
+    owed = KVF__MIN(owed, m->promise[t] + n_blocks - n_after);
+    owed_pages = KVF__MIN(owed_pages, m->page_promise[t] + n_pages - pages_after);
+    kvf__promise_raise(&m->blocks, &m->promise[t], owed, kvf__pool_spare(&m->blocks));
+    kvf__promise_raise(&m->pages, &m->page_promise[t], owed_pages, kvf__pool_spare(&m->pages));
+    kvf__table_count(m, t, n_slots);
 }
 
 kvf_status kvf_seq_rollback(kvf_manager *manager, kvf_seq seq, uint32_t n_tokens) {
@@ -218,11 +365,12 @@ kvf_status kvf_seq_rollback(kvf_manager *manager, kvf_seq seq, uint32_t n_tokens
         return kvf__fail(manager->error, KVF_E_STATE,
                          "rollback: a compaction of the sequence is under way; commit or cancel it");
     for (uint32_t t = first; t < end; t++)
-        if (n_tokens > manager->tables[t].n_slots)
+        if (n_tokens > manager->n_slots[t])
             return kvf__fail(manager->error, KVF_E_INVALID, "rollback: n_tokens %u: a table has %u slots", n_tokens,
-                             manager->tables[t].n_slots);
+                             manager->n_slots[t]);
     for (uint32_t t = first; t < end; t++) shrink_table(manager, t, n_tokens);
     manager->seqs[index].next_pos -= n_tokens;
+    manager->seqs[index].known_at = 0;
     if (manager->profile) kvf__profile_seq(manager, index, KVF__CAUSE_ROLLBACK);
     return KVF_OK;
 }

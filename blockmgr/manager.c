@@ -64,6 +64,7 @@ static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
     const kvf_manager_config *c = &m->config;
     m->n_groups = c->n_kv_heads / c->heads_per_group;
     m->seq_tables = c->n_layers * m->n_groups;
+    m->block_shift = (uint32_t)__builtin_ctz(c->block_size);
     m->row_capacity = kvf__blocks_for(m, c->max_slots);
     uint64_t tables = (uint64_t)c->max_seqs * m->seq_tables; /* at most 2^40 */
     if (tables >= UINT32_MAX)
@@ -78,8 +79,13 @@ static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
     m->seqs = kvf__slab_take(slab, c->max_seqs, sizeof *m->seqs);
     m->free_seqs = kvf__slab_take(slab, c->max_seqs, sizeof *m->free_seqs);
     m->tables = kvf__slab_take(slab, n_tables, sizeof *m->tables);
-    m->seq_layers = kvf__slab_take(slab, n_seq_layers, sizeof *m->seq_layers);
-    m->layers = kvf__slab_take(slab, c->n_layers, sizeof *m->layers);
+    uint32_t **of_tables[] = {&m->n_slots, &m->n_pages, &m->promise, &m->page_promise, &m->private_at, &m->tail_at};
+    for (size_t i = 0; i < sizeof of_tables / sizeof *of_tables; i++)
+        *of_tables[i] = kvf__slab_take(slab, n_tables, sizeof(uint32_t));
+    m->seq_blocks_max = kvf__slab_take(slab, n_seq_layers, sizeof *m->seq_blocks_max);
+    m->layer_blocks = kvf__slab_take(slab, c->n_layers, sizeof *m->layer_blocks);
+    m->layer_blocks_max = kvf__slab_take(slab, c->n_layers, sizeof *m->layer_blocks_max);
+    m->layer_slots = kvf__slab_take(slab, c->n_layers, sizeof *m->layer_slots);
     m->rows = kvf__slab_take(slab, n_rows, sizeof *m->rows);
     m->score_rows = kvf__slab_take(slab, n_rows, sizeof *m->score_rows);
     m->entries = kvf__slab_take(slab, n_seq_layers, sizeof *m->entries);
@@ -128,6 +134,7 @@ static uint64_t hash_address(const void *p) {
 static void start(kvf_manager *m) {
     const kvf_manager_config *c = &m->config;
     m->tag = hash_address(m);
+    m->epoch = 1;
     kvf__pool_init(&m->blocks, (uint32_t)(m->tag >> 32));
     kvf__pool_init(&m->pages, 0);
     for (uint32_t i = 0; i < c->max_seqs; i++) {
@@ -189,7 +196,7 @@ const kvf_manager_config *kvf_manager_get_config(const kvf_manager *manager) {
 /* ---- Blocks held outside a table --------------------------------------------------------------- */
 
 static kvf_block block_handle(const kvf_manager *m, uint32_t id) {
-    return (uint64_t)m->blocks.entries[id].generation << 32 | id;
+    return (uint64_t)m->blocks.heads[id].generation << 32 | id;
 }
 
 uint32_t kvf_block_id(kvf_block block) { return (uint32_t)block; }
@@ -202,11 +209,19 @@ kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out) {
         return kvf__fail(manager->error, KVF_E_NO_BLOCKS,
                          "a block is missing: %u of %u are free and %u of these are promised", p->n_free, p->n,
                          p->n_promised);
-    uint32_t id = kvf__pool_take(p, NULL, KVF_NO_BLOCK);
-    p->entries[id].holds = 1;
+    uint32_t id = kvf__pool_take_held(p);
     if (manager->profile) kvf__profile_taken(manager, id);
     *out = block_handle(manager, id);
     return KVF_OK;
+}
+
+void kvf__epoch_begin(kvf_manager *m) {
+    if (++m->epoch) return;
+    size_t bytes = (size_t)m->config.max_seqs * m->seq_tables * sizeof(uint32_t);
+    memset(m->private_at, 0, bytes); /* the numbers begin again */
+    memset(m->tail_at, 0, bytes);
+    for (uint32_t i = 0; i < m->config.max_seqs; i++) m->seqs[i].known_at = 0;
+    m->epoch = 1;
 }
 
 kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
@@ -214,41 +229,54 @@ kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
     if (!out) return kvf__fail(manager->error, KVF_E_INVALID, "out: is NULL");
     kvf__pool *p = &manager->blocks;
     if (id >= p->n) return kvf__fail(manager->error, KVF_E_STALE, "block %u: there are %u", id, p->n);
-    kvf__entry *e = &p->entries[id];
-    if (!kvf__pool_holders(p, id)) return kvf__fail(manager->error, KVF_E_STALE, "block %u: nobody holds it", id);
-    if (e->refs == UINT32_MAX) return kvf__fail(manager->error, KVF_E_LIMIT, "block %u: has %u holders", id, e->refs);
-    kvf__pool_share(p, id);
-    e->holds++;
-    if (e->owner != KVF_NO_BLOCK) manager->tables[e->owner].maybe_shared = true;
+    uint32_t n_holders = kvf__pool_holders(p, id);
+    if (!n_holders) return kvf__fail(manager->error, KVF_E_STALE, "block %u: nobody holds it", id);
+    if (kvf__pool_refs(p, id) == KVF__ONE_HOLD - 1)
+        return kvf__fail(manager->error, KVF_E_LIMIT, "block %u: has %u holders", id, n_holders);
+    if (n_holders == 1 && !kvf__pool_holds(p, id)) kvf__epoch_begin(manager);
+    kvf__pool_hold(p, id);
     if (manager->profile) kvf__profile_held(manager, id);
     *out = block_handle(manager, id);
+    return KVF_OK;
+}
+
+static kvf_status release_counted(kvf_manager *m, kvf_block block) {
+    uint32_t id = (uint32_t)block;
+    if (id >= m->blocks.n || block_handle(m, id) != block || !kvf__pool_holds(&m->blocks, id))
+        return kvf__fail(m->error, KVF_E_STALE, "block handle %#llx: released before, or of another manager",
+                         (unsigned long long)block);
+    kvf__pool_release(&m->blocks, id);
+    if (m->profile) kvf__profile_released(m, id);
     return KVF_OK;
 }
 
 kvf_status kvf_block_release(kvf_manager *manager, kvf_block block) {
     if (!manager) return KVF_E_INVALID;
     kvf__pool *p = &manager->blocks;
-    uint32_t id = kvf_block_id(block);
-    if (id >= p->n || !p->entries[id].holds || block_handle(manager, id) != block)
-        return kvf__fail(manager->error, KVF_E_STALE, "block handle %#llx: released before, or of another manager",
-                         (unsigned long long)block);
-    p->entries[id].holds--;
-    (void)kvf__pool_drop(p, id);
+    uint32_t id = (uint32_t)block;
+    if (id >= p->n || p->heads[id].refs != KVF__ONE_HOLD || p->heads[id].generation != block >> 32)
+        return release_counted(manager, block);
+    kvf__pool_release_held(p, id);
     if (manager->profile) kvf__profile_released(manager, id);
     return KVF_OK;
 }
 
 /* ---- Occupancy ----------------------------------------------------------------------------------- */
 
-void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before, uint32_t n_blocks_before) {
-    const kvf__table *table = &m->tables[t];
-    kvf__seq_layer *sl = &m->seq_layers[t / m->n_groups];
-    kvf__layer *layer = &m->layers[t / m->n_groups % m->config.n_layers];
-    sl->n_blocks = sl->n_blocks - n_blocks_before + table->n_blocks;
-    sl->n_blocks_max = KVF__MAX(sl->n_blocks_max, sl->n_blocks);
-    layer->n_blocks = layer->n_blocks - n_blocks_before + table->n_blocks;
-    layer->n_blocks_max = KVF__MAX(layer->n_blocks_max, layer->n_blocks);
-    layer->slots_used = layer->slots_used - n_slots_before + table->n_slots;
+static uint32_t seq_layer_blocks(const kvf_manager *m, uint32_t seq_layer) {
+    uint32_t n = 0;
+    for (uint32_t g = 0; g < m->n_groups; g++) n += kvf__n_blocks(m, seq_layer * m->n_groups + g);
+    return n;
+}
+
+void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before) {
+    uint32_t before = kvf__blocks_for(m, n_slots_before), now = kvf__n_blocks(m, t), seq_layer = t / m->n_groups;
+    uint32_t layer = seq_layer % m->config.n_layers;
+    m->layer_slots[layer] = m->layer_slots[layer] - n_slots_before + m->n_slots[t];
+    m->layer_blocks[layer] = m->layer_blocks[layer] - before + now;
+    if (now <= before) return;
+    m->layer_blocks_max[layer] = KVF__MAX(m->layer_blocks_max[layer], m->layer_blocks[layer]);
+    m->seq_blocks_max[seq_layer] = KVF__MAX(m->seq_blocks_max[seq_layer], seq_layer_blocks(m, seq_layer));
 }
 
 static kvf_pool_occupancy pool_occupancy(const kvf__pool *p) {
@@ -267,11 +295,11 @@ kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kv
                        .n_seqs = manager->n_seqs,
                        .n_seqs_max = manager->n_seqs_max};
     for (uint32_t l = 0; l < c->n_layers; l++) {
-        const kvf__layer *layer = &manager->layers[l];
-        uint64_t idle = (uint64_t)layer->n_blocks * c->block_size - layer->slots_used;
-        o.slots_used += layer->slots_used;
+        uint32_t n_blocks = manager->layer_blocks[l];
+        uint64_t used = manager->layer_slots[l], idle = (uint64_t)n_blocks * c->block_size - used;
+        o.slots_used += used;
         o.slots_idle += idle;
-        if (layers) layers[l] = (kvf_layer_occupancy){layer->n_blocks, layer->n_blocks_max, layer->slots_used, idle};
+        if (layers) layers[l] = (kvf_layer_occupancy){n_blocks, manager->layer_blocks_max[l], used, idle};
     }
     o.held_bytes = o.blocks.n_held * c->block_bytes;
     o.held_bytes_max = o.blocks.n_held_max * c->block_bytes;
@@ -287,10 +315,10 @@ kvf_status kvf_seq_occupancy(const kvf_manager *manager, kvf_seq seq, kvf_layer_
     for (uint32_t l = 0; l < manager->config.n_layers; l++) {
         uint32_t sl = index * manager->config.n_layers + l;
         uint64_t used = 0;
-        for (uint32_t g = 0; g < manager->n_groups; g++) used += manager->tables[sl * manager->n_groups + g].n_slots;
-        const kvf__seq_layer *x = &manager->seq_layers[sl];
-        layers[l] = (kvf_layer_occupancy){x->n_blocks, x->n_blocks_max, used,
-                                          (uint64_t)x->n_blocks * manager->config.block_size - used};
+        for (uint32_t g = 0; g < manager->n_groups; g++) used += manager->n_slots[sl * manager->n_groups + g];
+        uint32_t n_blocks = seq_layer_blocks(manager, sl);
+        layers[l] = (kvf_layer_occupancy){n_blocks, manager->seq_blocks_max[sl], used,
+                                          (uint64_t)n_blocks * manager->config.block_size - used};
     }
     return KVF_OK;
 }

@@ -7,8 +7,9 @@
  *   private      a block whose only holder is the table at hand.
  *
  * The slab
- *   kvf_manager | error | blocks: free_ids, entries | pages: free_ids, entries | seqs | free_seqs | tables | seq_layers
- *   | layers | rows | score_rows | compaction: entries, dst_row, fresh
+ *   kvf_manager | error | blocks: free_ids, states, heads, entries | pages: likewise | seqs | free_seqs
+ *   | tables | n_slots | n_pages | promise | page_promise | private_at | tail_at | seq_blocks_max
+ *   | layer_blocks | layer_blocks_max | layer_slots | rows | score_rows | compaction: entries, dst_row, fresh
  *   | views: row_offset, n_slots, next_pos, seq_index (twice) | profile, where there is one
  *
  * What a promise is worth (R: the table's reservation in blocks, p: its promise, "private": its private blocks)
@@ -29,15 +30,12 @@
 #include "blockmgr/pool.h"
 #include "kvfold/blockmgr.h"
 
-/* Invariant: n_blocks = ceil(n_slots / block_size); n_pages <= n_blocks, 0 without scores; row entries beyond n_blocks
- * (n_pages) are KVF_NO_BLOCK. maybe_shared = false: every block has this table as owner and one reference.
- * n_fresh and fresh_promise are 0 outside a compaction; promise + fresh_promise <= reserve. */
+/* What of a table is not needed to append to it; that lies in arrays of the manager, so that one pass reads many.
+ * Invariant: n_fresh and fresh_promise are 0 outside a compaction; promise + fresh_promise <= reserve. */
 typedef struct kvf__table {
-    uint32_t n_slots, n_blocks, n_pages;
-    kvf__promise blocks, pages;
-    uint32_t n_fresh;       /* blocks of the fresh row; 0: in place */
-    uint32_t fresh_promise; /* how many of them the promise paid for, to be given back by a cancel */
-    bool maybe_shared;      /* a scan is needed to know; set by fork and hold, cleared by a scan that finds nothing */
+    uint32_t reserve, page_reserve; /* held and promised in all, as kvf_seq_reserve asked */
+    uint32_t n_fresh;               /* blocks of the fresh row; 0: in place */
+    uint32_t fresh_promise;         /* how many of them the promise paid for, to be given back by a cancel */
     bool compacting;
 } kvf__table;
 
@@ -48,18 +46,12 @@ typedef struct kvf__seq {
     uint32_t n_compacting; /* items of the compaction under way */
     bool alive, has_scores;
     bool mark; /* within one call: seen already; false between calls */
+    /* Within one append, of its tables: one takes an id; a last block may be shared. */
+    bool takes, may_share;
+    /* known_at = epoch: every table has at least `room` slots left in its last block, which is its own, at most `longest`
+     * slots, and a score page a block if any; so appends within that need not look at the tables. */
+    uint32_t known_at, room, longest;
 } kvf__seq;
-
-/* Invariant: n_blocks is the sum over the groups; n_blocks_max >= n_blocks. */
-typedef struct kvf__seq_layer {
-    uint32_t n_blocks, n_blocks_max;
-} kvf__seq_layer;
-
-/* Invariant: sums over all tables of the layer; n_blocks_max >= n_blocks. */
-typedef struct kvf__layer {
-    uint32_t n_blocks, n_blocks_max;
-    uint64_t slots_used;
-} kvf__layer;
 
 typedef struct kvf__compact_entry {
     uint32_t table; /* the first of the (sequence, layer); its groups follow */
@@ -80,16 +72,28 @@ struct kvf_manager {
     uint32_t n_groups;
     uint32_t seq_tables;   /* tables of one sequence */
     uint32_t row_capacity; /* blocks of a table of max_slots */
+    uint32_t block_shift;  /* log2 of block_size */
     uint64_t tag;          /* hash of the manager's address: tells its handles from another's */
     kvf__pool blocks, pages;
     kvf__seq *seqs; /* [max_seqs] */
     uint32_t *free_seqs;
     uint32_t n_seqs, n_seqs_max; /* free_seqs holds max_seqs - n_seqs */
-    kvf__table *tables;          /* (seq, layer, group) */
-    kvf__seq_layer *seq_layers;  /* (seq, layer) */
-    kvf__layer *layers;          /* (layer) */
-    uint32_t *rows, *score_rows; /* (seq, layer, group, row_capacity) */
-    bool compacting;             /* between begin and commit or cancel */
+    kvf__table *tables;          /* (seq, layer, group), as the next six */
+    /* Invariant: a row has ceil(n_slots / block_size) blocks; n_pages is at most that, 0 without scores; entries beyond
+     * are KVF_NO_BLOCK. */
+    uint32_t *n_slots, *n_pages;
+    uint32_t *promise, *page_promise; /* blocks and score pages still to come of the reserve */
+    /* private_at = epoch: every block of the table is in state ROW. tail_at = epoch: no other holder has its last block.
+     * Anything else: not known, a look will tell. A fork unsets them; a hold on a block that a table has, which may be any
+     * table, begins a new epoch. */
+    uint32_t *private_at, *tail_at;
+    uint32_t epoch;           /* 1 or more */
+    uint32_t *seq_blocks_max; /* (seq, layer): most blocks of the groups together since its creation */
+    /* Invariant: sums over all tables of the layer; layer_blocks_max >= layer_blocks. */
+    uint32_t *layer_blocks, *layer_blocks_max; /* (layer) */
+    uint64_t *layer_slots;                     /* (layer): used */
+    uint32_t *rows, *score_rows;               /* (seq, layer, group, row_capacity) */
+    bool compacting;                           /* between begin and commit or cancel */
     uint32_t n_entries;
     kvf__compact_entry *entries; /* [max_seqs * n_layers] */
     const uint32_t **dst_row;    /* [max_seqs * n_layers * n_groups], in the order of the items */
@@ -101,19 +105,28 @@ struct kvf_manager {
 /* The index of a live sequence, or KVF_E_STALE. */
 kvf_status kvf__seq_find(const kvf_manager *m, kvf_seq seq, uint32_t *index);
 
+/* The index in a handle that was found before. */
+#define KVF__SEQ_INDEX_BITS 20u
+static inline uint32_t kvf__seq_index(kvf_seq seq) { return (uint32_t)(seq & ((1u << KVF__SEQ_INDEX_BITS) - 1)); }
+
 static inline uint32_t kvf__blocks_for(const kvf_manager *m, uint32_t n_slots) {
-    return kvf__ceil_div(n_slots, m->config.block_size);
+    return (n_slots >> m->block_shift) + ((n_slots & (m->config.block_size - 1)) != 0);
 }
+static inline uint32_t kvf__n_blocks(const kvf_manager *m, uint32_t t) { return kvf__blocks_for(m, m->n_slots[t]); }
 static inline uint32_t *kvf__row(const kvf_manager *m, uint32_t t) { return m->rows + (size_t)t * m->row_capacity; }
 static inline uint32_t *kvf__score_row(const kvf_manager *m, uint32_t t) {
     return m->score_rows + (size_t)t * m->row_capacity;
 }
+static inline bool kvf__is_private(const kvf_manager *m, uint32_t t) { return m->private_at[t] == m->epoch; }
 
-/* Carries a table's change, already made, into the figures of its layer and seq layer. */
-void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before, uint32_t n_blocks_before);
+/* Carries a table's change, already made, into the figures of its layer and sequence. */
+void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before);
 
-/* How many blocks of a table are private. Clears maybe_shared when all are and none is pinned. */
+/* How many blocks of a table are private. Notes it when all are and none is pinned. */
 uint32_t kvf__table_private(kvf_manager *m, uint32_t t);
+
+/* A block has got a second holder, and no table is named: none is known to be private any more. */
+void kvf__epoch_begin(kvf_manager *m);
 
 /* Room in the caller's list; NULL is a list of no room. */
 static inline uint32_t kvf__copies_room(const kvf_copy_list *copies) {

@@ -1,9 +1,12 @@
-/* The id pool: free stack, reference counts, pins, promises. Every operation is O(1) per id. */
+/* The id pool: free stack, states, reference counts, pins. Every operation is O(1) per id. */
 #include "blockmgr/pool.h"
 
 void kvf__pool_carve(kvf__pool *p, kvf__slab *slab, uint32_t n) {
     p->n = n;
     p->free_ids = kvf__slab_take(slab, n, sizeof *p->free_ids);
+    p->states = kvf__slab_take(slab, ((size_t)n + KVF__STATE_GROUP - 1) / KVF__STATE_GROUP * KVF__STATE_GROUP,
+                               sizeof *p->states);
+    p->heads = kvf__slab_take(slab, n, sizeof *p->heads);
     p->entries = kvf__slab_take(slab, n, sizeof *p->entries);
 }
 
@@ -11,57 +14,113 @@ void kvf__pool_init(kvf__pool *p, uint32_t generation) {
     p->n_free = p->n;
     for (uint32_t i = 0; i < p->n; i++) {
         p->free_ids[i] = p->n - 1 - i;
-        p->entries[i] = (kvf__entry){.generation = generation, .copy_src = KVF_NO_BLOCK, .owner = KVF_NO_BLOCK};
+        *kvf__state(p, i) = KVF__APART;
+        p->heads[i] = (kvf__head){.generation = generation};
+        p->entries[i] = (kvf__entry){.copy_src = KVF_NO_BLOCK};
     }
 }
 
-uint32_t kvf__pool_take(kvf__pool *p, kvf__promise *promise, uint32_t owner) {
-    if (promise && promise->promise) {
-        promise->promise--;
-        p->n_promised--;
+void kvf__pool_take(kvf__pool *p, uint32_t *restrict row, uint32_t n) {
+    const uint32_t *restrict top = p->free_ids + p->n_free;
+    uint8_t *restrict states = p->states;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t id = *--top;
+        row[i] = id;
+        states[kvf__state_at(id)] = KVF__ROW;
     }
-    uint32_t id = p->free_ids[--p->n_free];
-    p->entries[id].refs = 1;
-    p->entries[id].owner = owner;
+    p->n_free -= n;
     p->n_held_max = KVF__MAX(p->n_held_max, p->n - p->n_free);
-    return id;
 }
 
-/* One reference less, a holder's or a pin's; true when it was the last. */
+static void put_back(kvf__pool *p, uint32_t id) {
+    *kvf__state(p, id) = KVF__APART;
+    p->free_ids[p->n_free++] = id;
+}
+
+/* From here on refs, pins and holds count. */
+static void count(kvf__pool *p, uint32_t id) {
+    if (*kvf__state(p, id) == KVF__COUNTED) return;
+    p->entries[id].holds = p->heads[id].refs == KVF__ONE_HOLD;
+    p->heads[id].refs = 1;
+    *kvf__state(p, id) = KVF__COUNTED;
+}
+
+/* One reference less of a counted id; true when it was the last. */
 static bool unref(kvf__pool *p, uint32_t id) {
     kvf__entry *e = &p->entries[id];
-    if (--e->refs) return false;
-    e->generation++;
-    e->owner = KVF_NO_BLOCK;
-    p->free_ids[p->n_free++] = id;
-    return true;
+    uint32_t refs = --p->heads[id].refs;
+    if (refs > 1 || e->pins) return false;
+    p->heads[id].refs = e->holds ? KVF__ONE_HOLD : 0;
+    if (refs)
+        *kvf__state(p, id) = e->holds ? KVF__APART : KVF__ROW;
+    else
+        put_back(p, id);
+    e->holds = 0;
+    return !refs;
 }
 
 void kvf__pool_share(kvf__pool *p, uint32_t id) {
+    count(p, id);
     p->n_shared += kvf__pool_holders(p, id) == 1;
-    p->entries[id].refs++;
+    p->heads[id].refs++;
 }
 
-bool kvf__pool_drop(kvf__pool *p, uint32_t id) {
+static bool drop_counted(kvf__pool *p, uint32_t id) {
     p->n_shared -= kvf__pool_holders(p, id) == 2;
     return unref(p, id);
 }
 
-uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *row, uint32_t *n, uint32_t n_new) {
-    uint32_t freed = 0;
-    while (*n > n_new) {
-        uint32_t id = row[--*n];
-        row[*n] = KVF_NO_BLOCK;
-        freed += kvf__pool_drop(p, id);
+bool kvf__pool_drop(kvf__pool *p, uint32_t id) {
+    if (*kvf__state(p, id) == KVF__COUNTED) return drop_counted(p, id);
+    put_back(p, id);
+    return true;
+}
+
+/* The tail first, so that a row that is taken again comes out in the order it had. */
+uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *restrict row, uint32_t n, uint32_t n_new, bool is_private) {
+    uint32_t *restrict top = p->free_ids + p->n_free, n_before = p->n_free;
+    uint8_t *restrict states = p->states;
+    if (n <= n_new) return 0;
+    if (is_private) {
+        uint32_t i = n;
+        for (; i >= n_new + 4; i -= 4) {
+            uint32_t a = row[i - 1], b = row[i - 2], c = row[i - 3], d = row[i - 4];
+            top[0] = a, top[1] = b, top[2] = c, top[3] = d;
+            top += 4;
+            states[kvf__state_at(a)] = KVF__APART;
+            states[kvf__state_at(b)] = KVF__APART;
+            states[kvf__state_at(c)] = KVF__APART;
+            states[kvf__state_at(d)] = KVF__APART;
+        }
+        while (i-- > n_new) {
+            *top++ = row[i];
+            states[kvf__state_at(row[i])] = KVF__APART;
+        }
+        p->n_free += n - n_new;
+    } else {
+        for (uint32_t i = n; i-- > n_new;) (void)kvf__pool_drop(p, row[i]);
     }
-    return freed;
+    memset(row + n_new, 0xff, (n - n_new) * sizeof *row); /* KVF_NO_BLOCK */
+    return p->n_free - n_before;
+}
+
+void kvf__pool_hold(kvf__pool *p, uint32_t id) {
+    kvf__pool_share(p, id);
+    p->entries[id].holds++;
+}
+
+void kvf__pool_release(kvf__pool *p, uint32_t id) {
+    if (!--p->entries[id].holds) p->heads[id].generation++;
+    (void)drop_counted(p, id);
 }
 
 void kvf__pool_pin(kvf__pool *p, uint32_t src, uint32_t dst) {
-    p->entries[src].refs++;
-    p->entries[src].pins++;
-    p->entries[dst].refs++;
-    p->entries[dst].pins++;
+    const uint32_t ends[2] = {src, dst};
+    for (int i = 0; i < 2; i++) {
+        count(p, ends[i]);
+        p->heads[ends[i]].refs++;
+        p->entries[ends[i]].pins++;
+    }
     p->entries[dst].copy_src = src;
 }
 
@@ -75,16 +134,4 @@ void kvf__pool_unpin(kvf__pool *p, uint32_t src, uint32_t dst) {
     p->entries[dst].pins--;
     (void)unref(p, src);
     (void)unref(p, dst);
-}
-
-void kvf__promise_raise(kvf__pool *p, kvf__promise *promise, uint32_t owed, uint32_t limit) {
-    if (owed <= promise->promise) return;
-    uint32_t more = KVF__MIN(owed - promise->promise, limit);
-    promise->promise += more;
-    p->n_promised += more;
-}
-
-void kvf__promise_set(kvf__pool *p, kvf__promise *promise, uint32_t reserve, uint32_t count) {
-    p->n_promised = p->n_promised - promise->promise + count;
-    *promise = (kvf__promise){reserve, count};
 }

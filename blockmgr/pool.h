@@ -1,6 +1,6 @@
 /* blockmgr/pool.h: a pool of ids with reference counts and promises; used twice, for blocks and for score pages.
  *
- *   holder    a table or a handle (kvf_block_take, kvf_block_hold). Holders = refs - pins.
+ *   holder    a table or a handle (kvf_block_take, kvf_block_hold). Holders = references - pins.
  *   pin       one end of a pending copy. It keeps the id out of the free list, but it is no holder: the last holder of
  *             a pinned block appends to it in place.
  *   promise   ids that a table may still take without asking. A count, not ids.
@@ -8,7 +8,9 @@
  *
  *       free_ids  [ 7 | 3 | 9 | 0 | . . . . . ]    a stack, so taking and freeing are O(1)
  *                                 ^ n_free
- *       entries   [ refs pins holds generation copy_src owner scratch ] per id
+ *       states    [ one byte per id: all that a life in one table's row ever touches; kvf__state ]
+ *       heads     [ refs generation ]                per id, read for handles and for what is counted
+ *       entries   [ pins holds copy_src scratch ]    per id, the rest
  */
 #ifndef KVF_BLOCKMGR_POOL_H
 #define KVF_BLOCKMGR_POOL_H
@@ -16,35 +18,55 @@
 #include "base/base.h"
 #include "kvfold/blockmgr.h"
 
-/* Invariant: refs = appearances in tables and fresh rows + holds + pins; pins = (copy_src is set) + pending copies
- * that read this id; refs = 0 exactly when the id is on the free stack; scratch = 0 between calls. */
-typedef struct kvf__entry {
+/* Most ids live and die in one row. For them the state says it all, their refs, pins and holds are 0 and nobody looks:
+ * a byte per id stays in the nearest cache where eight do not. An id that one handle alone holds is known by its head. */
+enum {
+    KVF__APART,   /* in no row: free (refs 0), or one reference, a hold (refs KVF__ONE_HOLD) */
+    KVF__ROW,     /* one reference: an appearance in a table or fresh row */
+    KVF__COUNTED, /* refs, pins and holds count: all that is none of the above */
+};
+#define KVF__ONE_HOLD UINT32_MAX /* no count: more references than that are refused */
+
+typedef struct kvf__head {
     uint32_t refs;
+    uint32_t generation; /* rises with the release of the last hold, so that older handles are stale */
+} kvf__head;
+
+typedef struct kvf__entry {
     uint32_t pins;
-    uint32_t holds;      /* handles given out and not released */
-    uint32_t generation; /* rises whenever the id falls free, so that older handles are stale */
-    uint32_t copy_src;   /* the pending copy into this id reads that one; KVF_NO_BLOCK: none is pending */
-    uint32_t owner;      /* the table that took it or last found all its blocks private; KVF_NO_BLOCK: none */
-    uint32_t scratch;    /* counts within one call */
+    uint32_t holds;    /* handles given out and not released */
+    uint32_t copy_src; /* the pending copy into this id reads that one; KVF_NO_BLOCK: none is pending */
+    uint32_t scratch;  /* counts within one call */
 } kvf__entry;
 
 /* Invariant: n_promised <= n_free <= n; n_promised is the sum over the tables; n_shared counts ids with two or more
- * holders. */
+ * holders. Of a counted id, refs = appearances in tables and fresh rows + holds + pins, and that is two or more or a
+ * pin; of another, pins = holds = 0. pins = (copy_src is set) + pending copies that read this id; scratch = 0
+ * between calls. */
 typedef struct kvf__pool {
     uint32_t n, n_free, n_promised, n_held_max, n_shared;
     uint32_t *free_ids;
+    uint8_t *states;
+    kvf__head *heads;
     kvf__entry *entries;
 } kvf__pool;
 
-/* What one table was promised. Invariant: promise <= reserve, in units of the pool. */
-typedef struct kvf__promise {
-    uint32_t reserve; /* held and promised in all, as kvf_seq_reserve asked */
-    uint32_t promise; /* of them still to come */
-} kvf__promise;
+/* Where an id's state lies: among its 4,096 neighbours, with the next 6 bits of the id mixed into the number of the cache
+ * line. Sequences that grow in step have ids a power of two apart, which would share few of the cache's sets. */
+#define KVF__STATE_GROUP 4096u
+static inline size_t kvf__state_at(uint32_t id) { return id ^ (id >> 6 & 0xfc0u); }
+static inline uint8_t *kvf__state(const kvf__pool *p, uint32_t id) { return p->states + kvf__state_at(id); }
 
 static inline uint32_t kvf__pool_spare(const kvf__pool *p) { return p->n_free - p->n_promised; }
+static inline uint32_t kvf__pool_refs(const kvf__pool *p, uint32_t id) {
+    uint32_t state = *kvf__state(p, id), refs = p->heads[id].refs;
+    return state == KVF__COUNTED ? refs : state == KVF__ROW || refs != 0;
+}
 static inline uint32_t kvf__pool_holders(const kvf__pool *p, uint32_t id) {
-    return p->entries[id].refs - p->entries[id].pins;
+    return kvf__pool_refs(p, id) - p->entries[id].pins;
+}
+static inline uint32_t kvf__pool_holds(const kvf__pool *p, uint32_t id) {
+    return p->heads[id].refs == KVF__ONE_HOLD ? 1 : p->entries[id].holds;
 }
 
 /* Lays the pool out in a slab. */
@@ -52,27 +74,58 @@ void kvf__pool_carve(kvf__pool *p, kvf__slab *slab, uint32_t n);
 /* All ids free, 0 on top. Generations start at a number of the manager's, so that handles of another are stale. */
 void kvf__pool_init(kvf__pool *p, uint32_t generation);
 
-/* A free id with one reference. promise (NULL: none) is used up first; else the caller has seen that spare > 0. */
-uint32_t kvf__pool_take(kvf__pool *p, kvf__promise *promise, uint32_t owner);
+/* n free ids into a row, one reference each; the caller has seen that there are so many, and sees to the promises. */
+void kvf__pool_take(kvf__pool *p, uint32_t *row, uint32_t n);
 /* One holder more. */
 void kvf__pool_share(kvf__pool *p, uint32_t id);
-/* One holder less; true when the id fell free. */
+/* An appearance less; true when the id fell free. */
 bool kvf__pool_drop(kvf__pool *p, uint32_t id);
-/* Drops the tail of a row down to n_new ids; returns how many fell free. */
-uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *row, uint32_t *n, uint32_t n_new);
+/* Drops the tail of a row of n ids down to n_new; returns how many fell free. is_private: all are in state ROW. */
+uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *row, uint32_t n, uint32_t n_new, bool is_private);
+
+/* One hold more on an id that has a holder; one less on a counted id. */
+void kvf__pool_hold(kvf__pool *p, uint32_t id);
+void kvf__pool_release(kvf__pool *p, uint32_t id);
+
+/* A free id for one hold, its only reference; and back. */
+static inline uint32_t kvf__pool_take_held(kvf__pool *p) {
+    uint32_t id = p->free_ids[--p->n_free];
+    p->heads[id].refs = KVF__ONE_HOLD;
+    p->n_held_max = KVF__MAX(p->n_held_max, p->n - p->n_free);
+    return id;
+}
+static inline void kvf__pool_release_held(kvf__pool *p, uint32_t id) {
+    p->heads[id] = (kvf__head){0, p->heads[id].generation + 1};
+    p->free_ids[p->n_free++] = id;
+}
 
 /* A pending copy pins both ends until it is done. At most one is pending per dst, since dst is always fresh. */
 void kvf__pool_pin(kvf__pool *p, uint32_t src, uint32_t dst);
 bool kvf__pool_copy_pending(const kvf__pool *p, uint32_t src, uint32_t dst);
 void kvf__pool_unpin(kvf__pool *p, uint32_t src, uint32_t dst);
 
+/* ---- Promises: a number of the table's; the pool keeps the sum ---------------------------------------------- */
+
 /* What is still to come of a reservation when so many ids are held. */
 static inline uint32_t kvf__promise_owed(uint32_t reserve, uint32_t held) {
     return reserve > held ? reserve - held : 0;
 }
-/* Raises a table's promise towards owed, by at most limit; the caller has seen that limit <= spare. */
-void kvf__promise_raise(kvf__pool *p, kvf__promise *promise, uint32_t owed, uint32_t limit);
-/* Sets both; the caller has seen that the pool can bear it. */
-void kvf__promise_set(kvf__pool *p, kvf__promise *promise, uint32_t reserve, uint32_t count);
+/* A taking of n uses the promise up first. */
+static inline void kvf__promise_use(kvf__pool *p, uint32_t *promise, uint32_t n) {
+    uint32_t used = KVF__MIN(*promise, n);
+    *promise -= used;
+    p->n_promised -= used;
+}
+/* Raises a promise towards owed, by at most limit; the caller has seen that limit <= spare. */
+static inline void kvf__promise_raise(kvf__pool *p, uint32_t *promise, uint32_t owed, uint32_t limit) {
+    uint32_t more = KVF__MIN(kvf__promise_owed(owed, *promise), limit);
+    *promise += more;
+    p->n_promised += more;
+}
+/* The caller has seen that the pool can bear it. */
+static inline void kvf__promise_set(kvf__pool *p, uint32_t *promise, uint32_t count) {
+    p->n_promised = p->n_promised - *promise + count;
+    *promise = count;
+}
 
 #endif

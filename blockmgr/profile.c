@@ -64,14 +64,13 @@ static void layer_figures(kvf_manager *m) {
     kvf__profile *p = m->profile;
     uint64_t used = 0, idle = 0;
     for (uint32_t l = 0; l < m->config.n_layers; l++) {
-        const kvf__layer *layer = &m->layers[l];
-        uint64_t layer_idle = (uint64_t)layer->n_blocks * m->config.block_size - layer->slots_used;
-        mark(p, LAYER_WORD(l, entries), LAYER_WORD(l, entries_max), layer->n_blocks);
+        uint64_t layer_idle = (uint64_t)m->layer_blocks[l] * m->config.block_size - m->layer_slots[l];
+        mark(p, LAYER_WORD(l, entries), LAYER_WORD(l, entries_max), m->layer_blocks[l]);
         mark(p, LAYER_WORD(l, held), LAYER_WORD(l, held_max), p->counts[l].held);
         mark(p, LAYER_WORD(l, shared), LAYER_WORD(l, shared_max), p->counts[l].shared);
-        put(p, LAYER_WORD(l, slots_used), layer->slots_used);
+        put(p, LAYER_WORD(l, slots_used), m->layer_slots[l]);
         mark(p, LAYER_WORD(l, slots_idle), LAYER_WORD(l, slots_idle_max), layer_idle);
-        used += layer->slots_used;
+        used += m->layer_slots[l];
         idle += layer_idle;
     }
     put(p, WORD(slots_used), used);
@@ -135,8 +134,6 @@ static void fell_free(kvf_manager *m, uint32_t id) {
 static bool gained(kvf_manager *m, uint32_t id, uint32_t layer) {
     kvf__profile *p = m->profile;
     kvf__profile_block *b = &p->blocks[id];
-    uint32_t generation = m->blocks.entries[id].generation;
-    if (b->live && b->generation != generation) fell_free(m, id); /* and was taken again, all in this call */
     touch(p, id);
     if (b->live) {
         count(p, WORD(reuse_gap), p->now - b->used);
@@ -146,7 +143,6 @@ static bool gained(kvf_manager *m, uint32_t id, uint32_t layer) {
     }
     if (b->born) count(p, WORD(free_gap), p->now - b->used);
     b->born = b->used = p->now;
-    b->generation = generation;
     b->layer = layer;
     b->live = true;
     p->counts[layer].held++;
@@ -173,7 +169,7 @@ static void settle(kvf_manager *m) {
         bool shared = kvf__pool_holders(&m->blocks, id) > 1;
         if (shared != b->shared) p->counts[b->layer].shared += shared ? 1u : UINT64_MAX; /* one more, or one less */
         b->shared = shared;
-        if (!b->live || m->blocks.entries[id].refs) continue;
+        if (!b->live || kvf__pool_refs(&m->blocks, id)) continue;
         fell_free(m, id);
         if (n && (b->layer != layer || b->seq != seq)) {
             push_blocks(m, KVF_PROFILE_FREE, layer, seq, first, n);
@@ -204,13 +200,12 @@ static void end(kvf_manager *m) {
 static void compare(kvf_manager *m, uint32_t t, uint32_t from, kvf__cause cause) {
     kvf__profile *p = m->profile;
     kvf__profile_table *was = &p->tables[t];
-    const kvf__table *is = &m->tables[t];
     uint32_t *old = p->rows + (size_t)t * m->row_capacity;
     const uint32_t *row = kvf__row(m, t);
-    uint32_t seq = t / m->seq_tables, layer = t / m->n_groups % m->config.n_layers;
+    uint32_t seq = t / m->seq_tables, layer = t / m->n_groups % m->config.n_layers, end_new = kvf__n_blocks(m, t);
     uint32_t end_old = was->n_blocks, n_new = 0, n_shared = 0, first_new = KVF_NO_BLOCK, first_shared = KVF_NO_BLOCK;
-    for (uint32_t i = from; i < KVF__MAX(end_old, is->n_blocks); i++) {
-        uint32_t before = i < end_old ? old[i] : KVF_NO_BLOCK, now = i < is->n_blocks ? row[i] : KVF_NO_BLOCK;
+    for (uint32_t i = from; i < KVF__MAX(end_old, end_new); i++) {
+        uint32_t before = i < end_old ? old[i] : KVF_NO_BLOCK, now = i < end_new ? row[i] : KVF_NO_BLOCK;
         if (before == now) continue;
         if (now != KVF_NO_BLOCK && p->blocks[now].live && p->blocks[now].fresh) {
             p->blocks[now].fresh = false;
@@ -221,11 +216,11 @@ static void compare(kvf_manager *m, uint32_t t, uint32_t from, kvf__cause cause)
             if (!n_shared++) first_shared = now;
         }
         if (before != KVF_NO_BLOCK) lost(m, before, seq, cause);
-        if (i < is->n_blocks) old[i] = now;
+        if (i < end_new) old[i] = now;
     }
     push_blocks(m, KVF_PROFILE_ALLOC, layer, seq, first_new, n_new);
     push_blocks(m, KVF_PROFILE_SHARE, layer, seq, first_shared, n_shared);
-    *was = (kvf__profile_table){is->n_slots, is->n_blocks};
+    *was = (kvf__profile_table){m->n_slots[t], end_new};
 }
 
 static void push_copy(kvf_manager *m, const kvf_copy *c, uint32_t layer, uint32_t seq) {
@@ -320,13 +315,13 @@ static void committed(kvf_manager *m, uint32_t first) {
                                .block = KVF_NO_BLOCK,
                                .other = KVF_NO_BLOCK,
                                .slots_before = p->tables[first].n_slots,
-                               .slots_after = m->tables[first].n_slots};
+                               .slots_after = m->n_slots[first]};
     uint64_t evicted = 0;
     for (uint32_t t = first; t < first + m->n_groups; t++) {
-        evicted += p->tables[t].n_slots - m->tables[t].n_slots;
-        event.n_blocks += p->tables[t].n_blocks - m->tables[t].n_blocks;
+        evicted += p->tables[t].n_slots - m->n_slots[t];
+        event.n_blocks += p->tables[t].n_blocks - kvf__n_blocks(m, t);
         compare(m, t, 0, KVF__CAUSE_COMPACTION);
-        for (uint32_t i = 0; i < m->tables[t].n_blocks; i++) p->blocks[kvf__row(m, t)[i]].used = p->now;
+        for (uint32_t i = 0; i < kvf__n_blocks(m, t); i++) p->blocks[kvf__row(m, t)[i]].used = p->now;
     }
     add(p, WORD(compactions), 1);
     add(p, WORD(evicted_slots), evicted);
@@ -382,12 +377,12 @@ void kvf__profile_released(kvf_manager *m, uint32_t id) {
 static kvf_status audit_tables(const kvf_manager *m, kvf_error *err) {
     const kvf__profile *p = m->profile;
     for (uint32_t t = 0; t < m->config.max_seqs * m->seq_tables; t++) {
-        const kvf__table *is = &m->tables[t];
+        uint32_t n_slots = m->n_slots[t], n_blocks = kvf__n_blocks(m, t);
         const kvf__profile_table *was = &p->tables[t];
-        if (is->n_slots != was->n_slots || is->n_blocks != was->n_blocks)
-            return BROKEN("table %u: %u slots in %u blocks, has %u in %u", t, was->n_slots, was->n_blocks, is->n_slots,
-                          is->n_blocks);
-        for (uint32_t i = 0; i < is->n_blocks; i++)
+        if (n_slots != was->n_slots || n_blocks != was->n_blocks)
+            return BROKEN("table %u: %u slots in %u blocks, has %u in %u", t, was->n_slots, was->n_blocks, n_slots,
+                          n_blocks);
+        for (uint32_t i = 0; i < n_blocks; i++)
             if (kvf__row(m, t)[i] != p->rows[(size_t)t * m->row_capacity + i])
                 return BROKEN("table %u: entry %u is another block", t, i);
     }
@@ -401,9 +396,9 @@ kvf_status kvf__profile_audit(const kvf_manager *m, kvf_error *err) {
     uint64_t held = 0, shared = 0, counted = 0, counted_shared = 0;
     for (uint32_t i = 0; i < m->blocks.n; i++) {
         const kvf__profile_block *b = &p->blocks[i];
-        if (b->live != (m->blocks.entries[i].refs != 0) || b->shared != (kvf__pool_holders(&m->blocks, i) > 1))
+        if (b->live != (kvf__pool_refs(&m->blocks, i) != 0) || b->shared != (kvf__pool_holders(&m->blocks, i) > 1))
             return BROKEN("block %u: live %d, shared %d, with %u references", i, b->live, b->shared,
-                          m->blocks.entries[i].refs);
+                          kvf__pool_refs(&m->blocks, i));
         if (b->touched || b->layer > m->config.n_layers) return BROKEN("block %u: was not settled", i);
         held += b->live;
         shared += b->shared;

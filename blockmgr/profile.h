@@ -26,7 +26,6 @@ typedef enum kvf__cause { KVF__CAUSE_END, KVF__CAUSE_COMPACTION, KVF__CAUSE_ROLL
 /* Invariant between calls: live = the pool counts it as held; shared = it has two or more holders; not touched. */
 typedef struct kvf__profile_block {
     uint64_t born, used; /* not live: used is when it fell free, born is 1 when it ever was live */
-    uint32_t generation; /* as it was taken: tells whether it fell free within a call */
     uint32_t layer;      /* n_layers: in no layer's table */
     uint32_t seq;        /* that lost it last */
     uint8_t cause;       /* likewise: kvf__cause */

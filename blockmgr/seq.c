@@ -5,7 +5,7 @@
 /* ---- Handles ----------------------------------------------------------------------------------
  *      63        generation        36 35        tag        20 19        index        0
  * The generation is never 0, so a handle is never 0. */
-#define INDEX_BITS 20u
+#define INDEX_BITS KVF__SEQ_INDEX_BITS
 #define TAG_BITS 16u
 #define GENERATION_MAX ((1u << 28) - 1)
 
@@ -16,7 +16,7 @@ static kvf_seq seq_handle(const kvf_manager *m, uint32_t index) {
 
 kvf_status kvf__seq_find(const kvf_manager *m, kvf_seq seq, uint32_t *index) {
     if (!m) return KVF_E_INVALID;
-    uint32_t i = (uint32_t)(seq & ((1u << INDEX_BITS) - 1));
+    uint32_t i = kvf__seq_index(seq);
     if (i >= m->config.max_seqs || !m->seqs[i].alive || seq_handle(m, i) != seq)
         return kvf__fail(m->error, KVF_E_STALE, "sequence %#llx: was freed, or another manager gave it out",
                          (unsigned long long)seq);
@@ -40,8 +40,8 @@ static uint32_t seq_open(kvf_manager *m) {
     m->n_seqs_max = KVF__MAX(m->n_seqs_max, m->n_seqs);
     kvf__seq *s = &m->seqs[i];
     *s = (kvf__seq){.generation = s->generation, .alive = true};
-    for (uint32_t l = 0; l < m->config.n_layers; l++)
-        m->seq_layers[i * m->config.n_layers + l] = (kvf__seq_layer){0, 0};
+    memset(m->seq_blocks_max + (size_t)i * m->config.n_layers, 0, m->config.n_layers * sizeof *m->seq_blocks_max);
+    for (uint32_t t = i * m->seq_tables; t < (i + 1) * m->seq_tables; t++) m->private_at[t] = m->tail_at[t] = m->epoch;
     return i;
 }
 
@@ -58,10 +58,9 @@ kvf_status kvf_seq_create(kvf_manager *manager, kvf_seq *out) {
 static kvf_status check_fork(kvf_manager *m, uint32_t first, const kvf_copy_list *copies) {
     uint64_t blocks = 0, pages = 0, n_copies = 0;
     for (uint32_t t = first; t < first + m->seq_tables; t++) {
-        const kvf__table *table = &m->tables[t];
-        blocks += table->blocks.reserve;
-        pages += KVF__MAX(table->n_pages, table->pages.reserve);
-        n_copies += table->n_pages;
+        blocks += m->tables[t].reserve;
+        pages += KVF__MAX(m->n_pages[t], m->tables[t].page_reserve);
+        n_copies += m->n_pages[t];
     }
     if (n_copies > kvf__copies_room(copies))
         return kvf__fail(m->error, KVF_E_LIMIT, "copies: room for %u, %llu are needed", kvf__copies_room(copies),
@@ -78,22 +77,22 @@ static kvf_status check_fork(kvf_manager *m, uint32_t first, const kvf_copy_list
 
 static void fork_table(kvf_manager *m, uint32_t from, uint32_t to, kvf_copy_list *copies) {
     kvf__table *a = &m->tables[from], *b = &m->tables[to];
-    uint32_t bs = m->config.block_size;
-    for (uint32_t i = 0; i < a->n_blocks; i++) {
-        kvf__row(m, to)[i] = kvf__row(m, from)[i];
-        kvf__pool_share(&m->blocks, kvf__row(m, from)[i]);
-    }
-    b->n_slots = a->n_slots;
-    b->n_blocks = a->n_blocks;
-    a->maybe_shared = b->maybe_shared = true;
-    kvf__table_count(m, to, 0, 0);
-    kvf__promise_set(&m->blocks, &b->blocks, a->blocks.reserve, a->blocks.reserve);
-    for (; b->n_pages < a->n_pages; b->n_pages++) {
-        uint32_t src = kvf__score_row(m, from)[b->n_pages], dst = kvf__pool_take(&m->pages, NULL, to);
-        kvf__score_row(m, to)[b->n_pages] = dst;
-        kvf__copies_add(m, copies, KVF_COPY_SCORE_PAGE, src, dst, KVF__MIN(bs, a->n_slots - b->n_pages * bs));
-    }
-    kvf__promise_set(&m->pages, &b->pages, a->pages.reserve, kvf__promise_owed(a->pages.reserve, b->n_pages));
+    uint32_t bs = m->config.block_size, n_blocks = kvf__n_blocks(m, from), n_pages = m->n_pages[from];
+    const uint32_t *row = kvf__row(m, from), *score_row = kvf__score_row(m, from);
+    for (uint32_t i = 0; i < n_blocks; i++) kvf__pool_share(&m->blocks, row[i]);
+    memcpy(kvf__row(m, to), row, n_blocks * sizeof *row);
+    m->n_slots[to] = m->n_slots[from];
+    m->private_at[from] = m->private_at[to] = m->tail_at[from] = m->tail_at[to] = 0;
+    kvf__table_count(m, to, 0);
+    b->reserve = a->reserve;
+    b->page_reserve = a->page_reserve;
+    kvf__promise_set(&m->blocks, &m->promise[to], a->reserve);
+    kvf__pool_take(&m->pages, kvf__score_row(m, to), n_pages);
+    m->n_pages[to] = n_pages;
+    for (uint32_t i = 0; i < n_pages; i++)
+        kvf__copies_add(m, copies, KVF_COPY_SCORE_PAGE, score_row[i], kvf__score_row(m, to)[i],
+                        KVF__MIN(bs, m->n_slots[from] - i * bs));
+    kvf__promise_set(&m->pages, &m->page_promise[to], kvf__promise_owed(a->page_reserve, n_pages));
 }
 
 kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *copies, kvf_seq *out) {
@@ -108,6 +107,7 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
     s = check_fork(manager, from * manager->seq_tables, copies);
     if (s) return s;
     uint32_t to = seq_open(manager), first_copy = copies ? copies->n : 0;
+    manager->seqs[from].known_at = 0;
     manager->seqs[to].next_pos = manager->seqs[from].next_pos;
     manager->seqs[to].has_scores = manager->seqs[from].has_scores;
     for (uint32_t t = 0; t < manager->seq_tables; t++)
@@ -117,23 +117,26 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
     return KVF_OK;
 }
 
+static void empty_table(kvf_manager *m, uint32_t t, uint32_t layer) {
+    uint32_t n_blocks = kvf__n_blocks(m, t);
+    (void)kvf__pool_trim(&m->blocks, kvf__row(m, t), n_blocks, 0, kvf__is_private(m, t));
+    if (m->n_pages[t]) (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), m->n_pages[t], 0, false);
+    m->layer_blocks[layer] -= n_blocks;
+    m->layer_slots[layer] -= m->n_slots[t];
+    m->n_slots[t] = m->n_pages[t] = 0;
+    m->tables[t].reserve = m->tables[t].page_reserve = 0;
+    kvf__promise_set(&m->blocks, &m->promise[t], 0);
+    kvf__promise_set(&m->pages, &m->page_promise[t], 0);
+}
+
 kvf_status kvf_seq_free(kvf_manager *manager, kvf_seq seq) {
     uint32_t index = 0;
     kvf_status status = kvf__seq_find(manager, seq, &index);
     if (status) return status;
     kvf__seq *s = &manager->seqs[index];
     if (s->n_compacting) kvf__compact_drop(manager);
-    for (uint32_t t = index * manager->seq_tables; t < (index + 1) * manager->seq_tables; t++) {
-        kvf__table *table = &manager->tables[t];
-        uint32_t n_slots = table->n_slots, n_blocks = table->n_blocks;
-        (void)kvf__pool_trim(&manager->blocks, kvf__row(manager, t), &table->n_blocks, 0);
-        (void)kvf__pool_trim(&manager->pages, kvf__score_row(manager, t), &table->n_pages, 0);
-        kvf__promise_set(&manager->blocks, &table->blocks, 0, 0);
-        kvf__promise_set(&manager->pages, &table->pages, 0, 0);
-        table->n_slots = 0;
-        table->maybe_shared = false;
-        kvf__table_count(manager, t, n_slots, n_blocks);
-    }
+    for (uint32_t l = 0, t = index * manager->seq_tables; l < manager->config.n_layers; l++)
+        for (uint32_t g = 0; g < manager->n_groups; g++, t++) empty_table(manager, t, l);
     *s = (kvf__seq){.generation = s->generation == GENERATION_MAX ? 1 : s->generation + 1};
     manager->free_seqs[manager->config.max_seqs - manager->n_seqs--] = index;
     if (manager->profile) kvf__profile_seq(manager, index, KVF__CAUSE_END);
@@ -170,27 +173,38 @@ kvf_status kvf_seq_table(const kvf_manager *manager, kvf_seq seq, uint32_t layer
     if (group >= manager->n_groups)
         return kvf__fail(manager->error, KVF_E_INVALID, "group %u: must be under %u", group, manager->n_groups);
     uint32_t t = index * manager->seq_tables + layer * manager->n_groups + group;
-    if (n_slots) *n_slots = manager->tables[t].n_slots;
-    if (n_blocks) *n_blocks = manager->tables[t].n_blocks;
+    if (n_slots) *n_slots = manager->n_slots[t];
+    if (n_blocks) *n_blocks = kvf__n_blocks(manager, t);
     if (blocks) *blocks = kvf__row(manager, t);
+    return KVF_OK;
+}
+
+kvf_status kvf_seq_sharing(const kvf_manager *manager, kvf_seq seq, uint64_t *n_own, uint64_t *n_shared) {
+    uint32_t index = 0;
+    kvf_status s = kvf__seq_find(manager, seq, &index);
+    if (s) return s;
+    uint64_t own = 0, all = 0;
+    for (uint32_t t = index * manager->seq_tables; t < (index + 1) * manager->seq_tables; t++) {
+        uint32_t n = kvf__n_blocks(manager, t);
+        all += n;
+        for (uint32_t i = 0; i < n; i++) own += kvf__pool_holders(&manager->blocks, kvf__row(manager, t)[i]) == 1;
+    }
+    if (n_own) *n_own = own;
+    if (n_shared) *n_shared = all - own;
     return KVF_OK;
 }
 
 /* ---- Reservations -------------------------------------------------------------------------------------- */
 
 uint32_t kvf__table_private(kvf_manager *m, uint32_t t) {
-    kvf__table *table = &m->tables[t];
-    if (!table->maybe_shared) return table->n_blocks;
+    uint32_t n_blocks = kvf__n_blocks(m, t), n_private = 0, n_sole = 0;
+    if (kvf__is_private(m, t)) return n_blocks;
     const uint32_t *row = kvf__row(m, t);
-    uint32_t n_private = 0, n_sole = 0;
-    for (uint32_t i = 0; i < table->n_blocks; i++) {
+    for (uint32_t i = 0; i < n_blocks; i++) {
         n_private += kvf__pool_holders(&m->blocks, row[i]) == 1;
-        n_sole += m->blocks.entries[row[i]].refs == 1;
+        n_sole += *kvf__state(&m->blocks, row[i]) == KVF__ROW;
     }
-    if (n_sole == table->n_blocks) {
-        table->maybe_shared = false;
-        for (uint32_t i = 0; i < table->n_blocks; i++) m->blocks.entries[row[i]].owner = t;
-    }
+    if (n_sole == n_blocks) m->private_at[t] = m->tail_at[t] = m->epoch;
     return n_private;
 }
 
@@ -202,7 +216,7 @@ static uint32_t owed_blocks(kvf_manager *m, uint32_t t, uint32_t reserve, uint32
 }
 
 static uint32_t owed_pages(const kvf_manager *m, uint32_t t, uint32_t reserve) {
-    return kvf__promise_owed(reserve, m->tables[t].n_pages);
+    return kvf__promise_owed(reserve, m->n_pages[t]);
 }
 
 /* Whether a pool can bear owed in place of what these tables were promised so far. */
@@ -229,8 +243,8 @@ kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_
         uint32_t reserve = kvf__blocks_for(manager, n_slots[i]);
         blocks += owed_blocks(manager, first + i, reserve, &unused);
         pages += owed_pages(manager, first + i, with_scores ? reserve : 0);
-        blocks_before += manager->tables[first + i].blocks.promise;
-        pages_before += manager->tables[first + i].pages.promise;
+        blocks_before += manager->promise[first + i];
+        pages_before += manager->page_promise[first + i];
     }
     s = check_owed(manager, &manager->blocks, "blocks", blocks, blocks_before);
     if (s) return s;
@@ -240,8 +254,11 @@ kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_
         kvf__table *table = &manager->tables[first + i];
         uint32_t reserve = kvf__blocks_for(manager, n_slots[i]), page_reserve = with_scores ? reserve : 0;
         uint32_t owed = owed_blocks(manager, first + i, reserve, &table->fresh_promise);
-        kvf__promise_set(&manager->blocks, &table->blocks, reserve, owed);
-        kvf__promise_set(&manager->pages, &table->pages, page_reserve, owed_pages(manager, first + i, page_reserve));
+        table->reserve = reserve;
+        table->page_reserve = page_reserve;
+        kvf__promise_set(&manager->blocks, &manager->promise[first + i], owed);
+        kvf__promise_set(&manager->pages, &manager->page_promise[first + i],
+                         owed_pages(manager, first + i, page_reserve));
     }
     if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
@@ -259,24 +276,23 @@ kvf_status kvf_seq_take_scores(kvf_manager *manager, kvf_seq seq, const uint32_t
     uint32_t first = index * manager->seq_tables;
     uint64_t missing = 0;
     for (uint32_t i = 0; i < manager->seq_tables; i++) {
-        const kvf__table *table = &manager->tables[first + i];
-        if (n_slots[i] > table->n_slots)
+        if (n_slots[i] > manager->n_slots[first + i])
             return kvf__fail(manager->error, KVF_E_INVALID, "n_slots[%u] %u: must be at most the table's %u", i,
-                             n_slots[i], table->n_slots);
-        uint32_t n = kvf__blocks_for(manager, n_slots[i]);
-        missing += n > table->pages.promise ? n - table->pages.promise : 0;
+                             n_slots[i], manager->n_slots[first + i]);
+        missing += kvf__promise_owed(kvf__blocks_for(manager, n_slots[i]), manager->page_promise[first + i]);
     }
     if (missing > kvf__pool_spare(&manager->pages))
         return kvf__fail(manager->error, KVF_E_NO_BLOCKS,
                          "take_scores: %llu score pages beyond the promised ones, %u are free",
                          (unsigned long long)missing, kvf__pool_spare(&manager->pages));
     for (uint32_t i = 0; i < manager->seq_tables; i++) {
-        kvf__table *table = &manager->tables[first + i];
-        for (uint32_t n = kvf__blocks_for(manager, n_slots[i]); table->n_pages < n; table->n_pages++)
-            kvf__score_row(manager, first + i)[table->n_pages] =
-                kvf__pool_take(&manager->pages, &table->pages, first + i);
+        uint32_t n = kvf__blocks_for(manager, n_slots[i]);
+        kvf__pool_take(&manager->pages, kvf__score_row(manager, first + i), n);
+        kvf__promise_use(&manager->pages, &manager->page_promise[first + i], n);
+        manager->n_pages[first + i] = n;
     }
     manager->seqs[index].has_scores = true;
+    manager->seqs[index].known_at = 0;
     if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }

@@ -18,11 +18,10 @@ kvf_status kvf_view_fill(kvf_manager *manager, uint32_t which, const kvf_seq *se
         (void)kvf__seq_find(manager, seqs[i], &index);
         v->seq_index[i] = index;
         v->next_pos[i] = manager->seqs[index].next_pos;
-        for (uint32_t k = 0; k < manager->seq_tables; k++) {
-            uint32_t t = index * manager->seq_tables + k;
-            v->row_offset[(size_t)i * manager->seq_tables + k] = (uint64_t)t * manager->row_capacity;
-            v->n_slots[(size_t)i * manager->seq_tables + k] = manager->tables[t].n_slots;
-        }
+        uint32_t n = manager->seq_tables, first = index * n;
+        uint64_t *row_offset = v->row_offset + (size_t)i * n;
+        for (uint32_t k = 0; k < n; k++) row_offset[k] = (uint64_t)(first + k) * manager->row_capacity;
+        memcpy(v->n_slots + (size_t)i * n, manager->n_slots + first, n * sizeof *v->n_slots);
     }
     *out = (kvf_view){.struct_size = sizeof *out,
                       .n_seqs = n_seqs,

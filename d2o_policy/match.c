@@ -43,9 +43,12 @@ static void choose(const kvf__call *c, const kvf_plan_event *pe, uint32_t kv_hea
     uint32_t window = KVF__MIN(s->sizes[e->layer].window, e->n_keep);
     uint32_t window_begin = next_pos - KVF__MIN(window, next_pos);
     kvf__event_scores(c, e, kv_head, x->score);
-    for (uint32_t slot = 0; slot < n; slot++) {
-        uint32_t pos = h->pages->pos[kvf__slot_index(h, slot)] & KVF__MAX_POSITION;
-        x->keys[slot] = kvf__select_key(x->score[0][slot] + x->score[1][slot], pos, window_begin, s->options.sinks);
+    for (uint32_t begin = 0, rows; begin < n; begin += rows) {
+        const uint32_t *pos = h->pages->pos + kvf__slot_index(h, begin);
+        rows = KVF__MIN(h->pages->block_size, n - begin);
+        for (uint32_t i = 0, slot = begin; i < rows; i++, slot++)
+            x->keys[slot] = kvf__select_key(x->score[0][slot] + x->score[1][slot], pos[i] & KVF__MAX_POSITION,
+                                            window_begin, s->options.sinks);
     }
     kvf__select_evicted(x->keys, n, pe->n_evict, x->slots);
     memset(x->evicted, 0, n);
@@ -102,6 +105,41 @@ static void match_chunk(const kvf__call *c, const kvf__head *h, const kvf__scrat
     }
 }
 
+/* FEW: evicted rows for which packing the kept ones costs more than it saves. GROUP: rows of one call of cosines. AHEAD:
+ * rows that are asked for before they are read. */
+enum { FEW = 2, GROUP = 16, AHEAD = 64 };
+
+/* The nearest kept key of the evicted row whose panel is given, straight from the pages. Rows past the table's end, and the
+ * evicted ones, are computed with the others and passed over. */
+static void match_row(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, kvf_plan_entry *entry,
+                      const float *panel, float rnorm) {
+    const kvf_pages *p = h->pages;
+    uint32_t n = h->n_slots, group = KVF__MIN(p->block_size, (uint32_t)GROUP);
+    size_t row_bytes = p->head_dim * kvf_dtype_bytes(p->dtype);
+    kvf__best best = {-2.0f, UINT32_MAX, KVF__NONE};
+    for (uint32_t begin = 0; begin < n; begin += GROUP) {
+        float u[GROUP];
+        const void *rows = group == GROUP ? kvf__k_row(h, begin) : x->tile, *ahead = rows;
+        if (begin + AHEAD < n) ahead = kvf__k_row(h, begin + AHEAD);
+        if (group != GROUP) /* two blocks of 8 rows: side by side in the scratch */
+            for (uint32_t i = 0; i < GROUP && begin + i < n; i += group)
+                memcpy((unsigned char *)x->tile + i * row_bytes, kvf__k_row(h, begin + i), group * row_bytes);
+        c->kernels->cosines(p->dtype, rows, ahead, p->head_dim, panel, rnorm, u);
+        for (uint32_t i = 0, slot = begin; i < GROUP && slot < n; i++, slot++)
+            if (u[i] >= best.u && !x->evicted[slot]) kvf__raise(&best, u[i], p->pos[kvf__slot_index(h, slot)], slot);
+    }
+    entry->u = best.u;
+    entry->target = best.slot;
+}
+
+static void match_few(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, kvf_plan_entry *entries,
+                      uint32_t n) {
+    const void *rows[KVF__PANEL];
+    for (uint32_t i = 0; i < KVF__PANEL; i++) rows[i] = kvf__k_row(h, entries[KVF__MIN(i, n - 1)].slot);
+    c->kernels->pack(h->pages->dtype, rows, h->pages->head_dim, x->panels, x->chunk_norm);
+    for (uint32_t i = 0; i < n; i++) match_row(c, h, x, entries + i, x->panels + i, x->chunk_norm[i]);
+}
+
 typedef struct match_job {
     kvf__call call;
     kvf_plan *plan;
@@ -118,6 +156,10 @@ static void match_head(void *ctx, uint32_t item, uint32_t thread) {
     kvf_plan_entry *entries = job->plan->entries + pe->entry_begin + (uint64_t)kv_head * pe->n_evict;
     choose(c, pe, kv_head, &h, &x, entries);
     if (kvf__event_seq(c, &pe->event)->options.merge == KVF_MERGE_NONE) return;
+    if (pe->n_evict <= FEW) {
+        match_few(c, &h, &x, entries, pe->n_evict);
+        return;
+    }
     for (uint32_t i = 0; i < pe->n_evict; i += KVF__CHUNK)
         match_chunk(c, &h, &x, entries + i, KVF__MIN(KVF__CHUNK, pe->n_evict - i));
 }

@@ -1,7 +1,7 @@
 /* observe and metric: the attention mass becomes scores, and the variance of a prompt's column sums. */
 #include "d2o_policy/pages.h"
 
-enum { SERIAL_WORK = 1 << 16 }; /* floats below which waking the threads costs more than the loop */
+enum { SERIAL_WORK = 1 << 13 }; /* floats below which waking the threads costs more than the loop */
 
 typedef struct observe_job {
     const kvf_policy_batch *batch;

@@ -169,6 +169,7 @@ static kvf_status multiply(pass *p, const float *x, size_t x_stride, const kvf__
                    .x_stride = x_stride,
                    .y_stride = y_stride,
                    .accumulate = accumulate,
+                   .deterministic = p->f.deterministic != 0,
                    .ops = p->gemv_ops,
                    .scratch = p->a->scratch,
                    .scratch_floats = p->m->weights->scratch_floats};

@@ -150,7 +150,7 @@ Test(gemm, agrees_with_a_naive_product) {
     }
 }
 
-/* Every type in every form and both ways: rows from 1 to 40, odd numbers of columns, rows longer than the piece that is
+/* Every type in every form and way: rows from 1 to 40, odd numbers of columns, rows longer than the piece that is
  * dequantised at once. */
 Test(gemm, every_type_form_and_way) {
     uint64_t rng = 4;
@@ -163,7 +163,7 @@ Test(gemm, every_type_form_and_way) {
             matrix a = random_matrix(1, &types[t], &shapes[s][0], shapes[s][1], &rng);
             for (uint32_t m = 1; m <= 40; m += s == 0 ? 1 : 13)
                 for (int form = 0; form < rig.n_forms; form++)
-                    for (int way = KVF__GEMM_ROWS; way <= KVF__GEMM_SLICES; way++)
+                    for (int way = KVF__GEMM_ROWS; way <= KVF__GEMM_TILES; way++)
                         check_product(&a, m, (kvf__gemm_way)way, form, m % 2, &rng);
             free_matrix(&a);
         }
@@ -179,7 +179,7 @@ Test(gemm, stacked_parts) {
             uint32_t three[3] = {types[t], types[(t + 1) % N_TYPES], types[(t + 4) % N_TYPES]};
             matrix a = random_matrix(2 + (uint32_t)s % 2, three, n_rows[s], 256, &rng);
             for (int form = 0; form < rig.n_forms; form++)
-                for (int way = KVF__GEMM_ROWS; way <= KVF__GEMM_SLICES; way++)
+                for (int way = KVF__GEMM_ROWS; way <= KVF__GEMM_TILES; way++)
                     check_product(&a, 5, (kvf__gemm_way)way, form, s % 2, &rng);
             free_matrix(&a);
         }
@@ -210,35 +210,64 @@ Test(gemm, forms_dequantise_alike) {
     for (int form = 0; form < rig.n_forms; form++) cr_assert(!rig.forms[form]->dequantize(10, &x, 1, &x));
 }
 
-/* Of a few rows, one's product has the same bits whatever it is computed beside. */
-Test(gemm, few_rows_do_not_depend_on_one_another) {
-    enum { M = 13, N = 21, K = 1120 };
+/* Rows [begin, begin + m) of a product, into y's first rows. */
+static void rows_product(kvf__gemm g, uint32_t begin, uint32_t m, float *y, kvf_stream *stream) {
+    g.m = m;
+    g.x += begin * g.x_stride;
+    g.y = y;
+    cr_assert_eq(kvf__gemm_run(stream, &g), KVF_OK);
+}
+
+/* One row's product has the same bits whatever it is computed beside, where it stands, and how many threads there are:
+ * through few rows, many, and what chooses between them. */
+Test(gemm, rows_do_not_depend_on_one_another) {
+    enum { M = 263 };
+    static const uint32_t n_rows[2] = {37, 21}, ks[] = {1120, 2304};
+    static const uint32_t some[] = {1, 2, 3, 5, 6, 7, 8, 13, 16, 31, 63, 64, 65, 66, 67, 100, 255, 256, 257, M};
     uint64_t rng = 7;
-    static const uint32_t n = N;
-    matrix a = random_matrix(1, &types[5], &n, K, &rng);
-    float *x = random_floats((size_t)M * K, &rng), all[M * N], y[M * N];
-    for (int form = 0; form < rig.n_forms; form++) {
-        kvf__gemm g = {.m = M,
-                       .w = &a.m,
-                       .x = x,
-                       .y = all,
-                       .x_stride = K,
-                       .y_stride = N,
-                       .way = KVF__GEMM_ROWS,
-                       .ops = rig.forms[form],
-                       .scratch_floats = kvf__gemm_scratch_floats(&a.m)};
-        g.scratch = random_floats(g.scratch_floats, &rng);
-        cr_assert_eq(kvf__gemm_run(NULL, &g), KVF_OK);
-        g.y = y;
-        for (uint32_t m = 1; m < M; m++) {
-            g.m = m;
-            cr_assert_eq(kvf__gemm_run(NULL, &g), KVF_OK);
-            cr_assert(!memcmp(y, all, m * N * sizeof *y), "form %d: %u rows have other bits than %u", form, m, M);
+    for (int t = 0; t < N_TYPES; t++) {
+        const uint32_t two[2] = {types[t], types[(t + 3) % N_TYPES]};
+        size_t elements[2], bytes;
+        for (int i = 0; i < 2; i++) gw_geometry(two[i], &elements[i], &bytes);
+        const uint32_t k = ks[elements[0] == 256 || elements[1] == 256];
+        matrix a = random_matrix(2, two, n_rows, k, &rng);
+        const uint32_t n = a.m.n;
+        float *x = random_floats((size_t)M * k, &rng), *all = random_floats((size_t)M * n, &rng);
+        float *start = malloc(M * n * sizeof *all), *y = malloc(M * n * sizeof *y);
+        memcpy(start, all, M * n * sizeof *all);
+        for (int form = 0; form < rig.n_forms; form++) {
+            kvf__gemm g = {.w = &a.m,
+                           .x = x,
+                           .x_stride = k,
+                           .y_stride = n,
+                           .accumulate = form % 2,
+                           .way = KVF__GEMM_ROWS,
+                           .ops = rig.forms[form],
+                           .scratch_floats = kvf__gemm_scratch_floats(&a.m)};
+            g.scratch = random_floats(3 * g.scratch_floats, &rng);
+            memcpy(all, start, M * n * sizeof *all);
+            rows_product(g, 0, M, all, rig.one);
+            for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
+                uint32_t m = some[i], begin = (M - m) / 2;
+                for (int way = 0; way < 3; way++) {
+                    static const kvf__gemm_way ways[] = {KVF__GEMM_AUTO, KVF__GEMM_TILES, KVF__GEMM_ROWS};
+                    g.way = ways[way];
+                    g.deterministic = true;
+                    memcpy(y, start + begin * n, m * n * sizeof *y);
+                    rows_product(g, begin, m, y, i % 2 ? rig.one : rig.three);
+                    cr_assert(!memcmp(y, all + begin * n, m * n * sizeof *y),
+                              "types %u and %u, form %d, way %d: %u rows have other bits than %u", two[0], two[1], form,
+                              (int)g.way, m, M);
+                }
+            }
+            free(g.scratch);
         }
-        free(g.scratch);
+        free(x);
+        free(all);
+        free(start);
+        free(y);
+        free_matrix(&a);
     }
-    free(x);
-    free_matrix(&a);
 }
 
 Test(gemm, norm_and_swiglu_in_both_forms) {

@@ -168,6 +168,48 @@ Test(policy_edges, cosines_stay_within_one) {
         }
 }
 
+/* What one evicted row meets straight from the pages is what it would meet packed, bit for bit, in every form. */
+Test(policy_edges, cosines_from_pages_are_those_of_panels) {
+    static const kvf_dtype dtypes[] = {KVF_F16, KVF_BF16, KVF_F32};
+    const kvf__kernels *paths[] = {&kvf__policy_kernels_scalar, &kvf__policy_kernels_scalar,
+                                   &kvf__policy_kernels_scalar};
+#if defined(__x86_64__)
+    if (kvf__cpu_detect().avx2_fma_f16c) paths[1] = &kvf__policy_kernels_avx2;
+    if (kvf__cpu_detect().avx512) paths[2] = &kvf__policy_kernels_avx512;
+#endif
+    enum { D = 64, ROWS = 16 };
+    uint64_t seed = 11;
+    for (int turn = 0; turn < 60; turn++)
+        for (int p = 0; p < 3; p++) {
+            const kvf__kernels *k = paths[p];
+            kvf_dtype dtype = dtypes[turn % 3];
+            static unsigned char pages[ROWS * D * 4];
+            float row[D], panels[ROWS / 8][D * 8], norms[ROWS], x[D * 8], x_norms[8], u[ROWS];
+            const void *at[ROWS];
+            for (int r = 0; r < ROWS; r++) {
+                at[r] = pages + (size_t)r * D * kvf_dtype_bytes(dtype);
+                for (int i = 0; i < D; i++) row[i] = (float)(rig_normal(&seed) * (r == 5 ? 0 : 1));
+                if (r == 7) row[3] = NAN;
+                k->store(dtype, row, D, pages + (size_t)r * D * kvf_dtype_bytes(dtype));
+            }
+            for (int half = 0; half < ROWS / 8; half++)
+                k->pack(dtype, at + 8 * half, D, panels[half], norms + 8 * half);
+            k->pack(dtype, at + 8, D, x, x_norms);
+            k->cosines(dtype, pages, pages, D, x + 2, x_norms[2], u); /* row 10 */
+            for (int r = 0; r < ROWS; r++) {
+                kvf__tile tile = {.panels = panels[r / 8], .rnorm = {norms[r]}, .n = 1};
+                float one[3 * D * 8] = {0};
+                for (int i = 0; i < D; i++) one[i * 8] = panels[r / 8][i * 8 + r % 8];
+                tile.panels = one;
+                kvf__best best = {-2, UINT32_MAX, UINT32_MAX};
+                k->nearest(&tile, x, 2, 1, x_norms + 2, D, &best);
+                cr_assert(memcmp(&best.u, &u[r], sizeof u[r]) == 0 || best.u == u[r], "row %d: %.9g and %.9g", r,
+                          best.u, u[r]);
+            }
+            cr_assert(u[5] == 0 && u[7] == 0 && u[10] > 0.999999f);
+        }
+}
+
 /* D4: keys keep their rotation and the next position never follows from what is held. */
 Test(policy_edges, positions_outlive_eviction) {
     rig *r = rig_small(2, 1, 1);

@@ -70,6 +70,15 @@ static const kvf__arg sampling_args[] = {
      KVF__ARG_NUMBER, AT(top_p), 0, 1, NULL},
     {"seed", "N", "of sampling; line n of the input gets seed N + n - 1", "0", KVF__ARG_SEED, AT(seed), 0, 0, NULL},
     {"stop", "TEXT", "end before this text; may be given several times", NULL, KVF__ARG_LIST, AT(stop), 0, 0, NULL},
+    {"n", "N", "answers to each request, over one computation of its prompt; sample i has the request's seed + i", "1",
+     KVF__ARG_COUNT, AT(n), 1, KVF_SAMPLES_MAX, NULL},
+    {"best-of", "N", "draw N samples and answer with the n of the best mean log-probability", "n", KVF__ARG_COUNT,
+     AT(best_of), 1, KVF_SAMPLES_MAX, NULL},
+    {"beam-width", "N", "beam search over N hypotheses in place of sampling; the n best are the answers", "no beams",
+     KVF__ARG_COUNT, AT(beam_width), 1, KVF_SAMPLES_MAX, NULL},
+    {"length-penalty", "X",
+     "a hypothesis' score is the sum of its log-probabilities / its tokens ^ X; 0 compares sums, more favours longer ones",
+     "1", KVF__ARG_NUMBER, AT(length_penalty), -100, 100, NULL},
 };
 static const kvf__arg_group sampling_group = {"Generation (a line of the input may set its own)", sampling_args,
                                               N(sampling_args), NULL};
@@ -102,6 +111,10 @@ static const kvf__arg memory_args[] = {
      NULL},
     {"context", "N", "positions a request may reach; it then ends with length", "the model's", KVF__ARG_COUNT,
      AT(context), 2, U32_LIMIT, NULL},
+    {"deterministic", NULL,
+     "an answer is the same to the byte whatever runs beside it: for any max-running, threads, chunk and order of "
+     "lines, after --resume, and when memory was short; long prompts take about a tenth longer",
+     NULL, KVF__ARG_FLAG, AT(deterministic), 0, 0, NULL},
 };
 static const kvf__arg_group memory_group = {"Memory and batch", memory_args, N(memory_args), NULL};
 
@@ -248,6 +261,9 @@ static const char run_notes[] =
     "  max_tokens, temperature, top_k, top_p, seed, stop (text or list), policy, preset,\n"
     "  and the policy's options by name\n"
     "  n               answers, with seed, seed + 1, ...; of 2 and more the output has `choices`\n"
+    "  best_of         so many samples, of which the n of the best mean log-probability are the answers\n"
+    "  beam_width, length_penalty\n"
+    "                  beam search in place of sampling; the n best hypotheses are the answers, best first\n"
     "  logprobs        true: the log-probability of each token; a number up to 20: of that many likeliest tokens too\n"
     "  A bad line is reported with its number, on standard error and as a result with finish_reason error;\n"
     "  the rest runs.\n"
@@ -256,6 +272,8 @@ static const char run_notes[] =
     "  id, text, token_ids, finish_reason (stop, length or error), prompt_tokens, completion_tokens,\n"
     "  kv: policy, rho, held_tokens and full_tokens (slots over all layers: held at the end, and with a full cache),\n"
     "  blocks (per layer, at the end), kept, merged, dropped (tokens over layers and KV heads);\n"
+    "  of several samples or beams, each: index, score (mean log-probability; beams: see length_penalty), and in kv\n"
+    "  own_blocks and shared_blocks (over all layers, at its end: held by it alone, and by another of them too);\n"
     "  with finish_reason error: error and the line's number; a figure of kv that is not known is null\n"
     "  --output FILE begins with a line {\"kvfold\": ...}: the model and options, for --resume.\n"
     "\n"
@@ -264,7 +282,8 @@ static const char run_notes[] =
     "   \"body\": {\"model\": \"...\", \"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}}\n"
     "  url             /v1/chat/completions or /v1/completions, line by line\n"
     "  body            model, messages or prompt, max_tokens, max_completion_tokens, temperature, top_p, seed, stop, n,\n"
-    "                  logprobs, top_logprobs, top_k, ignore_eos; kvfold: {policy, preset and the policy's options};\n"
+    "                  best_of (completions), logprobs, top_logprobs, top_k, ignore_eos; kvfold: {policy, preset and the\n"
+    "                  policy's options};\n"
     "                  fields that ask for nothing (user, stream false, frequency_penalty 0, ...) are accepted\n"
     "  A bad line has error, and response with status_code 400 (404: another model's name) and body.error.\n"
     "  The header of such an output is a file beside it, OUTPUT.kvfold-header.json. Lines of both forms may be mixed:\n"
@@ -310,6 +329,7 @@ kvf__cli kvf__cli_default(void) {
     cli.kv_memory = (uint64_t)512 << 20;
     cli.top_p = 1;
     cli.temperature = -1;
+    cli.length_penalty = 1;
     cli.sync = "second";
     cli.arrivals = "poisson";
     cli.n_kv_heads = 3;

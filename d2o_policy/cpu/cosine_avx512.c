@@ -76,9 +76,9 @@ static void nearest(const kvf__tile *tile, const float *panel, uint32_t r, uint3
         nearest_n(tile, panel, r, n, 2, rnorm, d, best);
 }
 
-const kvf__kernels kvf__policy_kernels_avx512 = {kvf__policy_load_avx2,  kvf__policy_store_avx2,
-                                                 kvf__policy_pack_avx2,  nearest,
-                                                 kvf__policy_blend_avx2, kvf__policy_norm_avx2};
+const kvf__kernels kvf__policy_kernels_avx512 = {
+    kvf__policy_load_avx2,    kvf__policy_store_avx2, kvf__policy_pack_avx2, nearest,
+    kvf__policy_cosines_avx2, kvf__policy_blend_avx2, kvf__policy_norm_avx2};
 #else
 typedef int kvf__policy_no_avx512; /* a translation unit is never empty */
 #endif

@@ -40,6 +40,10 @@ typedef struct kvf__kernels {
     /* Rows [r, r + n) of an evicted panel (r + n <= KVF__PANEL) against a tile: raises best[0..n). */
     void (*nearest)(const kvf__tile *tile, const float *panel, uint32_t r, uint32_t n, const float *rnorm, uint32_t d,
                     kvf__best *best);
+    /* Cosines of a packed row x (element i stands at x[i * KVF__PANEL]) with 16 rows of the pages that follow one another.
+     * The bits are those that pack and nearest give. ahead: as many rows that will be read soon. */
+    void (*cosines)(kvf_dtype dtype, const void *rows, const void *ahead, uint32_t d, const float *x, float x_rnorm,
+                    float u[16]);
     /* acc[i] = fmaf(w, row[i] - base[i], acc[i]), base NULL: zeros. */
     void (*blend)(float *acc, const float *base, const float *row, float w, uint32_t d);
     float (*norm)(const float *row, uint32_t d);
@@ -54,6 +58,8 @@ extern const kvf__kernels kvf__policy_kernels_avx512;
 void kvf__policy_load_avx2(kvf_dtype dtype, const void *row, uint32_t d, float *out);
 void kvf__policy_store_avx2(kvf_dtype dtype, const float *in, uint32_t d, void *row);
 void kvf__policy_pack_avx2(kvf_dtype dtype, const void *const rows[8], uint32_t d, float *panel, float rnorm[8]);
+void kvf__policy_cosines_avx2(kvf_dtype dtype, const void *rows, const void *ahead, uint32_t d, const float *x,
+                              float x_rnorm, float u[16]);
 void kvf__policy_blend_avx2(float *acc, const float *base, const float *row, float w, uint32_t d);
 float kvf__policy_norm_avx2(const float *row, uint32_t d);
 #endif

@@ -336,6 +336,12 @@ KVF_API KVF_CHECK kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_
  *  @own plain values. @threads as the manager. @errors KVF_E_STALE, KVF_E_INVALID. @cost O(tables). */
 KVF_API KVF_CHECK kvf_status kvf_seq_occupancy(const kvf_manager *manager, kvf_seq seq, kvf_layer_occupancy *layers);
 
+/** How many of a sequence's blocks, over all its tables, nobody else holds, and how many somebody does.
+ *  @param manager a manager. @param seq a sequence. @param n_own result, or NULL. @param n_shared result, or NULL.
+ *  @own plain values. @threads as the manager. @errors KVF_E_STALE. @cost O(its blocks). */
+KVF_API KVF_CHECK kvf_status kvf_seq_sharing(const kvf_manager *manager, kvf_seq seq, uint64_t *n_own,
+                                             uint64_t *n_shared);
+
 /** Checks every invariant by walking everything: free + held = total, each block's references = its appearances over
  *  all tables, holds and pins, no block both free and referenced, promises and counters; likewise score pages.
  *  @param manager a manager. @param err names the first broken invariant, or NULL.
