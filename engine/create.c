@@ -112,6 +112,7 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     m.max_slots = c->max_context;
     m.block_bytes = e->stats.block_bytes;
     m.allocator = e->allocator;
+    m.profile = c->profile;
     if ((st = kvf_manager_create(&m, &e->manager, err))) return st;
     kvf_policy_state_config p = {.struct_size = sizeof p,
                                  .n_layers = info->n_layers,
@@ -205,6 +206,7 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
         kvf_engine_destroy(e);
         return st;
     }
+    e->config.profile = NULL; /* the manager has its copy */
     *out = e;
     return KVF_OK;
 }

@@ -557,6 +557,7 @@ END
 
 . "$here/command_resume.sh"
 . "$here/command_edges.sh"
+. "$here/command_profile.sh"
 
 if [ $# -eq 3 ]; then
     for options in "" "--part vary --fast-activations"; do

@@ -58,6 +58,7 @@ typedef struct kvf_manager_config {
     uint32_t n_snapshot_pages;    /* pages of block_size tokens for snapshots of column sums; 0: none */
     uint32_t reserved;            /* 0 */
     uint64_t snapshot_page_bytes; /* of one such page, for figures in bytes */
+    const struct kvf_profile_config *profile; /* kvfold/profile.h; copied; NULL: keeps no profile */
 } kvf_manager_config;
 
 /** A config with struct_size set and every default filled in; n_layers, n_kv_heads and n_blocks stay 0.

@@ -24,6 +24,7 @@
 
 #include "kvfold/model.h"
 #include "kvfold/policy.h"
+#include "kvfold/profile.h"
 #include "kvfold/scheduler.h"
 
 #ifdef __cplusplus
@@ -53,6 +54,8 @@ typedef struct kvf_engine_config {
      * threads, or whether it was preempted. After a preemption all policies replay what they had generated. */
     int deterministic;
     int fast_activations; /* 1: see kvf_forward */
+    /* Of the block manager; copied; NULL: it keeps none. Read it through kvf_engine_manager. */
+    const kvf_profile_config *profile;
 } kvf_engine_config;
 
 typedef enum kvf_finish {
