@@ -171,8 +171,9 @@ def compare(args, peer, options):
 
 
 def has_fast_activations(bench):
+    """Whether the build can take activations in 8 bits (kvfold run --fast-activations; here -x)."""
     text = subprocess.run([str(bench), "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
-    return "--fast-activations" in text
+    return "[-x]" in text
 
 
 def main():
@@ -188,7 +189,7 @@ def main():
     in_venv(args.venv)
     peer = Peer(args)
     lines = []
-    for options in [[], ["--fast-activations"]] if has_fast_activations(args.bench) else [[]]:
+    for options in [[], ["-x"]] if has_fast_activations(args.bench) else [[]]:
         for line in compare(args, peer, options):
             line = {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in line.items()}
             print(json.dumps(line), flush=True)
