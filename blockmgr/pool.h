@@ -119,17 +119,14 @@ void kvf__pool_pin(kvf__pool *p, uint32_t src, uint32_t dst);
 bool kvf__pool_copy_pending(const kvf__pool *p, uint32_t src, uint32_t dst);
 void kvf__pool_unpin(kvf__pool *p, uint32_t src, uint32_t dst);
 
-/* A node takes an id that somebody holds. It lets one go: 1 when the id was idle and falls free, else 0. */
-void kvf__pool_cache(kvf__pool *p, uint32_t id, uint32_t node);
+/* A node takes ids that somebody holds. It lets one go: 1 when the id was idle and falls free, else 0. */
+void kvf__pool_cache(kvf__pool *p, const uint32_t *ids, uint32_t n, uint32_t node);
 uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id);
 /* One holder more of a cached id, which may be idle; the caller sees to n_idle and n_held_max. */
 static inline void kvf__pool_attach(kvf__pool *p, uint32_t id) {
     uint8_t *state = kvf__state(p, id);
-    if (*state == KVF__IDLE) {
-        *state = KVF__CACHED;
-    } else {
-        kvf__pool_share(p, id);
-    }
+    if (*state != KVF__IDLE) kvf__pool_share(p, id);
+    if (*state == KVF__IDLE) *state = KVF__CACHED;
 }
 
 /* ---- Promises: a number of the table's; the pool keeps the sum ---------------------------------------------- */
