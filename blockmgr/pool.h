@@ -95,7 +95,8 @@ void kvf__pool_take(kvf__pool *p, uint32_t *row, uint32_t n);
 void kvf__pool_share(kvf__pool *p, uint32_t id);
 /* An appearance less; true when it was the last: the id fell free or became idle. */
 bool kvf__pool_drop(kvf__pool *p, uint32_t id);
-/* Drops the tail of a row of n ids down to n_new; returns how many fell free or became idle. is_private: all are in state ROW. */
+/* Drops the tail of a row of n ids down to n_new; returns how many fell free or became idle. is_private: all are in state
+ * ROW. */
 uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *row, uint32_t n, uint32_t n_new, bool is_private);
 
 /* One hold more on an id that has a holder; one less on a counted id. */

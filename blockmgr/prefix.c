@@ -170,7 +170,7 @@ static chain look_at_chain(const kvf__cache *c, uint32_t n_tokens, uint32_t n_ch
     return h;
 }
 
-/* What the k-th table will hold that a reservation counts as held: the private blocks or, with growth, all that it keeps. */
+/* What the k-th table will hold that a reservation counts: the private blocks or, with growth, all that it keeps. */
 static uint32_t count_table(const kvf_manager *m, uint32_t k, const chain *h, bool growth) {
     const kvf__cache *c = &m->cache;
     bool last_held = false;

@@ -108,8 +108,7 @@ uint32_t kvf__walk_find(const kvf__cache *c, const kvf__walk *w) {
     for (; node != KVF__NO_NODE; node = c->nodes[node].bucket_next) {
         const kvf__node *n = &c->nodes[node];
         if (same_hash(n->hash, w->hash) && n->parent == w->node && n->n_tokens == w->n_hashed &&
-            same_hash(n->extras, w->extras) &&
-            same_tokens(kvf__node_tokens(c, node), tokens, n->n_tokens) &&
+            same_hash(n->extras, w->extras) && same_tokens(kvf__node_tokens(c, node), tokens, n->n_tokens) &&
             (n->parent != KVF__NO_NODE || same_salt(c, &w->key, node)))
             return node;
     }
