@@ -124,7 +124,7 @@ uint32_t kvf__node_add(kvf__cache *c, const kvf__walk *w, const uint32_t *blocks
     set_content(c, node, w);
     link_sibling(c, node, w->node);
     memcpy(kvf__node_blocks(c, node), blocks, c->n_tables * sizeof *blocks);
-    for (uint32_t t = 0; t < c->n_tables; t++) kvf__pool_cache(c->blocks, blocks[t], node);
+    kvf__pool_cache(c->blocks, blocks, c->n_tables, node);
     c->stats.stored++;
     c->stats.n_nodes_max = KVF__MAX(c->stats.n_nodes_max, c->n_nodes);
     return node;
@@ -136,7 +136,7 @@ void kvf__node_rebase(kvf__cache *c, uint32_t node, const uint32_t *blocks) {
         if (own[t] == blocks[t]) continue;
         c->nodes[node].n_idle -= kvf__pool_uncache(c->blocks, own[t]);
         own[t] = blocks[t];
-        kvf__pool_cache(c->blocks, own[t], node);
+        kvf__pool_cache(c->blocks, &own[t], 1, node);
     }
     if (was_idle && !c->nodes[node].n_idle) kvf__order_leave(c, node);
 }

@@ -19,12 +19,12 @@
  *   - rollback raises p again by the blocks given up, to at most R - private; so it undoes an append.
  *   - commit sets p = max(0, R - blocks held), which are all private then. What p lacks comes first out of what this
  *     table itself let fall free, then, table by table in the order of the batch, out of the spare blocks there are.
- *   - attach, of cached blocks to an empty table, sets p = max(0, R - private) too: an idle block that it takes is paid for by
- *     the promise, or by a spare one.
+ *   - attach, of cached blocks to an empty table, sets p = max(0, R - private) too: an idle block that it takes is paid for
+ *     by the promise, or by a spare one.
  *   With growth, read "kept" for private: all blocks of the table but a last one that an append would have to copy.
- *   So p + private >= R holds from reserve, attach, fork (child) or commit on, until one of its private blocks becomes shared
- *   (by a fork of this sequence, a hold, a hit of another), is given up while pinned, or is cached and rolled back in part
- *   (with growth, also: is given up while shared). As long as it holds, a growth up to R blocks
+ *   So p + private >= R holds from reserve, attach, fork (child) or commit on, until one of its private blocks becomes
+ *   shared (by a fork of this sequence, a hold, a hit of another), is given up while pinned, or is cached and rolled back
+ *   in part (with growth, also: is given up while shared). As long as it holds, a growth up to R blocks
  *   never fails for want of blocks: it takes at most R - private, the copy of a shared last block included. Who forks
  *   and wants the same for the parent reserves for it again. Score pages are always private; they have a promise too.
  */
@@ -142,8 +142,8 @@ static inline bool kvf__tail_covered(const kvf_manager *m, uint32_t t) {
     return m->cache.on && filled && kvf__cache_covers(&m->cache, kvf__row(m, t)[kvf__n_blocks(m, t) - 1]) > filled;
 }
 
-/* Whether an append to table t would write into a block that another holder has, or whose node covers those slots: its last,
- * when partly filled. An append counts in scratch the tables of its batch that have left the block, so that the last
+/* Whether an append to table t would write into a block that another holder has, or whose node covers those slots: its
+ * last, when partly filled. An append counts in scratch the tables of its batch that have left the block, so that the last
  * holder writes in place. */
 bool kvf__leaves_shared(const kvf_manager *m, uint32_t t);
 

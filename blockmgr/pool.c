@@ -80,10 +80,14 @@ static bool unref(kvf__pool *p, uint32_t id) {
     return !refs;
 }
 
-void kvf__pool_cache(kvf__pool *p, uint32_t id, uint32_t node) {
-    uint8_t *state = kvf__state(p, id);
-    if (*state == KVF__ROW) *state = KVF__CACHED;
-    p->nodes[id] = node;
+void kvf__pool_cache(kvf__pool *p, const uint32_t *restrict ids, uint32_t n, uint32_t node) {
+    uint8_t *restrict states = p->states;
+    uint32_t *restrict nodes = p->nodes;
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t *state = &states[kvf__state_at(ids[i])];
+        *state = *state == KVF__ROW ? KVF__CACHED : *state;
+        nodes[ids[i]] = node;
+    }
 }
 
 uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id) {

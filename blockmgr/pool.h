@@ -95,7 +95,8 @@ void kvf__pool_take(kvf__pool *p, uint32_t *row, uint32_t n);
 void kvf__pool_share(kvf__pool *p, uint32_t id);
 /* An appearance less; true when it was the last: the id fell free or became idle. */
 bool kvf__pool_drop(kvf__pool *p, uint32_t id);
-/* Drops the tail of a row of n ids down to n_new; returns how many fell free or became idle. is_private: all are in state ROW. */
+/* Drops the tail of a row of n ids down to n_new; returns how many fell free or became idle. is_private: all are in state
+ * ROW. */
 uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *row, uint32_t n, uint32_t n_new, bool is_private);
 
 /* One hold more on an id that has a holder; one less on a counted id. */
@@ -119,17 +120,14 @@ void kvf__pool_pin(kvf__pool *p, uint32_t src, uint32_t dst);
 bool kvf__pool_copy_pending(const kvf__pool *p, uint32_t src, uint32_t dst);
 void kvf__pool_unpin(kvf__pool *p, uint32_t src, uint32_t dst);
 
-/* A node takes an id that somebody holds. It lets one go: 1 when the id was idle and falls free, else 0. */
-void kvf__pool_cache(kvf__pool *p, uint32_t id, uint32_t node);
+/* A node takes ids that somebody holds. It lets one go: 1 when the id was idle and falls free, else 0. */
+void kvf__pool_cache(kvf__pool *p, const uint32_t *ids, uint32_t n, uint32_t node);
 uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id);
 /* One holder more of a cached id, which may be idle; the caller sees to n_idle and n_held_max. */
 static inline void kvf__pool_attach(kvf__pool *p, uint32_t id) {
     uint8_t *state = kvf__state(p, id);
-    if (*state == KVF__IDLE) {
-        *state = KVF__CACHED;
-    } else {
-        kvf__pool_share(p, id);
-    }
+    if (*state != KVF__IDLE) kvf__pool_share(p, id);
+    if (*state == KVF__IDLE) *state = KVF__CACHED;
 }
 
 /* ---- Promises: a number of the table's; the pool keeps the sum ---------------------------------------------- */

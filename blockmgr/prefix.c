@@ -171,7 +171,7 @@ static chain look_at_chain(const kvf__cache *c, uint32_t n_tokens, uint32_t n_ch
     return h;
 }
 
-/* What the k-th table will hold that a reservation counts as held: the private blocks or, with growth, all that it keeps. */
+/* What the k-th table will hold that a reservation counts: the private blocks or, with growth, all that it keeps. */
 static uint32_t count_table(const kvf_manager *m, uint32_t k, const chain *h, bool growth) {
     const kvf__cache *c = &m->cache;
     bool last_held = false;
@@ -188,9 +188,10 @@ static uint32_t count_table(const kvf_manager *m, uint32_t k, const chain *h, bo
 
 static void attach_table(kvf_manager *m, uint32_t t, uint32_t k, uint32_t n_tokens, uint32_t n_chain) {
     const kvf__cache *c = &m->cache;
-    uint32_t *row = kvf__row(m, t);
+    const uint32_t *nodes = c->chain, *blocks = c->node_blocks + k;
+    uint32_t *restrict row = kvf__row(m, t), n_tables = c->n_tables;
     for (uint32_t d = 0; d < n_chain; d++) {
-        row[d] = kvf__node_blocks(c, c->chain[d])[k];
+        row[d] = blocks[(size_t)nodes[d] * n_tables];
         kvf__pool_attach(&m->blocks, row[d]);
     }
     m->n_slots[t] = n_tokens;
