@@ -32,7 +32,7 @@ typedef struct kvf__live {
     struct kvf__live *next, *prev; /* spare ones are linked by next */
     kvf__group *group;             /* NULL: one request, one answer */
     uint32_t index;                /* of the sample; of a beam: its place among the members */
-    bool drawn_first;              /* its first draw is from the row in which the group's prompt ended */
+    struct kvf__live *draws_from;  /* its first draw is from the row in which that one's prompt ended; else NULL */
     bool twin;
     double sum; /* of its log-probabilities */
     kvf__choices choices;

@@ -273,6 +273,7 @@ void kvf__live_unlink(kvf_engine *e, kvf__live *r) {
 void kvf__live_lost(kvf_engine *e, kvf__live *r) {
     r->seq = 0;
     r->n_preempted++;
+    r->draws_from = NULL;
     r->twin = false;
     r->choices.n = 0;
     for (uint32_t i = 0; i < e->max_running; i++)
