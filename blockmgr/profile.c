@@ -33,7 +33,7 @@ static void count(kvf__profile *p, size_t word, uint64_t value) {
     add(p, word + 3 + bucket, 1);
 }
 
-static void begin(kvf_manager *m) {
+static void open_call(kvf_manager *m) {
     kvf__profile *p = m->profile;
     uint64_t version = atomic_load_explicit(&p->version, memory_order_relaxed);
     atomic_store_explicit(&p->version, version + 1, memory_order_relaxed); /* the first word's release carries it */
@@ -63,7 +63,6 @@ static void figures(kvf_manager *m) {
 
 static void layer_figures(kvf_manager *m) {
     kvf__profile *p = m->profile;
-    uint64_t cached = m->cache.on ? (uint64_t)m->cache.n_nodes * m->n_groups : 0;
     uint64_t used = 0, idle = 0;
     for (uint32_t l = 0; l < m->config.n_layers; l++) {
         uint64_t layer_idle = (uint64_t)m->layer_blocks[l] * m->config.block_size - m->layer_slots[l];
@@ -71,7 +70,7 @@ static void layer_figures(kvf_manager *m) {
         mark(p, LAYER_WORD(l, held), LAYER_WORD(l, held_max), p->counts[l].held);
         mark(p, LAYER_WORD(l, shared), LAYER_WORD(l, shared_max), p->counts[l].shared);
         put(p, LAYER_WORD(l, slots_used), m->layer_slots[l]);
-        put(p, LAYER_WORD(l, cached), cached);
+        put(p, LAYER_WORD(l, cached), p->counts[l].cached);
         mark(p, LAYER_WORD(l, slots_idle), LAYER_WORD(l, slots_idle_max), layer_idle);
         used += m->layer_slots[l];
         idle += layer_idle;
@@ -118,7 +117,7 @@ static void touch(kvf__profile *p, uint32_t id) {
 
 static void fell_free(kvf_manager *m, uint32_t id) {
     static const size_t by_cause[] = {WORD(freed_by_end), WORD(freed_by_compaction), WORD(freed_by_rollback),
-                                      WORD(freed_by_release)};
+                                      WORD(freed_by_release), WORD(freed_by_eviction)};
     kvf__profile *p = m->profile;
     kvf__profile_block *b = &p->blocks[id];
     count(p, WORD(lifetime), p->now - b->born);
@@ -126,11 +125,33 @@ static void fell_free(kvf_manager *m, uint32_t id) {
     add(p, WORD(freed_blocks), 1);
     add(p, by_cause[b->cause], 1);
     if (b->layer < m->config.n_layers) add(p, LAYER_WORD(b->layer, freed_blocks), 1);
-    p->counts[b->layer].held--;
+    p->counts[b->layer].held -= !b->idle;
+    p->counts[b->layer].cached -= b->idle;
     p->counts[b->layer].shared -= b->shared;
-    b->live = b->shared = b->fresh = false;
+    b->live = b->idle = b->shared = b->fresh = false;
     b->born = 1;
     b->used = p->now;
+}
+
+void kvf__profile_gone(void *ctx, uint32_t id) {
+    kvf__profile *p = ctx;
+    if (!p->blocks[id].live || p->blocks[id].gone) return;
+    p->blocks[id].gone = true;
+    p->gone[p->n_gone_blocks++] = id;
+}
+
+/* Begins a call's changes: first the blocks that had to go, which may have been taken again since. */
+static void begin(kvf_manager *m) {
+    kvf__profile *p = m->profile;
+    open_call(m);
+    for (uint32_t i = 0; i < p->n_gone_blocks; i++) {
+        uint32_t id = p->gone[i];
+        p->blocks[id].gone = false;
+        p->blocks[id].cause = KVF__CAUSE_EVICTION;
+        fell_free(m, id);
+        push_blocks(m, KVF_PROFILE_FREE, p->blocks[id].layer, UINT32_MAX, id, 1);
+    }
+    p->n_gone_blocks = 0;
 }
 
 /* A table or handle has it now that had not before. True when it was taken for that, false when it gained a holder. */
@@ -161,6 +182,19 @@ static void lost(kvf_manager *m, uint32_t id, uint32_t seq, kvf__cause cause) {
     touch(m->profile, id);
 }
 
+/* A live block is held, or idle in the cache, or neither. */
+static bool became_free(kvf_manager *m, uint32_t id) {
+    kvf__profile_block *b = &m->profile->blocks[id];
+    kvf__profile_count *count_of = &m->profile->counts[b->layer];
+    bool held = kvf__pool_refs(&m->blocks, id) != 0;
+    if (!held && kvf__pool_node(&m->blocks, id) == KVF_NO_BLOCK) return true;
+    if (b->idle == !held) return false;
+    b->idle = !held;
+    count_of->held += held ? 1u : UINT64_MAX; /* one more, or one less */
+    count_of->cached += held ? UINT64_MAX : 1u;
+    return false;
+}
+
 /* What became of the touched blocks, now that the call has changed all it changes. */
 static void settle(kvf_manager *m) {
     kvf__profile *p = m->profile;
@@ -172,7 +206,7 @@ static void settle(kvf_manager *m) {
         bool shared = kvf__pool_holders(&m->blocks, id) > 1;
         if (shared != b->shared) p->counts[b->layer].shared += shared ? 1u : UINT64_MAX; /* one more, or one less */
         b->shared = shared;
-        if (!b->live || kvf__pool_refs(&m->blocks, id)) continue;
+        if (!b->live || !became_free(m, id)) continue;
         fell_free(m, id);
         if (n && (b->layer != layer || b->seq != seq)) {
             push_blocks(m, KVF_PROFILE_FREE, layer, seq, first, n);
@@ -408,14 +442,18 @@ kvf_status kvf__profile_audit(const kvf_manager *m, kvf_error *err) {
     const kvf__profile *p = m->profile;
     kvf_status s = audit_tables(m, err);
     if (s) return s;
-    uint64_t held = 0, shared = 0, counted = 0, counted_shared = 0;
+    uint64_t held = 0, idle = 0, shared = 0, counted = 0, counted_shared = 0;
     for (uint32_t i = 0; i < m->blocks.n; i++) {
         const kvf__profile_block *b = &p->blocks[i];
-        if (b->live != (kvf__pool_refs(&m->blocks, i) != 0) || b->shared != (kvf__pool_holders(&m->blocks, i) > 1))
+        if (b->live != (kvf__pool_refs(&m->blocks, i) || kvf__pool_node(&m->blocks, i) != KVF_NO_BLOCK) ||
+            b->shared != (kvf__pool_holders(&m->blocks, i) > 1))
             return BROKEN("block %u: live %d, shared %d, with %u references", i, b->live, b->shared,
                           kvf__pool_refs(&m->blocks, i));
-        if (b->touched || b->layer > m->config.n_layers) return BROKEN("block %u: was not settled", i);
-        held += b->live;
+        if (b->touched || b->gone || (b->live && b->idle != !kvf__pool_refs(&m->blocks, i)) ||
+            b->layer > m->config.n_layers)
+            return BROKEN("block %u: was not settled", i);
+        held += b->live && !b->idle;
+        idle += b->idle;
         shared += b->shared;
     }
     for (uint32_t l = 0; l <= m->config.n_layers; l++) {
@@ -426,7 +464,8 @@ kvf_status kvf__profile_audit(const kvf_manager *m, kvf_error *err) {
         return BROKEN("%llu held and %llu shared, the layers' sums are %llu and %llu", (unsigned long long)held,
                       (unsigned long long)shared, (unsigned long long)counted, (unsigned long long)counted_shared);
     uint64_t taken = get(p, WORD(taken_blocks)), freed = get(p, WORD(freed_blocks));
-    if (taken - freed != held || get(p, WORD(promised)) != m->blocks.n_promised || get(p, WORD(seqs)) != m->n_seqs)
+    if (taken - freed != held + idle || idle != get(p, WORD(cached)) ||
+        get(p, WORD(promised)) != m->blocks.n_promised || get(p, WORD(seqs)) != m->n_seqs)
         return BROKEN("%llu taken and %llu freed, %llu held", (unsigned long long)taken, (unsigned long long)freed,
                       (unsigned long long)held);
     return KVF_OK;

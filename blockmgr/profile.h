@@ -9,6 +9,7 @@
  *            by the manager's thread alone, between two steps of `version`, which is odd meanwhile. Stores release and
  *            loads acquire, so that a reader that has seen a new word sees the odd version too.
  *   touched  blocks whose state may have changed in this call: settled at its end, when all tables are as they will be.
+ *   gone     idle blocks that fell free in this call; they may have been taken again since.
  *   fresh    blocks that a compaction has taken and no table has yet.
  *   ring     events [tail, head) of a power of two; the manager moves head, the reader tail.
  */
@@ -21,15 +22,22 @@
 #include "kvfold/profile.h"
 
 /* Why a block lost a holder. */
-typedef enum kvf__cause { KVF__CAUSE_END, KVF__CAUSE_COMPACTION, KVF__CAUSE_ROLLBACK, KVF__CAUSE_RELEASE } kvf__cause;
+typedef enum kvf__cause {
+    KVF__CAUSE_END,
+    KVF__CAUSE_COMPACTION,
+    KVF__CAUSE_ROLLBACK,
+    KVF__CAUSE_RELEASE,
+    KVF__CAUSE_EVICTION
+} kvf__cause;
 
-/* Invariant between calls: live = the pool counts it as held; shared = it has two or more holders; not touched. */
+/* Invariant between calls: live = it is held or idle in the prefix cache (idle); shared = it has two or more holders; not
+ * touched, not gone. */
 typedef struct kvf__profile_block {
     uint64_t born, used; /* not live: used is when it fell free, born is 1 when it ever was live */
     uint32_t layer;      /* n_layers: in no layer's table */
     uint32_t seq;        /* that lost it last */
     uint8_t cause;       /* likewise: kvf__cause */
-    bool live, shared, touched, fresh;
+    bool live, idle, shared, touched, fresh, gone;
 } kvf__profile_block;
 
 /* Invariant between calls: as the table's own. */
@@ -39,7 +47,7 @@ typedef struct kvf__profile_table {
 
 /* A layer's counts of distinct blocks; index n_layers: those in no layer. */
 typedef struct kvf__profile_count {
-    uint64_t held, shared;
+    uint64_t held, shared, cached; /* cached: idle ones */
 } kvf__profile_count;
 
 struct kvf__profile {
@@ -56,6 +64,8 @@ struct kvf__profile {
     kvf__profile_count *counts; /* [n_layers + 1] */
     uint32_t *touched;          /* [n_blocks] */
     uint32_t n_touched;
+    uint32_t *gone; /* [n_blocks]: idle ones that the cache let fall free in this call */
+    uint32_t n_gone_blocks;
     kvf_profile_event *events; /* [config.n_events] */
     _Atomic uint64_t *head, *tail;
 };
@@ -65,7 +75,10 @@ kvf_status kvf__profile_resolve(const kvf_profile_config *in, kvf_profile_config
 void kvf__profile_lay_out(kvf_manager *m, kvf__slab *slab, const kvf_profile_config *config);
 void kvf__profile_start(kvf_manager *m, const kvf_profile_config *config);
 
-/* profile.c: what has happened. Each is called at most once at the end of a call, when m->profile is set. */
+/* profile.c: an idle block has fallen free; p: the profile. Called within a call, any number of times. */
+void kvf__profile_gone(void *p, uint32_t id);
+
+/* What has happened. Each is called at most once at the end of a call, when m->profile is set. */
 void kvf__profile_figures(kvf_manager *m); /* promises, sequences or score pages alone have changed */
 /* After kvf_append: the copies are those from first_copy on. */
 void kvf__profile_appended(kvf_manager *m, const kvf_append_item *items, uint32_t n_items, const kvf_copy_list *copies,

@@ -39,6 +39,7 @@ void kvf__profile_lay_out(kvf_manager *m, kvf__slab *slab, const kvf_profile_con
     p->rows = kvf__slab_take(slab, n_rows, sizeof *p->rows);
     p->counts = kvf__slab_take(slab, (size_t)c->n_layers + 1, sizeof *p->counts);
     p->touched = kvf__slab_take(slab, c->n_blocks, sizeof *p->touched);
+    p->gone = kvf__slab_take(slab, c->n_blocks, sizeof *p->gone);
     p->events = kvf__slab_take(slab, config->n_events, sizeof *p->events);
     p->head = kvf__slab_take(slab, 1, sizeof *p->head); /* each on a cache line of its own */
     p->tail = kvf__slab_take(slab, 1, sizeof *p->tail);
@@ -62,6 +63,8 @@ void kvf__profile_start(kvf_manager *m, const kvf_profile_config *config) {
         atomic_init(&p->words[(constants[i] - offsetof(kvf_profile, now)) / sizeof value], value);
     }
     for (uint32_t i = 0; i < m->config.n_blocks; i++) p->blocks[i].layer = m->config.n_layers;
+    m->cache.gone = kvf__profile_gone;
+    m->cache.gone_ctx = p;
 }
 
 /* ---- Figures -------------------------------------------------------------------------------------- */

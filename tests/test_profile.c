@@ -2,6 +2,7 @@
  * model; main_profile.c reads it from other threads. */
 #include "tests/test_blockmgr_util.h"
 
+#include "kvfold/prefix.h"
 #include "kvfold/profile.h"
 
 typedef struct rig {
@@ -324,5 +325,62 @@ Test(profile, refuses_what_is_wrong) {
     cr_assert_str_eq(kvf_profile_kind_name(KVF_PROFILE_COMPACT), "compact");
     cr_assert_str_eq(kvf_profile_kind_name(99), "?");
     kvf_manager_destroy(plain);
+    kvf_manager_destroy(r.m);
+}
+
+/* A prompt of 16 tokens in 2 layers: stored, idle, hit, idle again, evicted by another that needs the room. */
+Test(profile, the_prefix_cache_by_hand) {
+    rig r = {NULL, 0};
+    kvf_manager_config c = config_of((shape){2, 1, 1, 8, 6, 6, 4, 64});
+    kvf_profile_config pc = kvf_profile_config_default();
+    pc.clock = clock_of, pc.clock_ctx = &r;
+    c.profile = &pc;
+    c.prefix_cache = 1;
+    kvf_error err = {""};
+    cr_assert_eq(kvf_manager_create(&c, &r.m, &err), KVF_OK, "%s", err.text);
+    uint32_t tokens[17];
+    for (uint32_t i = 0; i < 17; i++) tokens[i] = i + 1;
+    kvf_prefix_key key = {.struct_size = sizeof key, .tokens = tokens, .n_tokens = 17};
+    kvf_profile_layer l[2];
+    r.now = 10;
+    kvf_seq s = new_seq(r.m);
+    OK(append(r.m, s, 16, NULL));
+    OK(kvf_prefix_store(r.m, s, &key, 16, NULL, NULL));
+    r.now = 15;
+    OK(kvf_seq_free(r.m, s));
+    kvf_profile p = read_all(&r, l);
+    IS(p.held, 0);
+    IS(p.cached, 4);
+    IS(p.free, 2);
+    IS(l[1].cached, 2);
+    IS(p.freed_blocks, 0); /* they live on */
+
+    r.now = 30;
+    kvf_prefix_match match;
+    OK(kvf_prefix_lookup(r.m, &key, NULL, &match));
+    IS(match.n_tokens, 16);
+    s = new_seq(r.m);
+    OK(kvf_prefix_attach(r.m, s, &key, &match, NULL));
+    p = read_all(&r, l);
+    IS(p.held, 4);
+    IS(p.cached, 0);
+    IS(p.reuse_gap.n, 4);
+    IS(p.reuse_gap.sum, 4 * 20);
+    IS(p.taken_blocks, 4);
+    OK(kvf_seq_free(r.m, s));
+
+    r.now = 50;
+    s = new_seq(r.m);
+    OK(append(r.m, s, 24, NULL)); /* 6 blocks: all that there are */
+    p = read_all(&r, l);
+    IS(p.held, 6);
+    IS(p.cached, 0);
+    IS(p.cached_max, 4);
+    IS(p.freed_by_eviction, 4);
+    IS(p.lifetime.sum, 4 * 40);
+    IS(p.idle_time.sum, 4 * 20);
+    IS(p.free_gap.sum, 0); /* taken again at once */
+    IS(p.free_gap.n, 4);
+    IS(p.taken_blocks, 10);
     kvf_manager_destroy(r.m);
 }

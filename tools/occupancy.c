@@ -119,10 +119,12 @@ void kvf__occ_add_step(kvf__occ *o, const kvf__occ_step *step, const uint32_t *b
 static void follow(kvf__occ *o, const kvf_profile_event *e, uint64_t *most) {
     if (e->kind != KVF_PROFILE_ALLOC && e->kind != KVF_PROFILE_FREE) return;
     bool taken = e->kind == KVF_PROFILE_ALLOC;
-    o->now_held += taken ? e->n_blocks : 0 - (uint64_t)e->n_blocks;
+    uint64_t n = e->n_blocks; /* a block that lay idle was not counted */
+    o->now_held = taken ? o->now_held + n : o->now_held > n ? o->now_held - n : 0;
     *most = o->now_held > *most ? o->now_held : *most;
     if (e->layer >= o->n_layers) return;
-    o->now[e->layer] += taken ? e->n_blocks : 0 - e->n_blocks;
+    uint32_t *now = &o->now[e->layer];
+    *now = taken ? *now + e->n_blocks : *now > e->n_blocks ? *now - e->n_blocks : 0;
     if (o->now[e->layer] > o->peak[e->layer]) o->peak[e->layer] = o->now[e->layer];
 }
 

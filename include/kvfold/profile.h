@@ -72,8 +72,9 @@ typedef struct kvf_profile {
     uint64_t fragmentation_ppm; /* slots_idle in a million slots of all tables */
     uint64_t taken_blocks;      /* since create, as are all below */
     uint64_t shared_blocks;     /* holders gained beyond the first */
-    uint64_t freed_blocks;      /* fell free: the sum of the next four */
+    uint64_t freed_blocks;      /* fell free: the sum of the next five; taken - freed = held + cached */
     uint64_t freed_by_end, freed_by_compaction, freed_by_rollback, freed_by_release;
+    uint64_t freed_by_eviction; /* from the prefix cache, where they had lain idle */
     uint64_t copied_blocks, copied_pages;
     uint64_t compactions;   /* (sequence, layer) pairs */
     uint64_t evicted_slots; /* by compactions, over tables */
@@ -85,7 +86,8 @@ typedef struct kvf_profile {
 
 /* Of one layer: distinct blocks, so that a block two sequences share counts once (entries: twice). */
 typedef struct kvf_profile_layer {
-    uint64_t entries, held, shared, cached, slots_used, slots_idle; /* cached: the prefix cache finds them, held or not */
+    uint64_t entries, held, shared, cached, slots_used,
+        slots_idle; /* cached: held by nobody */
     uint64_t entries_max, held_max, shared_max, slots_idle_max;
     uint64_t taken_blocks, freed_blocks, evicted_slots;
 } kvf_profile_layer;

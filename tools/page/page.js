@@ -147,7 +147,7 @@ main.appendChild(head);
     ["batch size reached", num(data.running_max)], ["waiting, at most", num(data.waiting_max)], ["mean wait", time(data.wait_mean_s)],
     ["mean steps in the queue", real(data.queue_steps_mean, 1)],
     ["blocks taken", num(P.taken_blocks)], ["blocks freed", num(P.freed_blocks)], ["&nbsp; at a request's end", num(P.freed_by_end)],
-    ["&nbsp; by compactions", num(P.freed_by_compaction)], ["&nbsp; rolled back", num(P.freed_by_rollback)], ["&nbsp; released", num(P.freed_by_release)],
+    ["&nbsp; by compactions", num(P.freed_by_compaction)], ["&nbsp; rolled back", num(P.freed_by_rollback)], ["&nbsp; released", num(P.freed_by_release)], ["&nbsp; out of the prefix cache", num(P.freed_by_eviction)],
     ["blocks shared, at most", num(P.shared_max)], ["blocks copied on write", num(P.copied_blocks)], ["blocks promised, at most", num(P.promised_max)],
     ["score pages, at most", num(P.pages_held_max)], ["compactions", num(P.compactions)], ["bytes evicted", bytes(P.evicted_bytes)],
     ["bytes given back by compactions, as whole blocks", bytes(P.freed_bytes)], ["idle slots, at most", num(P.slots_idle_max)],
