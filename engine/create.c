@@ -131,6 +131,7 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     s.chunk = c->chunk;
     s.max_prefill_tokens = c->max_prefill_tokens;
     s.max_context = c->max_context;
+    s.replay_all = c->deterministic;
     s.allocator = e->allocator;
     if ((st = kvf_sched_create(&s, &e->sched, err))) return st;
     uint64_t entries = (uint64_t)c->max_context * info->n_kv_heads; /* one layer's worst; more where it costs little */

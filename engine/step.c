@@ -132,7 +132,9 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
                      .out_rows = e->out_rows,
                      .n_out = n_out,
                      .logits = e->logits,
-                     .path = e->config.path};
+                     .path = e->config.path,
+                     .deterministic = e->config.deterministic,
+                     .fast_activations = e->config.fast_activations};
     double begin = kvf__clock();
     kvf_status st = kvf_model_forward(e->model, e->activations, e->stream, &f, err);
     double seconds = kvf__clock() - begin;

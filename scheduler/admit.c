@@ -3,13 +3,13 @@
 
 #include "scheduler/sched.h"
 
-/* A policy that never evicts gives the same pages whether a token was prefilled or decoded; all others, and those
- * whose column sums are the prompt's alone, must see the first run again. */
-static bool replays(const kvf__req *r) {
+/* A policy that never evicts gives the same pages, within rounding, whether a token was prefilled or decoded; all others,
+ * and those whose column sums are the prompt's alone, must see the first run again. */
+static bool replays(const kvf_sched *s, const kvf__req *r) {
     const kvf_policy_options *o = &r->options;
     bool never_evicts = !r->bounded && (!o->ops->match || o->ops == kvf_policy_find("full") ||
                                         (o->rho >= 1.0 && o->budget_tokens == 0));
-    return !never_evicts || r->needs_sums;
+    return !never_evicts || r->needs_sums || s->config.replay_all;
 }
 
 static uint64_t blocks_for(const kvf_sched *s, uint32_t slots) {
@@ -41,7 +41,7 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
     r->bounded = need.bounded != 0;
     r->needs_sums = (r->options.ops->needs & KVF_NEEDS_COL_SUMS) != 0;
     r->needs_scores = kvf_policy_n_arrays(&r->options) > 0;
-    r->replays = replays(r);
+    r->replays = replays(s, r);
     /* The last token is sampled and never computed. */
     uint64_t last = (uint64_t)r->n_prompt + KVF__MAX(r->max_new, 1) - 1;
     r->max_table_slots = (uint32_t)KVF__MIN(last, s->config.max_context - 1);

@@ -1,13 +1,15 @@
 #!/bin/sh
-# The kvfold command from outside: command.sh BINARY MODEL. Prints "ok NAME" or "FAIL NAME" per case, then the sum.
-# MODEL is any GGUF file; nothing here depends on what it answers.
+# The kvfold command from outside: command.sh BINARY MODEL [QUANTISED]. Prints "ok NAME" or "FAIL NAME" per case, then the
+# sum. MODEL is any GGUF file; nothing here depends on what it answers. QUANTISED, of a tiny model, is for what quantised
+# weights change.
 set -u
-if [ $# -ne 2 ]; then
-    echo "usage: command.sh BINARY MODEL" >&2
+if [ $# -lt 2 ] || [ $# -gt 3 ]; then
+    echo "usage: command.sh BINARY MODEL [QUANTISED]" >&2
     exit 2
 fi
 kvfold=$(realpath "$1")
 model=$(realpath "$2")
+quantised=$(realpath "${3:-$2}")
 here=$(realpath "$(dirname "$0")")
 examples=$(realpath "$here/../examples")
 work=$(mktemp -d)
@@ -519,6 +521,17 @@ END
 
 . "$here/command_resume.sh"
 . "$here/command_edges.sh"
+
+if [ $# -eq 3 ]; then
+    for options in "" "--part vary --fast-activations"; do
+        # shellcheck disable=SC2086
+        if python3 "$here/determinism.py" "$kvfold" "$quantised" --tight 160KiB $options >log 2>&1; then
+            ok "deterministic_answers $options"
+        else
+            fail "deterministic_answers $options" "$(tail -c 1900 log)"
+        fi
+    done
+fi
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -269,7 +269,7 @@ static json_t *openai_json(const kvf__answer *a) {
     json_object_set_new(usage, "total_tokens", count(a->prompt_tokens + a->completion_tokens));
     json_object_set_new(body, "id", made_id(chat ? "chatcmpl" : "cmpl", a->line));
     json_object_set_new(body, "object", json_string(chat ? "chat.completion" : "text_completion"));
-    json_object_set_new(body, "created", json_integer((json_int_t)time(NULL)));
+    json_object_set_new(body, "created", json_integer(a->undated ? 0 : (json_int_t)time(NULL)));
     json_object_set(body, "model", a->model);
     json_object_set(body, "choices", a->choices);
     json_object_set_new(body, "usage", usage);

@@ -8,6 +8,7 @@
 typedef struct kvf__answer {
     uint64_t line;
     bool openai, logprobs;
+    bool undated; /* the OpenAI form's `created` is 0, so that answers of two runs can be equal; false after begin */
     kvf__form form;
     json_t *id, *model;
     kvf_policy_options policy;

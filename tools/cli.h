@@ -30,7 +30,7 @@ typedef struct kvf__cli {
     uint64_t kv_memory, seed;
     double temperature, top_p; /* temperature below 0: not given */
     const char *sync;
-    int raw, special, plain, json, quiet, resume, force, any_model;
+    int raw, special, plain, json, quiet, resume, force, any_model, deterministic, fast_activations;
 } kvf__cli;
 
 /* options.c: the commands, ended by one without a name, and the defaults. */

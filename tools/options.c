@@ -102,6 +102,14 @@ static const kvf__arg memory_args[] = {
      NULL},
     {"context", "N", "positions a request may reach; it then ends with length", "the model's", KVF__ARG_COUNT,
      AT(context), 2, U32_LIMIT, NULL},
+    {"deterministic", NULL,
+     "an answer is the same to the byte whatever runs beside it: for any max-running, threads, chunk and order of "
+     "lines, after --resume, and when memory was short; long prompts take about a tenth longer",
+     NULL, KVF__ARG_FLAG, AT(deterministic), 0, 0, NULL},
+    {"fast-activations", NULL,
+     "products with weights of Q4_0, Q4_1 and Q8_0 take their inputs in 8 bits too: faster, but answers change (logits of "
+     "SmolLM2 by 0.2 in the mean square, 2.5 at most); other types are multiplied as without it",
+     NULL, KVF__ARG_FLAG, AT(fast_activations), 0, 0, NULL},
 };
 static const kvf__arg_group memory_group = {"Memory and batch", memory_args, N(memory_args), NULL};
 

@@ -193,6 +193,7 @@ static void submit(pass *p, kvf__line *line) {
         return;
     }
     j->pass = p;
+    j->answer.undated = p->run->cli->deterministic;
     j->max_tokens = line->max_tokens;
     kvf_status st = KVF_OK;
     for (uint32_t i = 0; i < line->n_samples && !st; i++) {

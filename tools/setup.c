@@ -85,6 +85,8 @@ kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const
     config.kv_bytes = cli->kv_memory;
     config.max_running = cli->max_running;
     config.max_context = cli->context;
+    config.deterministic = cli->deterministic;
+    config.fast_activations = cli->fast_activations;
     config.n_score_arrays = any ? most_score_arrays() : kvf_policy_n_arrays(policy);
     config.want_mass_bias = any || policy->merge == KVF_MERGE_MASS;
     if (!cli->quiet) config.log.write = log_line;

@@ -37,6 +37,10 @@ typedef struct kvf_engine_config {
     kvf_cpu_path path;
     kvf_log log;
     kvf_allocator allocator;
+    /* 1: what a request gets depends on it, the model, and kv_dtype alone, to the bit: not on what runs beside it, chunk,
+     * threads, or whether it was preempted. After a preemption all policies replay what they had generated. */
+    int deterministic;
+    int fast_activations; /* 1: see kvf_forward */
 } kvf_engine_config;
 
 typedef enum kvf_finish {

@@ -10,7 +10,8 @@
  *
  * Known tokens are the prompt and all that was generated; computed tokens are those whose K and V are in the pages.
  * After a preemption a policy that never evicts prefills all known tokens; one that evicts prefills the prompt only and
- * replays what it had generated one token a step, so that its scores and events are those of the first run.
+ * replays what it had generated one token a step, so that its scores and events are those of the first run. With
+ * replay_all every policy does, so that K and V are those of the first run to the bit.
  */
 #ifndef KVFOLD_SCHEDULER_H
 #define KVFOLD_SCHEDULER_H
@@ -36,6 +37,7 @@ typedef struct kvf_sched_config {
     uint32_t max_prefill_tokens; /* tokens of all prompts running at once (the accumulators there are); 0: max_slots */
     uint32_t max_context;        /* positions; a request ends with length there; 0: the manager's max_slots */
     kvf_allocator allocator;
+    int replay_all; /* 1: see above */
 } kvf_sched_config;
 
 typedef struct kvf_sched_request {
