@@ -2,9 +2,12 @@
  *
  * kvfold-bench pool [-r REPETITIONS] [-b|--blocks BLOCKS]. The floor is an array as a free list and tables of ids, one
  * check and one move a block; floor_header also reads and writes one 8-byte header of each block, which anything that
- * counts references must. The manager runs with all that it accounts for: references, generations, reservations,
- * occupancy, high-water marks. "shuffled" means that the free list hands ids out in random order. "prompt" appends all
- * of a sequence in one call, "step" one block to every table in each call. */
+ * counts references must. The floor has the form of what it stands beside: a call a block for allocate and release, a call
+ * a table for a prompt and its end, one loop over all tables for a step. The manager runs with all that it accounts for:
+ * references, generations, reservations, occupancy, high-water marks. "shuffled" means that the free list hands ids out
+ * in random order. "prompt" appends all of a sequence in one call, "step" one block to every table in each call.
+ * pool/decode appends a token to each of 256 sequences of 32 layers a call, a block every 16th time, not all at once.
+ * pool/metadata is what the manager itself takes for Llama-3-8B. */
 #define _GNU_SOURCE
 #include <getopt.h>
 #include <stdio.h>
@@ -14,6 +17,7 @@
 #include "kvfold/blockmgr.h"
 
 enum { LAYERS = 32, BLOCK = 16, PER_TABLE = 64, PER_SEQ = LAYERS * PER_TABLE };
+enum { DECODE_SEQS = 256, DECODE_STEPS = 64, DECODE_PROMPT = 512 };
 enum { TAKE, RELEASE, APPEND, FREE, N_OPS };
 enum { OURS, PLAIN, HEADER, N_KINDS };
 
@@ -62,39 +66,99 @@ static void must(const pool *p, kvf_status status, const char *what) {
         }                                                                                                   \
         p->n_free = n_free;                                                                                 \
         return true;                                                                                        \
+    }                                                                                                       \
+    __attribute__((noinline)) static bool take_one_##name(pool *p, uint32_t *to) {                          \
+        if (p->n_free == 0) return false;                                                                   \
+        uint32_t id = p->free_list[--p->n_free];                                                            \
+        if (header) p->headers[id]++;                                                                       \
+        *to = id;                                                                                           \
+        return true;                                                                                        \
+    }                                                                                                       \
+    __attribute__((noinline)) static bool give_one_##name(pool *p, uint32_t id) {                           \
+        if (id >= p->n_blocks) return false;                                                                \
+        if (header) p->headers[id]--;                                                                       \
+        p->free_list[p->n_free++] = id;                                                                     \
+        return true;                                                                                        \
+    }                                                                                                       \
+    static bool calls_##name(pool *p, bool give) {                                                          \
+        bool ok = true;                                                                                     \
+        for (uint32_t i = 0; i < p->n_blocks; i++)                                                          \
+            ok &= give ? give_one_##name(p, p->taken[i]) : take_one_##name(p, &p->taken[i]);                \
+        return ok;                                                                                          \
+    }                                                                                                       \
+    /* tokens more in every table; a table whose last block is full takes one. */                           \
+    __attribute__((noinline)) static bool step_##name(pool *p, uint32_t n_tables, uint32_t tokens) {        \
+        uint32_t n_free = p->n_free, *restrict list = p->free_list, *restrict n_slots = p->lengths;         \
+        uint32_t *restrict row = p->tables;                                                                 \
+        uint64_t *restrict headers = p->headers;                                                            \
+        for (uint32_t i = 0; i < n_tables; i++, row += PER_TABLE) {                                         \
+            if (n_slots[i] % BLOCK == 0) {                                                                  \
+                if (n_free == 0) return false;                                                              \
+                uint32_t id = list[--n_free];                                                               \
+                row[n_slots[i] / BLOCK] = id;                                                               \
+                if (header) headers[id]++;                                                                  \
+            }                                                                                               \
+            n_slots[i] += tokens;                                                                           \
+        }                                                                                                   \
+        p->n_free = n_free;                                                                                 \
+        return true;                                                                                        \
     }
 FLOOR(plain, false)
 FLOOR(header, true)
 
+static void floor_fill(pool *p) {
+    p->n_free = p->n_blocks;
+    memcpy(p->free_list, p->order, p->n_blocks * sizeof *p->order);
+    memset(p->lengths, 0, (size_t)p->n_seqs * LAYERS * sizeof *p->lengths);
+}
+
 static void floor_run(pool *p, bool header, bool steps, double *seconds) {
     bool ok = true;
-    uint32_t n_tables = p->n_seqs * LAYERS, part = steps ? 1 : PER_TABLE;
-    p->n_free = 0;
-    for (uint32_t i = 0; i < p->n_blocks; i++) p->free_list[p->n_free++] = p->order[i];
+    uint32_t n_tables = p->n_seqs * LAYERS;
+    floor_fill(p);
     double t = kvf__clock();
-    ok &= header ? take_header(p, p->taken, p->n_blocks) : take_plain(p, p->taken, p->n_blocks);
+    ok &= header ? calls_header(p, false) : calls_plain(p, false);
     seconds[TAKE] = kvf__clock() - t;
-    for (uint32_t i = 0; i < p->n_blocks; i++) p->taken[i] = p->order[i];
+    memcpy(p->taken, p->order, p->n_blocks * sizeof *p->order);
     t = kvf__clock();
-    ok &= header ? give_header(p, p->taken, p->n_blocks) : give_plain(p, p->taken, p->n_blocks);
+    ok &= header ? calls_header(p, true) : calls_plain(p, true);
     seconds[RELEASE] = kvf__clock() - t;
-    memset(p->lengths, 0, n_tables * sizeof *p->lengths);
     t = kvf__clock();
-    for (uint32_t at = 0; at < PER_TABLE; at += part)
-        for (uint32_t i = 0; i < n_tables; i++) {
-            uint32_t *to = p->tables + (size_t)i * PER_TABLE + p->lengths[i];
-            ok &= header ? take_header(p, to, part) : take_plain(p, to, part);
-            p->lengths[i] += part;
-        }
+    for (uint32_t at = 0; steps && at < PER_TABLE; at++)
+        ok &= header ? step_header(p, n_tables, BLOCK) : step_plain(p, n_tables, BLOCK);
+    for (uint32_t i = 0; !steps && i < n_tables; i++) {
+        uint32_t *to = p->tables + (size_t)i * PER_TABLE;
+        ok &= header ? take_header(p, to, PER_TABLE) : take_plain(p, to, PER_TABLE);
+        p->lengths[i] = PER_TABLE * BLOCK;
+    }
     seconds[APPEND] = kvf__clock() - t;
     ok &= p->n_free == 0;
     t = kvf__clock();
     for (uint32_t i = 0; i < n_tables; i++) {
         const uint32_t *from = p->tables + (size_t)i * PER_TABLE;
-        ok &= header ? give_header(p, from, p->lengths[i]) : give_plain(p, from, p->lengths[i]);
+        ok &= header ? give_header(p, from, p->lengths[i] / BLOCK) : give_plain(p, from, p->lengths[i] / BLOCK);
     }
     seconds[FREE] = kvf__clock() - t;
     if (!ok || p->n_free != p->n_blocks) kvf__bench_die("pool: the floor lost blocks");
+}
+
+/* Prompts of lengths that differ, so that about as many sequences take a block in each step. */
+static uint32_t decode_prompt(uint32_t seq) { return DECODE_PROMPT + seq % BLOCK; }
+
+static double floor_decode(pool *p, bool header) {
+    bool ok = true;
+    floor_fill(p);
+    for (uint32_t i = 0; i < p->n_seqs * LAYERS; i++) {
+        p->lengths[i] = decode_prompt(i / LAYERS);
+        ok &= take_plain(p, p->tables + (size_t)i * PER_TABLE, (p->lengths[i] + BLOCK - 1) / BLOCK);
+    }
+    double t = kvf__clock();
+    for (int s = 0; s < DECODE_STEPS; s++)
+        ok &= header ? step_header(p, p->n_seqs * LAYERS, 1) : step_plain(p, p->n_seqs * LAYERS, 1);
+    t = kvf__clock() - t;
+    for (uint32_t i = 0; i < p->n_seqs * LAYERS; i++) ok &= p->lengths[i] == decode_prompt(i / LAYERS) + DECODE_STEPS;
+    if (!ok) kvf__bench_die("pool: the floor lost blocks");
+    return t;
 }
 
 /* ---- The manager ------------------------------------------------------------------------------- */
@@ -174,6 +238,31 @@ static void manager_run(pool *p, bool steps, bool check, double *seconds) {
     if (check) check_empty(p);
 }
 
+static double manager_decode(pool *p, bool check) {
+    uint32_t slots[LAYERS];
+    for (uint32_t i = 0; i < LAYERS; i++) slots[i] = DECODE_PROMPT + BLOCK + DECODE_STEPS;
+    for (uint32_t i = 0; i < p->n_seqs; i++) {
+        must(p, kvf_seq_create(p->manager, &p->seqs[i]), "kvf_seq_create");
+        must(p, kvf_seq_reserve(p->manager, p->seqs[i], slots, 0), "kvf_seq_reserve");
+        p->items[i] = (kvf_append_item){p->seqs[i], decode_prompt(i)};
+    }
+    must(p, kvf_append(p->manager, p->items, p->n_seqs, NULL), "kvf_append");
+    for (uint32_t i = 0; i < p->n_seqs; i++) p->items[i].n_tokens = 1;
+    double t = kvf__clock();
+    for (int s = 0; s < DECODE_STEPS; s++) must(p, kvf_append(p->manager, p->items, p->n_seqs, NULL), "kvf_append");
+    t = kvf__clock() - t;
+    for (uint32_t i = 0; check && i < p->n_seqs; i++) {
+        uint32_t n_slots;
+        must(p, kvf_seq_table(p->manager, p->seqs[i], LAYERS - 1, 0, &n_slots, NULL, NULL), "kvf_seq_table");
+        if (n_slots != decode_prompt(i) + DECODE_STEPS) kvf__bench_die("pool: a table is too short");
+    }
+    kvf_error err = {""};
+    if (check && kvf_audit(p->manager, &err)) kvf__bench_die("pool: %s", err.text);
+    for (uint32_t i = 0; i < p->n_seqs; i++) must(p, kvf_seq_free(p->manager, p->seqs[i]), "kvf_seq_free");
+    if (check) check_empty(p);
+    return t;
+}
+
 /* ---- Cases --------------------------------------------------------------------------------------- */
 
 static void measure(pool *p, bool shuffled, bool steps, int repetitions, size_t metadata_bytes) {
@@ -216,28 +305,29 @@ static void measure(pool *p, bool shuffled, bool steps, int repetitions, size_t 
     }
 }
 
-int kvf__bench_pool(int argc, char **argv) {
-    static const struct option longs[] = {{"blocks", required_argument, NULL, 'b'}, {NULL, 0, NULL, 0}};
-    int repetitions = 31, option;
-    long blocks = 65536;
-    while ((option = getopt_long(argc, argv, "r:b:", longs, NULL)) != -1) switch (option) {
-        case 'r': repetitions = (int)kvf__bench_int("-r", optarg, 1, KVF__BENCH_MAX_REPETITIONS); break;
-        case 'b': blocks = kvf__bench_int("--blocks", optarg, PER_SEQ, (long)PER_SEQ << 16); break;
-        default: kvf__bench_die("pool [-r REPETITIONS] [-b|--blocks BLOCKS]");
-        }
-    pool p = {.n_seqs = (uint32_t)((blocks + PER_SEQ - 1) / PER_SEQ)}; /* all blocks in whole sequences */
-    p.n_blocks = p.n_seqs * PER_SEQ;
+static kvf_manager_config config_for(uint32_t n_seqs, uint32_t n_blocks) {
     kvf_manager_config config = kvf_manager_config_default();
     config.n_layers = LAYERS;
     config.n_kv_heads = 8;
     config.block_size = BLOCK;
-    config.n_blocks = p.n_blocks;
-    config.max_seqs = p.n_seqs;
+    config.n_blocks = n_blocks;
+    config.max_seqs = n_seqs;
     config.max_slots = PER_TABLE * BLOCK;
+    return config;
+}
+
+static size_t manager_bytes(const kvf_manager_config *config) {
     kvf_error err = {""};
-    size_t bytes;
-    if (kvf_manager_bytes(&config, &bytes, &err) || kvf_manager_create(&config, &p.manager, &err))
-        kvf__bench_die("%s", err.text);
+    size_t bytes = 0;
+    if (kvf_manager_bytes(config, &bytes, &err)) kvf__bench_die("%s", err.text);
+    return bytes;
+}
+
+static pool open_pool(uint32_t n_seqs) {
+    pool p = {.n_seqs = n_seqs, .n_blocks = n_seqs * PER_SEQ}; /* all blocks in whole sequences */
+    kvf_manager_config config = config_for(p.n_seqs, p.n_blocks);
+    kvf_error err = {""};
+    if (kvf_manager_create(&config, &p.manager, &err)) kvf__bench_die("%s", err.text);
     p.seqs = kvf__bench_take(p.n_seqs * sizeof *p.seqs);
     p.items = kvf__bench_take(p.n_seqs * sizeof *p.items);
     p.handles = kvf__bench_take(p.n_blocks * sizeof *p.handles);
@@ -248,10 +338,76 @@ int kvf__bench_pool(int argc, char **argv) {
     p.tables = kvf__bench_take(p.n_blocks * sizeof *p.tables);
     p.lengths = kvf__bench_take((size_t)p.n_seqs * LAYERS * sizeof *p.lengths);
     p.headers = kvf__bench_take(p.n_blocks * sizeof *p.headers);
-    for (int shuffled = 0; shuffled < 2; shuffled++)
-        for (int steps = 0; steps < 2; steps++) measure(&p, shuffled, steps, repetitions, bytes);
-    kvf_manager_destroy(p.manager);
-    void *all[] = {p.seqs, p.items, p.handles, p.order, p.seen, p.free_list, p.taken, p.tables, p.lengths, p.headers};
+    for (uint32_t i = 0; i < p.n_blocks; i++) p.order[i] = i;
+    return p;
+}
+
+static void close_pool(pool *p) {
+    kvf_manager_destroy(p->manager);
+    void *all[] = {p->seqs,      p->items, p->handles, p->order,   p->seen,
+                   p->free_list, p->taken, p->tables,  p->lengths, p->headers};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+static void measure_decode(int repetitions) {
+    static kvf__bench_times times[N_KINDS], ratios[N_KINDS];
+    pool p = open_pool(DECODE_SEQS);
+    for (int r = -1; r < repetitions; r++) {
+        double s[N_KINDS] = {manager_decode(&p, r < 0), floor_decode(&p, false), floor_decode(&p, true)};
+        for (int kind = 0; kind < N_KINDS && r >= 0; kind++) {
+            times[kind].s[r] = s[kind];
+            ratios[kind].s[r] = s[OURS] / s[kind];
+            times[kind].n = ratios[kind].n = repetitions;
+        }
+    }
+    for (int kind = 0; kind < N_KINDS; kind++) kvf__bench_sort(&times[kind]), kvf__bench_sort(&ratios[kind]);
+    double scale = 1e9 / ((double)DECODE_SEQS * LAYERS * DECODE_STEPS);
+    kvf__bench_begin("pool/decode", &times[OURS], scale, "ns/table", 1, 4.0 * DECODE_SEQS * LAYERS * DECODE_STEPS);
+    kvf__bench_floor(scale * kvf__bench_quantile(&times[PLAIN], .5), &ratios[PLAIN]);
+    kvf__bench_number("floor_header", scale * kvf__bench_quantile(&times[HEADER], .5));
+    kvf__bench_number("ratio_header", kvf__bench_quantile(&ratios[HEADER], .5));
+    kvf__bench_number("blocks", p.n_blocks);
+    kvf__bench_number("sequences", DECODE_SEQS);
+    kvf__bench_number("layers", LAYERS);
+    kvf__bench_end();
+    close_pool(&p);
+}
+
+/* Llama-3-8B, fp16, a pool of 16 GiB for 256 sequences of up to 8,192 tokens. */
+static void print_metadata(void) {
+    const double block_bytes = 2 * 8 * 128 * 2 * BLOCK, n_blocks = 262144;
+    kvf_manager_config one = config_for(256, 262144), seqs, blocks;
+    one.max_slots = 8192;
+    seqs = blocks = one;
+    seqs.max_seqs *= 2;
+    blocks.n_blocks *= 2;
+    double all = (double)manager_bytes(&one), per_block = ((double)manager_bytes(&blocks) - all) / n_blocks;
+    double per_seq = ((double)manager_bytes(&seqs) - all) / one.max_seqs;
+    kvf__bench_times t = {.s = {per_block}, .n = 1};
+    kvf__bench_begin("pool/metadata", &t, 1, "bytes/block", 1, all);
+    kvf__bench_number("bytes_per_sequence", per_seq);
+    kvf__bench_number("kv_bytes", block_bytes * n_blocks);
+    kvf__bench_number("share", all / (block_bytes * n_blocks));
+    kvf__bench_number("share_per_block", per_block / block_bytes);
+    kvf__bench_number("share_per_sequence", per_seq / (block_bytes * LAYERS * one.max_slots / BLOCK));
+    kvf__bench_end();
+}
+
+int kvf__bench_pool(int argc, char **argv) {
+    static const struct option longs[] = {{"blocks", required_argument, NULL, 'b'}, {NULL, 0, NULL, 0}};
+    int repetitions = 31, option;
+    long blocks = 65536;
+    while ((option = getopt_long(argc, argv, "r:b:", longs, NULL)) != -1) switch (option) {
+        case 'r': repetitions = (int)kvf__bench_int("-r", optarg, 1, KVF__BENCH_MAX_REPETITIONS); break;
+        case 'b': blocks = kvf__bench_int("--blocks", optarg, PER_SEQ, (long)PER_SEQ << 16); break;
+        default: kvf__bench_die("pool [-r REPETITIONS] [-b|--blocks BLOCKS]");
+        }
+    pool p = open_pool((uint32_t)((blocks + PER_SEQ - 1) / PER_SEQ));
+    kvf_manager_config config = config_for(p.n_seqs, p.n_blocks);
+    for (int shuffled = 0; shuffled < 2; shuffled++)
+        for (int steps = 0; steps < 2; steps++) measure(&p, shuffled, steps, repetitions, manager_bytes(&config));
+    close_pool(&p);
+    measure_decode(repetitions);
+    print_metadata();
     return 0;
 }

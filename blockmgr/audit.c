@@ -1,5 +1,6 @@
 /* The audit: walks everything and names the first broken invariant. Counts in scratch and clears it again. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 #define BROKEN(...) kvf__fail(err, KVF_E_CORRUPT, __VA_ARGS__)
 
@@ -10,13 +11,13 @@ static void clear(const kvf__pool *p) {
 /* References: appearances (in scratch) + holds + pins; and the state that follows from them. */
 static kvf_status check_state(const kvf__pool *p, const char *what, uint32_t id, kvf_error *err) {
     const kvf__entry *e = &p->entries[id];
-    uint32_t state = p->states[id], refs = p->heads[id].refs;
+    uint32_t state = *kvf__state(p, id), refs = p->heads[id].refs;
     bool cached = kvf__pool_node(p, id) != KVF_NO_BLOCK;
     if (state > KVF__COUNTED) return BROKEN("%s %u: state %u is none", what, id, state);
     if (state != KVF__COUNTED) {
         if (cached != (state == KVF__IDLE || state == KVF__CACHED))
             return BROKEN("%s %u: state %u, but the node that names it is %u", what, id, state, kvf__pool_node(p, id));
-        if (refs || e->holds || e->pins)
+        if ((refs && (state != KVF__APART || refs != KVF__ONE_HOLD)) || e->holds || e->pins)
             return BROKEN("%s %u: state %u, but %u references, %u holds, %u pins are noted", what, id, state, refs,
                           e->holds, e->pins);
         if (e->scratch != (state == KVF__ROW || state == KVF__CACHED))
@@ -37,7 +38,7 @@ static kvf_status check_refs(const kvf__pool *p, const char *what, kvf_error *er
         kvf_status s = check_state(p, what, i, err);
         if (s) return s;
         n_held += kvf__pool_refs(p, i) != 0;
-        n_idle += p->states[i] == KVF__IDLE;
+        n_idle += *kvf__state(p, i) == KVF__IDLE;
         n_shared += kvf__pool_holders(p, i) > 1;
     }
     if (n_shared != p->n_shared) return BROKEN("%ss: n_shared %u, counted %u", what, p->n_shared, n_shared);
@@ -68,8 +69,7 @@ static kvf_status check_free(const kvf__pool *p, const char *what, kvf_error *er
     clear(p);
     for (uint32_t i = 0; i < p->n_free; i++) {
         uint32_t id = p->free_ids[i];
-        if (id >= p->n || p->states[id] != KVF__FREE)
-            return BROKEN("%s %u: on the free list, but held or no id", what, id);
+        if (id >= p->n || kvf__pool_refs(p, id)) return BROKEN("%s %u: on the free list, but held or no id", what, id);
         if (p->entries[id].scratch++) return BROKEN("%s %u: on the free list twice", what, id);
     }
     return KVF_OK;
@@ -108,9 +108,9 @@ static kvf_status check_private(const kvf_manager *m, uint32_t t, kvf_error *err
         return BROKEN("table %u: private at %u, its last block at %u, the epoch is %u", t, m->private_at[t],
                       m->tail_at[t], m->epoch);
     for (uint32_t i = 0; kvf__is_private(m, t) && i < n_blocks; i++)
-        if (m->blocks.states[row[i]] != KVF__ROW)
+        if (*kvf__state(&m->blocks, row[i]) != KVF__ROW)
             return BROKEN("table %u: block %u has state %u, but the table counts as private", t, row[i],
-                          m->blocks.states[row[i]]);
+                          *kvf__state(&m->blocks, row[i]));
     if (m->tail_at[t] == m->epoch && m->n_slots[t] % m->config.block_size &&
         kvf__pool_holders(&m->blocks, row[n_blocks - 1]) > 1)
         return BROKEN("table %u: block %u, its last, counts as its own, but has %u holders", t, row[n_blocks - 1],
@@ -118,6 +118,19 @@ static kvf_status check_private(const kvf_manager *m, uint32_t t, kvf_error *err
     if (m->tail_at[t] == m->epoch && kvf__tail_covered(m, t))
         return BROKEN("table %u: block %u, its last, counts as its own, but its node covers slots beyond the table's",
                       t, row[n_blocks - 1]);
+    return KVF_OK;
+}
+
+/* What is noted about all tables of a sequence. */
+static kvf_status check_known(const kvf_manager *m, uint32_t t, kvf_error *err) {
+    const kvf__seq *seq = &m->seqs[t / m->seq_tables];
+    uint32_t n_blocks = kvf__n_blocks(m, t), room = n_blocks * m->config.block_size - m->n_slots[t];
+    if (seq->known_at > m->epoch) return BROKEN("table %u: known at %u, the epoch is %u", t, seq->known_at, m->epoch);
+    if (seq->known_at != m->epoch) return KVF_OK;
+    if (m->n_slots[t] > seq->longest || room < seq->room || (room && m->tail_at[t] != m->epoch) ||
+        (seq->has_scores && m->n_pages[t] != n_blocks))
+        return BROKEN("table %u: %u slots, room for %u, %u pages, but known are: at most %u, room for %u", t,
+                      m->n_slots[t], room, m->n_pages[t], seq->longest, seq->room);
     return KVF_OK;
 }
 
@@ -140,6 +153,7 @@ static kvf_status check_table(const kvf_manager *m, uint32_t t, kvf_error *err) 
     kvf_status s = count_row(m, &m->blocks, kvf__row(m, t), n_blocks, t, err);
     if (!s) s = count_row(m, &m->pages, kvf__score_row(m, t), n_pages, t, err);
     if (!s) s = check_private(m, t, err);
+    if (!s) s = check_known(m, t, err);
     return s;
 }
 
@@ -211,6 +225,7 @@ static kvf_status audit(const kvf_manager *m, kvf_error *err) {
     if (!s) s = check_pool(&m->pages, "score page", pages, err);
     for (uint32_t l = 0; !s && l < m->config.n_layers; l++) s = check_layer(m, l, err);
     if (!s && m->cache.on) s = kvf__cache_audit(m, err);
+    if (!s && m->profile) s = kvf__profile_audit(m, err);
     return s;
 }
 

@@ -109,7 +109,7 @@ static kvf_status check_snapshots(const kvf__cache *c, kvf_error *err) {
                 return BROKEN("node %u: a snapshot of %u pages at token %u", at, n->n_pages, kvf__node_end(c, at));
             uint32_t page = n->page;
             for (uint32_t i = 0; i < n->n_pages; i++, page = c->page_next[page])
-                if (page >= p->n || p->states[page] != KVF__ROW || p->entries[page].scratch++)
+                if (page >= p->n || *kvf__state(p, page) != KVF__ROW || p->entries[page].scratch++)
                     return BROKEN("node %u: page %u is free, or of another snapshot too", at, page);
             if (page != KVF_NO_BLOCK) return BROKEN("node %u: more than %u pages", at, n->n_pages);
             n_pages += n->n_pages;

@@ -84,6 +84,9 @@ typedef struct kvf__cache {
     kvf__pool pages;     /* of snapshots */
     uint32_t *page_next; /* [pages.n] */
     kvf__snapshot_list snapshots[2];
+    void (*gone)(void *ctx,
+                 uint32_t id); /* told of idle blocks that fall free, where the manager keeps a profile; or NULL */
+    void *gone_ctx;
     kvf_prefix_stats stats; /* the counters; figures of now are filled in by kvf_prefix_stats_read */
 } kvf__cache;
 
@@ -161,7 +164,7 @@ kvf_status kvf__walk_begin(const kvf__cache *c, const kvf_prefix_key *key, kvf__
 void kvf__walk_hash(const kvf__cache *c, kvf__walk *w, uint32_t n_tokens);
 /* The child that holds the block last hashed, or KVF__NO_NODE. */
 uint32_t kvf__walk_find(const kvf__cache *c, const kvf__walk *w);
-/* Goes on to a whole child. */
+/* Goes on to the child that holds the block last hashed. */
 void kvf__walk_step(const kvf__cache *c, kvf__walk *w, uint32_t node);
 /* What a node's hash must be. */
 kvf__hash kvf__node_hash(const kvf__cache *c, uint32_t node);

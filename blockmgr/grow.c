@@ -1,5 +1,6 @@
 /* Growth: append with copy-on-write, its dry run, rollback, and the copy lists. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 /* ---- Copy lists ---------------------------------------------------------------------------------- */
 
@@ -34,6 +35,7 @@ kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list *copies) {
         const kvf_copy *c = &copies->items[i];
         kvf__pool_unpin(copy_pool(manager, c->kind), c->src, c->dst);
     }
+    if (manager->profile) kvf__profile_copied(manager, copies);
     copies->n = 0;
     return KVF_OK;
 }
@@ -142,12 +144,18 @@ static kvf_status count_item(const kvf_manager *m, const kvf_append_item *item, 
     seq->mark = true;
     seq->may_share = all.unknown != 0;
     seq->takes = all.taken != 0;
+    seq->longest = all.longest;
     if (seq->may_share)
         count_shared(m, first, s, out);
     else
         out->blocks += all.beyond;
     if (seq->has_scores) seq->takes |= count_pages(m, first, s, &out->pages);
     return KVF_OK;
+}
+
+/* Whether an append only moves on in blocks that the sequence has to itself, as most steps do. */
+static bool fits(const kvf_manager *m, const kvf__seq *seq, uint32_t n_tokens) {
+    return seq->known_at == m->epoch && n_tokens <= seq->room && n_tokens <= m->config.max_slots - seq->longest;
 }
 
 static kvf_status look_at(const kvf_manager *m, const kvf_append_item *items, uint32_t i, need *out) {
@@ -157,7 +165,10 @@ static kvf_status look_at(const kvf_manager *m, const kvf_append_item *items, ui
     if (m->seqs[index].mark)
         return kvf__fail(m->error, KVF_E_INVALID, "items[%u]: the sequence is in the batch twice", i);
     s = check_item(m, &items[i], index);
-    return s ? s : count_item(m, &items[i], index, out);
+    if (s || !fits(m, &m->seqs[index], items[i].n_tokens)) return s ? s : count_item(m, &items[i], index, out);
+    m->seqs[index].mark = true;
+    m->seqs[index].may_share = m->seqs[index].takes = false;
+    return KVF_OK;
 }
 
 static uint64_t lack(uint64_t wanted, const kvf__pool *p) {
@@ -225,7 +236,7 @@ static void take_rows(kvf_manager *m, uint32_t first, step s) {
         for (uint32_t i = blocks_before(s, n_slots[k]), end = blocks_after(s, n_slots[k]); i < end; i++) {
             uint32_t id = *--top;
             row[i] = id;
-            states[id] = KVF__ROW;
+            states[kvf__state_at(id)] = KVF__ROW;
         }
     p->n_free = (uint32_t)(top - p->free_ids);
 }
@@ -279,6 +290,16 @@ static void take_pages(kvf_manager *m, uint32_t first, step s) {
     }
 }
 
+/* Returns the slots that are left in every last block. */
+static uint32_t add_slots(uint32_t *restrict n_slots, uint32_t n, step s) {
+    uint32_t filled = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        n_slots[k] += s.n_tokens;
+        filled = KVF__MAX(filled, (n_slots[k] - 1) & s.mask);
+    }
+    return s.mask - filled;
+}
+
 static void grow(kvf_manager *m, const kvf_append_item *item, kvf_copy_list *copies) {
     uint32_t index = kvf__seq_index(item->seq), first = index * m->seq_tables;
     kvf__seq *seq = &m->seqs[index];
@@ -288,9 +309,10 @@ static void grow(kvf_manager *m, const kvf_append_item *item, kvf_copy_list *cop
         take_blocks(m, index, s);
         if (seq->has_scores) take_pages(m, first, s);
     }
-    uint32_t *n_slots = m->n_slots + first;
-    for (uint32_t k = 0; k < m->seq_tables; k++) n_slots[k] += s.n_tokens;
+    seq->room = add_slots(m->n_slots + first, m->seq_tables, s);
+    seq->longest += s.n_tokens;
     seq->next_pos += s.n_tokens;
+    seq->known_at = m->epoch;
 }
 
 /* The figures of a whole batch, which only grows. */
@@ -312,8 +334,10 @@ kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32
     if (n.copies > kvf__copies_room(copies))
         return kvf__fail(manager->error, KVF_E_LIMIT, "copies: room for %u, %u are needed", kvf__copies_room(copies),
                          n.copies);
+    uint32_t first_copy = copies ? copies->n : 0;
     for (uint32_t i = 0; i < n_items; i++) grow(manager, &items[i], copies);
     count_append(manager, items, n_items);
+    if (manager->profile) kvf__profile_appended(manager, items, n_items, copies, first_copy);
     return KVF_OK;
 }
 
@@ -360,6 +384,8 @@ kvf_status kvf_seq_rollback(kvf_manager *manager, kvf_seq seq, uint32_t n_tokens
                              manager->n_slots[t]);
     for (uint32_t t = first; t < end; t++) shrink_table(manager, t, n_tokens);
     manager->seqs[index].next_pos -= n_tokens;
+    manager->seqs[index].known_at = 0;
     if (manager->cache.on) leave_nodes(manager, index);
+    if (manager->profile) kvf__profile_seq(manager, index, KVF__CAUSE_ROLLBACK);
     return KVF_OK;
 }

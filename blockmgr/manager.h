@@ -11,7 +11,7 @@
  *   kvf_manager | error | blocks: free_ids, states, heads, entries | pages: likewise | seqs | free_seqs
  *   | tables | n_slots | n_pages | promise | page_promise | private_at | tail_at | seq_blocks_max
  *   | layer_blocks | layer_blocks_max | layer_slots | rows | score_rows | compaction: entries, dst_row, fresh
- *   | views: row_offset, n_slots, next_pos, seq_index (twice) | cache (cache.c), when there is one
+ *   | views: row_offset, n_slots, next_pos, seq_index (twice) | cache (cache.c), where there is one | profile, likewise
  *
  * What a promise is worth (R: the table's reservation in blocks, p: its promise, "private": its private blocks)
  *   - reserve sets p = max(0, R - private); a fork gives the child p = R, since it holds nothing privately.
@@ -19,12 +19,12 @@
  *   - rollback raises p again by the blocks given up, to at most R - private; so it undoes an append.
  *   - commit sets p = max(0, R - blocks held), which are all private then. What p lacks comes first out of what this
  *     table itself let fall free, then, table by table in the order of the batch, out of the spare blocks there are.
- *   - attach, of cached blocks to an empty table, sets p = max(0, R - private) too: an idle block that it takes is paid for by
- *     the promise, or by a spare one.
+ *   - attach, of cached blocks to an empty table, sets p = max(0, R - private) too: an idle block that it takes is paid for
+ *     by the promise, or by a spare one.
  *   With growth, read "kept" for private: all blocks of the table but a last one that an append would have to copy.
- *   So p + private >= R holds from reserve, attach, fork (child) or commit on, until one of its private blocks becomes shared
- *   (by a fork of this sequence, a hold, a hit of another), is given up while pinned, or is cached and rolled back in part
- *   (with growth, also: is given up while shared). As long as it holds, a growth up to R blocks
+ *   So p + private >= R holds from reserve, attach, fork (child) or commit on, until one of its private blocks becomes
+ *   shared (by a fork of this sequence, a hold, a hit of another), is given up while pinned, or is cached and rolled back
+ *   in part (with growth, also: is given up while shared). As long as it holds, a growth up to R blocks
  *   never fails for want of blocks: it takes at most R - private, the copy of a shared last block included. Who forks
  *   and wants the same for the parent reserves for it again. Score pages are always private; they have a promise too.
  */
@@ -56,14 +56,19 @@ typedef struct kvf__seq {
     bool alive, has_scores;
     bool compacted; /* a table of it, or of a parent before the fork, was */
     bool mark;      /* within one call: seen already; false between calls */
-    bool takes,
-        may_share; /* within one append, of this sequence's tables: one takes an id; a last block may be shared */
+    /* Within one append, of its tables: one takes an id; a last block may be shared. */
+    bool takes, may_share;
+    /* known_at = epoch: every table has at least `room` slots left in its last block, which is its own, at most `longest`
+     * slots, and a score page a block if any; so appends within that need not look at the tables. */
+    uint32_t known_at, room, longest;
 } kvf__seq;
 
 typedef struct kvf__compact_entry {
     uint32_t table; /* the first of the (sequence, layer); its groups follow */
     uint32_t n_keep;
 } kvf__compact_entry;
+
+typedef struct kvf__profile kvf__profile; /* profile.h */
 
 typedef struct kvf__view_buffer {
     uint64_t *row_offset;
@@ -105,6 +110,7 @@ struct kvf_manager {
     uint32_t *fresh;             /* [n_blocks]: the fresh rows, one behind the other */
     kvf__view_buffer views[2];
     kvf__cache cache;
+    kvf__profile *profile; /* NULL: keeps none */
 };
 
 /* The index of a live sequence, or KVF_E_STALE. */
@@ -136,8 +142,8 @@ static inline bool kvf__tail_covered(const kvf_manager *m, uint32_t t) {
     return m->cache.on && filled && kvf__cache_covers(&m->cache, kvf__row(m, t)[kvf__n_blocks(m, t) - 1]) > filled;
 }
 
-/* Whether an append to table t would write into a block that another holder has, or whose node covers those slots: its last,
- * when partly filled. An append counts in scratch the tables of its batch that have left the block, so that the last
+/* Whether an append to table t would write into a block that another holder has, or whose node covers those slots: its
+ * last, when partly filled. An append counts in scratch the tables of its batch that have left the block, so that the last
  * holder writes in place. */
 bool kvf__leaves_shared(const kvf_manager *m, uint32_t t);
 

@@ -4,7 +4,8 @@
 void kvf__pool_carve(kvf__pool *p, kvf__slab *slab, uint32_t n) {
     p->n = n;
     p->free_ids = kvf__slab_take(slab, n, sizeof *p->free_ids);
-    p->states = kvf__slab_take(slab, n, sizeof *p->states);
+    p->states = kvf__slab_take(slab, ((size_t)n + KVF__STATE_GROUP - 1) / KVF__STATE_GROUP * KVF__STATE_GROUP,
+                               sizeof *p->states);
     p->heads = kvf__slab_take(slab, n, sizeof *p->heads);
     p->entries = kvf__slab_take(slab, n, sizeof *p->entries);
 }
@@ -13,7 +14,7 @@ void kvf__pool_init(kvf__pool *p, uint32_t generation) {
     p->n_free = p->n;
     for (uint32_t i = 0; i < p->n; i++) {
         p->free_ids[i] = p->n - 1 - i;
-        p->states[i] = KVF__FREE;
+        *kvf__state(p, i) = KVF__APART;
         p->heads[i] = (kvf__head){.generation = generation};
         p->entries[i] = (kvf__entry){.copy_src = KVF_NO_BLOCK};
     }
@@ -30,29 +31,29 @@ void kvf__pool_take(kvf__pool *p, uint32_t *restrict row, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t id = *--top;
         row[i] = id;
-        states[id] = KVF__ROW;
+        states[kvf__state_at(id)] = KVF__ROW;
     }
     p->n_free -= n;
     kvf__pool_note_held(p);
 }
 
 static void put_back(kvf__pool *p, uint32_t id) {
-    p->states[id] = KVF__FREE;
+    *kvf__state(p, id) = KVF__APART;
     p->free_ids[p->n_free++] = id;
 }
 
 static void put_idle(kvf__pool *p, uint32_t id) {
-    p->states[id] = KVF__IDLE;
+    *kvf__state(p, id) = KVF__IDLE;
     p->n_idle++;
     kvf__cache_idle(p->cache, p->nodes[id]);
 }
 
 /* From here on refs, pins and holds count. */
 static void count(kvf__pool *p, uint32_t id) {
-    if (p->states[id] == KVF__COUNTED) return;
+    if (*kvf__state(p, id) == KVF__COUNTED) return;
+    p->entries[id].holds = p->heads[id].refs == KVF__ONE_HOLD;
     p->heads[id].refs = 1;
-    p->entries[id].holds = p->states[id] == KVF__HANDLE;
-    p->states[id] = KVF__COUNTED;
+    *kvf__state(p, id) = KVF__COUNTED;
 }
 
 /* No more than they have to, for an id of one reference or none. */
@@ -60,9 +61,10 @@ static void uncount(kvf__pool *p, uint32_t id) {
     bool cached = kvf__pool_node(p, id) != KVF_NO_BLOCK, held = p->entries[id].holds != 0;
     uint32_t refs = p->heads[id].refs;
     if (refs && held && cached) return;
-    p->heads[id].refs = p->entries[id].holds = 0;
+    p->heads[id].refs = held ? KVF__ONE_HOLD : 0;
+    p->entries[id].holds = 0;
     if (refs) {
-        p->states[id] = cached ? KVF__CACHED : held ? KVF__HANDLE : KVF__ROW;
+        *kvf__state(p, id) = cached ? KVF__CACHED : held ? KVF__APART : KVF__ROW;
     } else if (cached) {
         put_idle(p, id);
     } else {
@@ -78,20 +80,26 @@ static bool unref(kvf__pool *p, uint32_t id) {
     return !refs;
 }
 
-void kvf__pool_cache(kvf__pool *p, uint32_t id, uint32_t node) {
-    if (p->states[id] == KVF__ROW) p->states[id] = KVF__CACHED;
-    p->nodes[id] = node;
+void kvf__pool_cache(kvf__pool *p, const uint32_t *restrict ids, uint32_t n, uint32_t node) {
+    uint8_t *restrict states = p->states;
+    uint32_t *restrict nodes = p->nodes;
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t *state = &states[kvf__state_at(ids[i])];
+        *state = *state == KVF__ROW ? KVF__CACHED : *state;
+        nodes[ids[i]] = node;
+    }
 }
 
 uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id) {
+    uint8_t *state = kvf__state(p, id);
     p->nodes[id] = KVF_NO_BLOCK;
-    if (p->states[id] == KVF__IDLE) {
+    if (*state == KVF__IDLE) {
         p->n_idle--;
         put_back(p, id);
         return 1;
     }
-    if (p->states[id] == KVF__CACHED) p->states[id] = KVF__ROW;
-    if (p->states[id] == KVF__COUNTED && p->heads[id].refs == 1 && !p->entries[id].pins) uncount(p, id);
+    if (*state == KVF__CACHED) *state = KVF__ROW;
+    if (*state == KVF__COUNTED && p->heads[id].refs == 1 && !p->entries[id].pins) uncount(p, id);
     return 0;
 }
 
@@ -107,8 +115,9 @@ static bool drop_counted(kvf__pool *p, uint32_t id) {
 }
 
 bool kvf__pool_drop(kvf__pool *p, uint32_t id) {
-    if (p->states[id] == KVF__COUNTED) return drop_counted(p, id);
-    if (p->states[id] == KVF__CACHED) {
+    uint32_t state = *kvf__state(p, id);
+    if (state == KVF__COUNTED) return drop_counted(p, id);
+    if (state == KVF__CACHED) {
         put_idle(p, id);
     } else {
         put_back(p, id);
@@ -122,10 +131,19 @@ uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *restrict row, uint32_t n, uint32
     uint8_t *restrict states = p->states;
     if (n <= n_new) return 0;
     if (is_private) {
-        for (uint32_t i = n; i-- > n_new;) {
-            uint32_t id = row[i];
-            *top++ = id;
-            states[id] = KVF__FREE;
+        uint32_t i = n;
+        for (; i >= n_new + 4; i -= 4) {
+            uint32_t a = row[i - 1], b = row[i - 2], c = row[i - 3], d = row[i - 4];
+            top[0] = a, top[1] = b, top[2] = c, top[3] = d;
+            top += 4;
+            states[kvf__state_at(a)] = KVF__APART;
+            states[kvf__state_at(b)] = KVF__APART;
+            states[kvf__state_at(c)] = KVF__APART;
+            states[kvf__state_at(d)] = KVF__APART;
+        }
+        while (i-- > n_new) {
+            *top++ = row[i];
+            states[kvf__state_at(row[i])] = KVF__APART;
         }
         p->n_free += n - n_new;
     } else {
@@ -141,11 +159,6 @@ void kvf__pool_hold(kvf__pool *p, uint32_t id) {
 }
 
 void kvf__pool_release(kvf__pool *p, uint32_t id) {
-    if (p->states[id] == KVF__HANDLE) {
-        p->heads[id].generation++;
-        put_back(p, id);
-        return;
-    }
     if (!--p->entries[id].holds) p->heads[id].generation++;
     (void)drop_counted(p, id);
 }

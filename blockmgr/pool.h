@@ -10,7 +10,7 @@
  *
  *       free_ids  [ 7 | 3 | 9 | 0 | . . . . . ]    a stack, so taking and freeing are O(1)
  *                                 ^ n_free
- *       states    [ one byte per id: all that a life in one table's row ever touches ]
+ *       states    [ one byte per id: all that a life in one table's row ever touches; kvf__state ]
  *       heads     [ refs generation ]                per id, read for handles and for what is counted
  *       entries   [ pins holds copy_src scratch ]    per id, the rest
  */
@@ -21,15 +21,15 @@
 #include "kvfold/blockmgr.h"
 
 /* Most ids live and die in one row. For them the state says it all, their refs, pins and holds are 0 and nobody looks:
- * a byte per id stays in the nearest cache where eight do not. */
+ * a byte per id stays in the nearest cache where eight do not. An id that one handle alone holds is known by its head. */
 enum {
-    KVF__FREE, /* on the free stack */
-    KVF__IDLE, /* no reference, but cached */
-    KVF__ROW,  /* one reference: an appearance in a table or fresh row; not cached. From here on there are references */
-    KVF__HANDLE,  /* one reference: a hold; not cached */
+    KVF__APART,   /* in no row: free (refs 0), or one reference, a hold (refs KVF__ONE_HOLD); not cached */
+    KVF__IDLE,    /* no reference, but cached */
+    KVF__ROW,     /* one reference: an appearance in a table or fresh row; not cached */
     KVF__CACHED,  /* one reference: an appearance in a row; cached */
     KVF__COUNTED, /* refs, pins and holds count: all that is none of the above, cached or not */
 };
+#define KVF__ONE_HOLD UINT32_MAX /* no count: more references than that are refused */
 
 typedef struct kvf__head {
     uint32_t refs;
@@ -47,7 +47,7 @@ struct kvf__cache;
 
 /* Invariant: n_promised <= n_free + n_idle <= n; n_promised is the sum over the tables; n_shared counts ids with two or
  * more holders, n_idle cached ones without references. Of a counted id, refs = appearances in tables and fresh rows + holds
- * + pins, and that is two or more or a pin, or the hold of a cached id; of another, refs = pins = holds = 0. pins = (copy_src is
+ * + pins, and that is two or more or a pin, or the hold of a cached id; of another, pins = holds = 0. pins = (copy_src is
  * set) + pending copies that read this id; scratch = 0 between calls. */
 typedef struct kvf__pool {
     uint32_t n, n_free, n_promised, n_held_max, n_shared, n_idle;
@@ -59,6 +59,12 @@ typedef struct kvf__pool {
     uint32_t *nodes;          /* (id) the node that names it, KVF_NO_BLOCK: not cached; NULL without a cache */
 } kvf__pool;
 
+/* Where an id's state lies: among its 4,096 neighbours, with the next 6 bits of the id mixed into the number of the cache
+ * line. Sequences that grow in step have ids a power of two apart, which would share few of the cache's sets. */
+#define KVF__STATE_GROUP 4096u
+static inline size_t kvf__state_at(uint32_t id) { return id ^ (id >> 6 & 0xfc0u); }
+static inline uint8_t *kvf__state(const kvf__pool *p, uint32_t id) { return p->states + kvf__state_at(id); }
+
 static inline uint32_t kvf__pool_spare(const kvf__pool *p) { return p->n_free + p->n_idle - p->n_promised; }
 static inline uint32_t kvf__pool_n_held(const kvf__pool *p) { return p->n - p->n_free - p->n_idle; }
 static inline void kvf__pool_note_held(kvf__pool *p) { p->n_held_max = KVF__MAX(p->n_held_max, kvf__pool_n_held(p)); }
@@ -66,13 +72,14 @@ static inline uint32_t kvf__pool_node(const kvf__pool *p, uint32_t id) {
     return p->nodes ? p->nodes[id] : KVF_NO_BLOCK;
 }
 static inline uint32_t kvf__pool_refs(const kvf__pool *p, uint32_t id) {
-    return p->states[id] == KVF__COUNTED ? p->heads[id].refs : p->states[id] >= KVF__ROW;
+    uint32_t state = *kvf__state(p, id), refs = p->heads[id].refs;
+    return state == KVF__COUNTED ? refs : state >= KVF__ROW || refs != 0;
 }
 static inline uint32_t kvf__pool_holders(const kvf__pool *p, uint32_t id) {
-    return p->states[id] == KVF__COUNTED ? p->heads[id].refs - p->entries[id].pins : p->states[id] >= KVF__ROW;
+    return kvf__pool_refs(p, id) - p->entries[id].pins;
 }
 static inline uint32_t kvf__pool_holds(const kvf__pool *p, uint32_t id) {
-    return p->states[id] == KVF__COUNTED ? p->entries[id].holds : p->states[id] == KVF__HANDLE;
+    return p->heads[id].refs == KVF__ONE_HOLD ? 1 : p->entries[id].holds;
 }
 
 /* Lays the pool out in a slab. */
@@ -88,28 +95,39 @@ void kvf__pool_take(kvf__pool *p, uint32_t *row, uint32_t n);
 void kvf__pool_share(kvf__pool *p, uint32_t id);
 /* An appearance less; true when it was the last: the id fell free or became idle. */
 bool kvf__pool_drop(kvf__pool *p, uint32_t id);
-/* Drops the tail of a row of n ids down to n_new; returns how many fell free or became idle. is_private: all are in state ROW. */
+/* Drops the tail of a row of n ids down to n_new; returns how many fell free or became idle. is_private: all are in state
+ * ROW. */
 uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *row, uint32_t n, uint32_t n_new, bool is_private);
 
-/* One hold more on an id that has a holder; one less. */
+/* One hold more on an id that has a holder; one less on a counted id. */
 void kvf__pool_hold(kvf__pool *p, uint32_t id);
 void kvf__pool_release(kvf__pool *p, uint32_t id);
+
+/* A free id for one hold, its only reference; and back. */
+static inline uint32_t kvf__pool_take_held(kvf__pool *p) {
+    uint32_t id = p->free_ids[--p->n_free];
+    p->heads[id].refs = KVF__ONE_HOLD;
+    kvf__pool_note_held(p);
+    return id;
+}
+static inline void kvf__pool_release_held(kvf__pool *p, uint32_t id) {
+    p->heads[id] = (kvf__head){0, p->heads[id].generation + 1};
+    p->free_ids[p->n_free++] = id;
+}
 
 /* A pending copy pins both ends until it is done. At most one is pending per dst, since dst is always fresh. */
 void kvf__pool_pin(kvf__pool *p, uint32_t src, uint32_t dst);
 bool kvf__pool_copy_pending(const kvf__pool *p, uint32_t src, uint32_t dst);
 void kvf__pool_unpin(kvf__pool *p, uint32_t src, uint32_t dst);
 
-/* A node takes an id that somebody holds. It lets one go: 1 when the id was idle and falls free, else 0. */
-void kvf__pool_cache(kvf__pool *p, uint32_t id, uint32_t node);
+/* A node takes ids that somebody holds. It lets one go: 1 when the id was idle and falls free, else 0. */
+void kvf__pool_cache(kvf__pool *p, const uint32_t *ids, uint32_t n, uint32_t node);
 uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id);
 /* One holder more of a cached id, which may be idle; the caller sees to n_idle and n_held_max. */
 static inline void kvf__pool_attach(kvf__pool *p, uint32_t id) {
-    if (p->states[id] == KVF__IDLE) {
-        p->states[id] = KVF__CACHED;
-    } else {
-        kvf__pool_share(p, id);
-    }
+    uint8_t *state = kvf__state(p, id);
+    if (*state != KVF__IDLE) kvf__pool_share(p, id);
+    if (*state == KVF__IDLE) *state = KVF__CACHED;
 }
 
 /* ---- Promises: a number of the table's; the pool keeps the sum ---------------------------------------------- */

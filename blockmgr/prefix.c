@@ -1,5 +1,6 @@
 /* The prefix cache's public calls but store and snapshots: lookup, attach, drop, figures. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 enum { PARTIAL_SCAN_MAX = 64 }; /* children that a lookup looks at for part of a block */
 
@@ -170,7 +171,7 @@ static chain look_at_chain(const kvf__cache *c, uint32_t n_tokens, uint32_t n_ch
     return h;
 }
 
-/* What the k-th table will hold that a reservation counts as held: the private blocks or, with growth, all that it keeps. */
+/* What the k-th table will hold that a reservation counts: the private blocks or, with growth, all that it keeps. */
 static uint32_t count_table(const kvf_manager *m, uint32_t k, const chain *h, bool growth) {
     const kvf__cache *c = &m->cache;
     bool last_held = false;
@@ -187,9 +188,10 @@ static uint32_t count_table(const kvf_manager *m, uint32_t k, const chain *h, bo
 
 static void attach_table(kvf_manager *m, uint32_t t, uint32_t k, uint32_t n_tokens, uint32_t n_chain) {
     const kvf__cache *c = &m->cache;
-    uint32_t *row = kvf__row(m, t);
+    const uint32_t *nodes = c->chain, *blocks = c->node_blocks + k;
+    uint32_t *restrict row = kvf__row(m, t), n_tables = c->n_tables;
     for (uint32_t d = 0; d < n_chain; d++) {
-        row[d] = kvf__node_blocks(c, c->chain[d])[k];
+        row[d] = blocks[(size_t)nodes[d] * n_tables];
         kvf__pool_attach(&m->blocks, row[d]);
     }
     m->n_slots[t] = n_tokens;
@@ -248,6 +250,7 @@ static void attach(kvf_manager *m, uint32_t index, const kvf_reserve *reserve, c
     m->blocks.n_idle -= (uint32_t)h->n_idle_blocks;
     kvf__pool_note_held(&m->blocks);
     m->seqs[index].next_pos = n_tokens;
+    m->seqs[index].known_at = 0;
     uint32_t n_whole = n_tokens / c->block_size;
     m->seqs[index].node = n_whole ? kvf__node_handle(c, c->chain[n_whole - 1]) : 0;
 }
@@ -274,6 +277,7 @@ kvf_status kvf_prefix_attach(kvf_manager *manager, kvf_seq seq, const kvf_prefix
     if (s) return s;
     attach(manager, index, reserve, &hit);
     count_query(&manager->cache, &w, given.n_tokens);
+    if (manager->profile) kvf__profile_seq(manager, index, KVF__CAUSE_END);
     return KVF_OK;
 }
 
@@ -299,6 +303,7 @@ kvf_status kvf_prefix_drop(kvf_manager *manager, const void *salt, uint32_t salt
             c->stats.removed += kvf__node_remove_all(c, at);
         at = next;
     }
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }
 
@@ -307,6 +312,7 @@ kvf_status kvf_prefix_clear(kvf_manager *manager) {
     if (s) return s;
     kvf__cache *c = &manager->cache;
     while (c->root != KVF__NO_NODE) c->stats.removed += kvf__node_remove_all(c, c->root);
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }
 

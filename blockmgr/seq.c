@@ -1,5 +1,6 @@
 /* Sequences: handles, create, fork, free, reservations, score pages. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 /* ---- Handles ----------------------------------------------------------------------------------
  *      63        generation        36 35        tag        20 19        index        0
@@ -49,6 +50,7 @@ kvf_status kvf_seq_create(kvf_manager *manager, kvf_seq *out) {
     kvf_status s = check_new(manager, out);
     if (s) return s;
     *out = seq_handle(manager, seq_open(manager));
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }
 
@@ -112,13 +114,15 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
     if (s) return s;
     s = check_fork(manager, from * manager->seq_tables, copies);
     if (s) return s;
-    uint32_t to = seq_open(manager);
+    uint32_t to = seq_open(manager), first_copy = copies ? copies->n : 0;
+    manager->seqs[from].known_at = 0;
     manager->seqs[to].next_pos = manager->seqs[from].next_pos;
     manager->seqs[to].has_scores = manager->seqs[from].has_scores;
     manager->seqs[to].node = manager->seqs[from].node;
     manager->seqs[to].compacted = manager->seqs[from].compacted;
     for (uint32_t t = 0; t < manager->seq_tables; t++)
         fork_table(manager, from * manager->seq_tables + t, to * manager->seq_tables + t, copies);
+    if (manager->profile) kvf__profile_forked(manager, to, copies, first_copy);
     *out = seq_handle(manager, to);
     return KVF_OK;
 }
@@ -126,7 +130,7 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
 static void empty_table(kvf_manager *m, uint32_t t, uint32_t layer) {
     uint32_t n_blocks = kvf__n_blocks(m, t);
     (void)kvf__pool_trim(&m->blocks, kvf__row(m, t), n_blocks, 0, kvf__is_private(m, t));
-    (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), m->n_pages[t], 0, false);
+    if (m->n_pages[t]) (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), m->n_pages[t], 0, false);
     m->layer_blocks[layer] -= n_blocks;
     m->layer_slots[layer] -= m->n_slots[t];
     m->n_slots[t] = m->n_pages[t] = 0;
@@ -146,6 +150,7 @@ kvf_status kvf_seq_free(kvf_manager *manager, kvf_seq seq) {
         for (uint32_t g = 0; g < manager->n_groups; g++, t++) empty_table(manager, t, l);
     *s = (kvf__seq){.generation = s->generation == GENERATION_MAX ? 1 : s->generation + 1};
     manager->free_seqs[manager->config.max_seqs - manager->n_seqs--] = index;
+    if (manager->profile) kvf__profile_seq(manager, index, KVF__CAUSE_END);
     return KVF_OK;
 }
 
@@ -193,8 +198,7 @@ kvf_status kvf_seq_sharing(const kvf_manager *manager, kvf_seq seq, uint64_t *n_
     for (uint32_t t = index * manager->seq_tables; t < (index + 1) * manager->seq_tables; t++) {
         uint32_t n = kvf__n_blocks(manager, t);
         all += n;
-        for (uint32_t i = 0; i < n; i++)
-            own += kvf__pool_holders(&manager->blocks, kvf__row(manager, t)[i]) == 1;
+        for (uint32_t i = 0; i < n; i++) own += kvf__pool_holders(&manager->blocks, kvf__row(manager, t)[i]) == 1;
     }
     if (n_own) *n_own = own;
     if (n_shared) *n_shared = all - own;
@@ -209,7 +213,7 @@ uint32_t kvf__table_private(kvf_manager *m, uint32_t t) {
     const uint32_t *row = kvf__row(m, t);
     for (uint32_t i = 0; i < n_blocks; i++) {
         n_private += kvf__pool_holders(&m->blocks, row[i]) == 1;
-        n_sole += m->blocks.states[row[i]] == KVF__ROW;
+        n_sole += *kvf__state(&m->blocks, row[i]) == KVF__ROW;
     }
     if (n_sole == n_blocks) m->private_at[t] = m->tail_at[t] = m->epoch;
     if (kvf__tail_covered(m, t)) n_private -= kvf__pool_holders(&m->blocks, row[n_blocks - 1]) == 1;
@@ -300,8 +304,10 @@ kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq seq, const kvf_reser
     if (s) return s;
     for (uint32_t k = 0; k < manager->seq_tables; k++) {
         kvf__reservation r = kvf__reservation_of(manager, &given, k);
-        kvf__table_reserve(manager, first + k, r, kvf__promise_owed(r.blocks, kept_under(manager, first + k, r, given.fresh != 0)));
+        kvf__table_reserve(manager, first + k, r,
+                           kvf__promise_owed(r.blocks, kept_under(manager, first + k, r, given.fresh != 0)));
     }
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }
 
@@ -338,5 +344,7 @@ kvf_status kvf_seq_take_scores(kvf_manager *manager, kvf_seq seq, const uint32_t
         manager->n_pages[first + i] = n;
     }
     manager->seqs[index].has_scores = true;
+    manager->seqs[index].known_at = 0;
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }

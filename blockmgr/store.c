@@ -1,5 +1,6 @@
 /* Store: makes a sequence's written blocks findable, one node per content. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 /* A store under way: the sequence's first table, and what it has come to. */
 typedef struct storing {
@@ -7,7 +8,8 @@ typedef struct storing {
     uint32_t first;
     kvf_prefix_store_options options;
     uint32_t n_stored;
-    bool entered; /* blocks of the tables are cached that were not */
+    bool is_private; /* all tables are, so no block is cached yet */
+    bool entered;    /* blocks of the tables are cached that were not */
 } storing;
 
 static kvf_status check_store(const kvf_manager *m, uint32_t index, const kvf__walk *w, uint32_t n_tokens) {
@@ -75,9 +77,13 @@ static bool gather(const storing *s, uint32_t depth, uint32_t *blocks) {
     const kvf_manager *m = s->m;
     const uint32_t *row = kvf__row(m, s->first) + depth;
     uint32_t not_new = 0;
+    if (s->is_private) {
+        for (uint32_t k = 0; k < m->seq_tables; k++, row += m->row_capacity) blocks[k] = *row;
+        return true;
+    }
     for (uint32_t k = 0; k < m->seq_tables; k++, row += m->row_capacity) {
         blocks[k] = *row;
-        not_new |= m->blocks.states[*row] ^ KVF__ROW;
+        not_new |= *kvf__state(&m->blocks, *row) ^ KVF__ROW;
     }
     return !not_new;
 }
@@ -125,6 +131,8 @@ kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_
         return kvf__fail(manager->error, KVF_E_INVALID,
                          "store: the key is not what the sequence was attached or stored with");
     s.first = index * manager->seq_tables;
+    s.is_private = true;
+    for (uint32_t t = s.first; t < s.first + manager->seq_tables; t++) s.is_private &= kvf__is_private(manager, t);
     bool stopped = false;
     while (!stopped && w.depth < n_tokens / bs) {
         kvf__walk_hash(c, &w, bs);
@@ -140,6 +148,8 @@ kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_
     }
     for (uint32_t t = s.first; s.entered && t < s.first + manager->seq_tables; t++)
         manager->private_at[t] = manager->tail_at[t] = 0;
+    if (s.entered) manager->seqs[index].known_at = 0;
     if (n_stored) *n_stored = s.n_stored;
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }

@@ -95,14 +95,20 @@ static bool same_salt(const kvf__cache *c, const kvf_prefix_key *key, uint32_t r
            (!key->salt_bytes || !memcmp(c->salts + (size_t)root * KVF_PREFIX_SALT_MAX, key->salt, key->salt_bytes));
 }
 
+/* Few of them, and mostly equal: cheaper than a call of memcmp. */
+static inline bool same_tokens(const uint32_t *a, const uint32_t *b, uint32_t n) {
+    uint32_t differ = 0;
+    for (uint32_t i = 0; i < n; i++) differ |= a[i] ^ b[i];
+    return !differ;
+}
+
 uint32_t kvf__walk_find(const kvf__cache *c, const kvf__walk *w) {
     const uint32_t *tokens = w->key.tokens + (size_t)w->depth * c->block_size;
     uint32_t node = c->buckets[w->hash.low & c->bucket_mask];
     for (; node != KVF__NO_NODE; node = c->nodes[node].bucket_next) {
         const kvf__node *n = &c->nodes[node];
         if (same_hash(n->hash, w->hash) && n->parent == w->node && n->n_tokens == w->n_hashed &&
-            same_hash(n->extras, w->extras) &&
-            !memcmp(kvf__node_tokens(c, node), tokens, n->n_tokens * sizeof *tokens) &&
+            same_hash(n->extras, w->extras) && same_tokens(kvf__node_tokens(c, node), tokens, n->n_tokens) &&
             (n->parent != KVF__NO_NODE || same_salt(c, &w->key, node)))
             return node;
     }
@@ -111,7 +117,7 @@ uint32_t kvf__walk_find(const kvf__cache *c, const kvf__walk *w) {
 
 void kvf__walk_step(const kvf__cache *c, kvf__walk *w, uint32_t node) {
     w->node = node;
-    w->at = c->nodes[node].hash;
+    w->at = w->hash; /* the node's; not read from there, so that the next hash need not wait for it */
     w->depth++;
     while (w->extra < w->key.n_extras && w->key.extras[w->extra].position < w->depth * c->block_size) w->extra++;
 }
@@ -134,7 +140,7 @@ bool kvf__walk_agrees(const kvf__cache *c, const kvf__walk *w, uint32_t node, ui
     const kvf__node *n = &c->nodes[node];
     uint32_t begin = n->depth * c->block_size;
     if (n_tokens > n->n_tokens || begin + n_tokens > w->key.n_tokens) return false;
-    if (memcmp(kvf__node_tokens(c, node), w->key.tokens + begin, n_tokens * sizeof *w->key.tokens)) return false;
+    if (!same_tokens(kvf__node_tokens(c, node), w->key.tokens + begin, n_tokens)) return false;
     if (n->parent == KVF__NO_NODE && !same_salt(c, &w->key, node)) return false;
     kvf__hash extras = {0, 0};
     if (w->key.n_extras) extras = digest(&w->key, first_extra(&w->key, begin), begin + n->n_tokens);

@@ -131,6 +131,7 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     m.n_snapshot_pages = e->n_snapshot_pages;
     m.snapshot_page_bytes = kvf__engine_snapshot_page_bytes(e);
     m.allocator = e->allocator;
+    m.profile = c->profile;
     if ((st = kvf_manager_create(&m, &e->manager, err))) return st;
     kvf_policy_state_config p = {.struct_size = sizeof p,
                                  .n_layers = info->n_layers,
@@ -176,10 +177,10 @@ static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
 #define TAKE(field, count) ((e->field = take(e, (count), sizeof *e->field, 0)) != NULL)
     bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) &&
               TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) && TAKE(sampled, n + 1) && TAKE(draws, n) &&
-              TAKE(variance, variance) && TAKE(row_wanted, n) && TAKE(row_gqa, n) && TAKE(prompt_sums, n) && TAKE(added_sums, n) &&
-              TAKE(sums, sum_floats) && TAKE(row, row_floats) && TAKE(logits, logit_floats) && TAKE(events, n_events) &&
-              TAKE(batch_events, n_events) && TAKE(items, n_events) && TAKE(item_of_event, n_events) &&
-              TAKE(batch_items, n_events);
+              TAKE(variance, variance) && TAKE(row_wanted, n) && TAKE(row_gqa, n) && TAKE(prompt_sums, n) &&
+              TAKE(added_sums, n) && TAKE(sums, sum_floats) && TAKE(row, row_floats) && TAKE(logits, logit_floats) &&
+              TAKE(events, n_events) && TAKE(batch_events, n_events) && TAKE(items, n_events) &&
+              TAKE(item_of_event, n_events) && TAKE(batch_items, n_events);
 #undef TAKE
     if (!ok)
         return kvf__fail(err, KVF_E_NO_MEMORY,
@@ -219,11 +220,12 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
     e->config = c;
     e->allocator = a;
     e->stats.struct_size = sizeof e->stats;
-    if ((st = resolve(e, err)) || (st = create_pages(e, err)) || (st = create_snapshots(e, err)) || (st = create_parts(e, err)) ||
-        (st = create_buffers(e, err)) || (st = create_small(e, err))) {
+    if ((st = resolve(e, err)) || (st = create_pages(e, err)) || (st = create_snapshots(e, err)) ||
+        (st = create_parts(e, err)) || (st = create_buffers(e, err)) || (st = create_small(e, err))) {
         kvf_engine_destroy(e);
         return st;
     }
+    e->config.profile = NULL; /* the manager has its copy */
     *out = e;
     return KVF_OK;
 }

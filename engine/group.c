@@ -97,7 +97,7 @@ kvf_status kvf__group_forked(kvf_engine *e, kvf__live *leader, kvf_error *err) {
         kvf__live *r = g->members[i];
         if (!r || r->seq) continue;
         r->seq = kvf_sched_seq(e->sched, r->id); /* 0 for those of another group, and for what was preempted */
-        r->drawn_first = r->seq && !g->beams;
+        r->draws_from = r->seq && !g->beams ? leader : NULL;
         r->twin = r->seq && g->beams;
         r->in_prompt = 0;
     }

@@ -32,7 +32,7 @@ typedef struct kvf__live {
     struct kvf__live *next, *prev; /* spare ones are linked by next */
     kvf__group *group;             /* NULL: one request, one answer */
     uint32_t index;                /* of the sample; of a beam: its place among the members */
-    bool drawn_first;              /* its first draw is from the row in which the group's prompt ended */
+    struct kvf__live *draws_from;  /* its first draw is from the row in which that one's prompt ended; else NULL */
     bool twin;
     double sum; /* of its log-probabilities */
     kvf__choices choices;
@@ -140,8 +140,8 @@ struct kvf_engine {
     double *variance; /* [n_layers][n_q_heads] */
     uint8_t *row_wanted, *row_gqa;
     float **prompt_sums;
-    float **added_sums;   /* the same, NULL where this step's queries are in the sums already */
-    float *snapshots;     /* [n_snapshot_pages][n_layers][n_q_heads][block_size]; NULL without a prefix cache */
+    float **added_sums; /* the same, NULL where this step's queries are in the sums already */
+    float *snapshots;   /* [n_snapshot_pages][n_layers][n_q_heads][block_size]; NULL without a prefix cache */
     uint32_t n_snapshot_pages;
     uint32_t *page_ids;   /* [blocks of max_context] */
     float *sums;          /* see the glossary */

@@ -44,7 +44,9 @@ static void move_sums(kvf_engine *e, float *sums, uint32_t n_tokens, bool to_pag
 kvf_status kvf__engine_restore_sums(kvf_engine *e, const kvf_step_item *item, float *sums, kvf_error *err) {
     uint32_t n = 0, capacity = kvf__ceil_div(e->config.max_context, e->config.block_size);
     kvf_status st = kvf_prefix_snapshot_get(e->manager, item->match, e->page_ids, capacity, &n);
-    if (st) return kvf__fail(err, st, "snapshot of %u tokens: %s", item->match->n_snapshot_tokens, kvf_manager_error(e->manager));
+    if (st)
+        return kvf__fail(err, st, "snapshot of %u tokens: %s", item->match->n_snapshot_tokens,
+                         kvf_manager_error(e->manager));
     move_sums(e, sums, item->match->n_snapshot_tokens, false);
     return KVF_OK;
 }
@@ -58,7 +60,8 @@ void kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step) {
         uint32_t n = 0, n_tokens = item->token_begin + item->n_tokens;
         kvf_prefix_key key = kvf__live_key(r, n_tokens);
         if (kvf_prefix_snapshot_put(e->manager, item->seq, &key, n_tokens, item->take_snapshot == 2, e->page_ids,
-                                    kvf__ceil_div(e->config.max_context, e->config.block_size), &n) == KVF_OK && n)
+                                    kvf__ceil_div(e->config.max_context, e->config.block_size), &n) == KVF_OK &&
+            n)
             move_sums(e, e->prompt_sums[i], n_tokens, true);
     }
 }

@@ -69,14 +69,15 @@ static kvf_status check(const kvf_engine *e, const kvf_prompt_file *f, kvf_promp
     kvf_status st = kvf__config_read(out, sizeof *out, f, "kvf_prompt_file", err);
     if (st) return st;
     if (!e->config.prefix_cache)
-        return kvf__fail(err, KVF_E_STATE, "prompt file: the engine has no prefix cache; create it with prefix_cache 1");
+        return kvf__fail(err, KVF_E_STATE,
+                         "prompt file: the engine has no prefix cache; create it with prefix_cache 1");
     if (!out->path || !out->path[0]) return kvf__fail(err, KVF_E_INVALID, "prompt file: path is empty");
     if (out->identity_bytes > IDENTITY_MAX || (out->identity_bytes && !out->identity))
         return kvf__fail(err, KVF_E_INVALID, "identity of %u bytes: must have at most %d; give a hash of it",
                          out->identity_bytes, IDENTITY_MAX);
     if (out->salt_bytes > KVF_PREFIX_SALT_MAX || (out->salt_bytes && !out->salt))
-        return kvf__fail(err, KVF_E_INVALID, "salt of %u bytes: must have at most %u; give a hash of it", out->salt_bytes,
-                         KVF_PREFIX_SALT_MAX);
+        return kvf__fail(err, KVF_E_INVALID, "salt of %u bytes: must have at most %u; give a hash of it",
+                         out->salt_bytes, KVF_PREFIX_SALT_MAX);
     return KVF_OK;
 }
 
@@ -254,14 +255,17 @@ static kvf_status check_header(const kvf_engine *e, const kvf_prompt_file *f, co
     const struct {
         const char *what;
         uint32_t value, ours;
-    } same[] = {{"n_layers", h->n_layers, m->n_layers},       {"n_kv_heads", h->n_kv_heads, m->n_kv_heads},
-                {"n_q_heads", h->n_q_heads, m->n_q_heads},    {"head_dim", h->head_dim, m->head_dim},
+    } same[] = {{"n_layers", h->n_layers, m->n_layers},
+                {"n_kv_heads", h->n_kv_heads, m->n_kv_heads},
+                {"n_q_heads", h->n_q_heads, m->n_q_heads},
+                {"head_dim", h->head_dim, m->head_dim},
                 {"kv_dtype", h->dtype, (uint32_t)e->config.kv_dtype}};
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
         if (same[i].value != same[i].ours) return differs(err, f->path, same[i].what, same[i].value, same[i].ours);
     if (h->identity_bytes != f->identity_bytes ||
         (f->identity_bytes && memcmp(h->identity, f->identity, f->identity_bytes) != 0))
-        return kvf__fail(err, KVF_E_FORMAT, "%s: was made with another model: delete it, or name another file", f->path);
+        return kvf__fail(err, KVF_E_FORMAT, "%s: was made with another model: delete it, or name another file",
+                         f->path);
     if (h->salt_bytes != f->salt_bytes || (f->salt_bytes && memcmp(h->salt, f->salt, f->salt_bytes) != 0))
         return kvf__fail(err, KVF_E_FORMAT, "%s: has another cache salt: name the file of this one", f->path);
     if (!h->n_tokens || h->flags > FLAG_SUMS || h->payload_bytes != payload_bytes(e, h->n_tokens, h->flags) ||
@@ -287,8 +291,8 @@ static kvf_status check_payload(const kvf_engine *e, const kvf_prompt_file *f, c
     const uint32_t *tokens = (const uint32_t *)(const void *)(h + 1);
     for (uint32_t i = 0; i < h->n_tokens; i++)
         if (tokens[i] >= e->info->n_vocab)
-            return kvf__fail(err, KVF_E_FORMAT, "%s: token %u at index %u: the vocabulary has %u", f->path, tokens[i], i,
-                             e->info->n_vocab);
+            return kvf__fail(err, KVF_E_FORMAT, "%s: token %u at index %u: the vocabulary has %u", f->path, tokens[i],
+                             i, e->info->n_vocab);
     return KVF_OK;
 }
 

@@ -111,9 +111,10 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
         if (!g->stop || !g->stop[i] || !g->stop[i][0])
             return kvf__fail(err, KVF_E_INVALID, "stop string %u: has no bytes; it would end every answer", i);
     if (g->prefix_end % e->config.block_size || g->prefix_end > g->n_tokens)
-        return kvf__fail(err, KVF_E_INVALID,
-                         "prefix_end %u: must be a multiple of the block size %u, at most the prompt's %u tokens; 0: unknown",
-                         g->prefix_end, e->config.block_size, g->n_tokens);
+        return kvf__fail(
+            err, KVF_E_INVALID,
+            "prefix_end %u: must be a multiple of the block size %u, at most the prompt's %u tokens; 0: unknown",
+            g->prefix_end, e->config.block_size, g->n_tokens);
     return check_samples(e, g, err);
 }
 
@@ -287,6 +288,7 @@ void kvf__live_unlink(kvf_engine *e, kvf__live *r) {
 void kvf__live_lost(kvf_engine *e, kvf__live *r) {
     r->seq = 0;
     r->n_preempted++;
+    r->draws_from = NULL;
     r->twin = false;
     r->choices.n = 0;
     for (uint32_t i = 0; i < e->max_running; i++)
@@ -397,7 +399,7 @@ kvf_result kvf__live_result(const kvf__live *r, kvf_finish finish, const char *e
                         .n_tokens = n,
                         .n_prompt = r->n_prompt,
                         .n_preempted = r->n_preempted,
-                         .n_cached = r->n_cached,
+                        .n_cached = r->n_cached,
                         .first_token_s = r->first_token > 0 ? r->first_token - r->submitted : 0,
                         .total_s = now - r->submitted,
                         .n_top_logprobs = r->n_top,

@@ -8,14 +8,11 @@ typedef struct normalizer {
     double max, log_sum;
 } normalizer;
 
+/* The likeliest token's logit and log-probability say both. */
 static normalizer normalize(const float *logits, uint32_t n_vocab) {
-    float max = -INFINITY;
-    for (uint32_t i = 0; i < n_vocab; i++)
-        if (logits[i] > max) max = logits[i];
-    double sum = 0;
-    for (uint32_t i = 0; i < n_vocab; i++)
-        if (logits[i] == logits[i]) sum += exp((double)logits[i] - (double)max);
-    return (normalizer){(double)max, log(sum)};
+    double logprob;
+    uint32_t best = kvf_sample(&(kvf_sampling){.temperature = 0}, 0, logits, n_vocab, NULL, &logprob);
+    return (normalizer){(double)logits[best], -logprob};
 }
 
 /* Natural log of the probability of one token. */
@@ -158,7 +155,8 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
                      .n_out = n_out,
                      .logits = e->logits,
                      .path = e->config.path,
-                     .deterministic = e->config.deterministic};
+                     .deterministic = e->config.deterministic,
+                     .fast_activations = e->config.fast_activations};
     double begin = kvf__clock();
     kvf_status st = kvf_model_forward(e->model, e->activations, e->stream, &f, err);
     double seconds = kvf__clock() - begin;
@@ -216,7 +214,8 @@ static kvf_status policy_moments(kvf_engine *e, const kvf_step *step, kvf_error 
     return st;
 }
 
-/* Who draws from which row: rows that fell out of the step leave none, a prompt's end has one for each that was forked. */
+/* Who draws from which row: rows that fell out of the step leave none, a prompt's end has one for each that was forked.
+ * (What was forked is preempted before what it was forked from.) */
 static void list_draws(kvf_engine *e, uint32_t n_out) {
     e->n_draws = 0;
     for (uint32_t i = 0; i < n_out; i++) {
@@ -228,9 +227,9 @@ static void list_draws(kvf_engine *e, uint32_t n_out) {
         if (!r->group || beam) continue;
         for (uint32_t k = 0; k < r->group->width; k++) {
             kvf__live *sample = r->group->members[k];
-            if (!sample || !sample->drawn_first) continue;
-            sample->drawn_first = false;
-            if (sample != r && sample->seq) e->draws[e->n_draws++] = (kvf__draw){.live = sample, .logits = logits};
+            if (!sample || sample->draws_from != r) continue;
+            sample->draws_from = NULL;
+            e->draws[e->n_draws++] = (kvf__draw){.live = sample, .logits = logits};
         }
     }
 }
@@ -240,8 +239,7 @@ static void end_empty(kvf_engine *e, kvf__live *r) {
     kvf__group *g = r->group;
     for (uint32_t k = 0; g && !g->beams && k < g->width; k++) {
         kvf__live *sample = g->members[k];
-        if (sample && sample != r && sample->drawn_first && sample->seq)
-            kvf__live_finish(e, sample, KVF_FINISH_LENGTH, NULL);
+        if (sample && sample->draws_from == r) kvf__live_finish(e, sample, KVF_FINISH_LENGTH, NULL);
     }
     kvf__live_finish(e, r, KVF_FINISH_LENGTH, NULL);
 }

@@ -4,6 +4,7 @@
 #include <dnnl.h>
 #include <stdatomic.h>
 
+#include "model/fast.h"
 #include "model/gemv.h"
 #include "model/gguf.h"
 
@@ -100,16 +101,21 @@ static void dots(const kvf__gemm *g, const piece *p, uint32_t first, uint32_t n_
     g->ops->dots(&d);
 }
 
+/* All of x with up to KVF__GEMV_ROWS rows of w. */
+static void few_columns(const kvf__gemm *g, const run *r, uint32_t column, float *scratch) {
+    for (uint32_t e = 0; e < g->w->k; e += FEW_K) {
+        piece p = piece_of(g, r, e, scratch);
+        dots(g, &p, 0, r->n, column, 0, g->m);
+    }
+}
+
 static void few_rows(void *ctx, uint32_t item, uint32_t thread) {
     const struct slices *s = ctx;
     const kvf__gemm *g = s->g;
     uint32_t column = item * s->columns, end = KVF__MIN(column + s->columns, g->w->n);
     for (; column < end;) {
         run r = run_at(g->w, column, KVF__MIN(column + KVF__GEMV_ROWS, end));
-        for (uint32_t e = 0; e < g->w->k; e += FEW_K) {
-            piece p = piece_of(g, &r, e, g->scratch + thread * g->scratch_floats);
-            dots(g, &p, 0, r.n, column, 0, g->m);
-        }
+        few_columns(g, &r, column, g->scratch + thread * g->scratch_floats);
         column += r.n;
     }
 }
@@ -173,6 +179,86 @@ static void one_slice(void *ctx, uint32_t item, uint32_t thread) {
     if (!multiply(g, w, row, m, column, n)) atomic_store_explicit(&s->failed, true, memory_order_relaxed);
 }
 
+/* ---- Rows of x in 8 bits ------------------------------------------------------------------------------ */
+
+enum { FAST_ROWS_AN_ITEM = 8 };
+
+/* All rows' bytes, then all rows' blocks. */
+static int8_t *fast_bytes(const kvf__gemm *g, uint32_t row) { return (int8_t *)g->quantised + (size_t)row * g->w->k; }
+static kvf__fast_block *fast_blocks(const kvf__gemm *g, uint32_t row) {
+    size_t n = g->w->k / KVF__FAST_BLOCK;
+    return (kvf__fast_block *)(void *)fast_bytes(g, g->m) + row * n;
+}
+
+size_t kvf__gemm_quantised_bytes(uint32_t m, uint32_t k) {
+    size_t bytes, block = KVF__FAST_BLOCK + sizeof(kvf__fast_block);
+    return kvf__mul(m, kvf__ceil_div(k, KVF__FAST_BLOCK), &bytes) && kvf__mul(bytes, block, &bytes) ? bytes : 0;
+}
+
+static void quantise_rows(void *ctx, uint32_t item, uint32_t thread) {
+    const struct slices *s = ctx;
+    const kvf__gemm *g = s->g;
+    uint32_t begin = item * FAST_ROWS_AN_ITEM, end = KVF__MIN(begin + FAST_ROWS_AN_ITEM, g->m);
+    (void)thread;
+    for (uint32_t row = begin; row < end; row++)
+        g->fast->quantise(g->x + row * g->x_stride, g->w->k, fast_bytes(g, row), fast_blocks(g, row));
+}
+
+/* Up to KVF__FAST_ROWS rows of w by all of x. */
+static void fast_columns(const kvf__gemm *g, const run *r, uint32_t column, float *scratch) {
+    kvf__fast_panel *panels = (kvf__fast_panel *)(void *)scratch;
+    uint32_t n_blocks = g->w->k / KVF__FAST_BLOCK, most = FEW_K / KVF__FAST_BLOCK;
+    for (uint32_t b = 0, n; b < n_blocks; b += n) {
+        n = KVF__MIN(n_blocks - b, most);
+        g->fast->unpack(r->type, r->data + b * kvf__fast_block_bytes(r->type), r->row_bytes, r->n, n, panels);
+        g->fast->dots(&(kvf__fast_dots){.panels = panels,
+                                        .q = fast_bytes(g, 0) + (size_t)b * KVF__FAST_BLOCK,
+                                        .blocks = fast_blocks(g, 0) + b,
+                                        .y = g->y + column,
+                                        .q_stride = g->w->k,
+                                        .block_stride = n_blocks,
+                                        .y_stride = g->y_stride,
+                                        .type = r->type,
+                                        .n_w = r->n,
+                                        .m = g->m,
+                                        .n_blocks = n,
+                                        .accumulate = b || g->accumulate});
+    }
+}
+
+/* Parts of other types, beside which one is in 8 bits, as few rows are. */
+static void fast_rows(void *ctx, uint32_t item, uint32_t thread) {
+    const struct slices *s = ctx;
+    const kvf__gemm *g = s->g;
+    float *scratch = g->scratch + thread * g->scratch_floats;
+    uint32_t column = item * s->columns, end = KVF__MIN(column + s->columns, g->w->n);
+    for (; column < end;) {
+        run r = run_at(g->w, column, KVF__MIN(column + KVF__FAST_ROWS, end));
+        if (kvf__fast_can(r.type, r.row_bytes)) {
+            fast_columns(g, &r, column, scratch);
+        } else {
+            r.n = KVF__MIN(r.n, (uint32_t)KVF__GEMV_ROWS);
+            few_columns(g, &r, column, scratch);
+        }
+        column += r.n;
+    }
+}
+
+static bool is_fast(const kvf__gemm *g) {
+    bool any = false;
+    for (uint32_t i = 0; g->fast && i < g->w->n_parts; i++)
+        any |= kvf__fast_can(g->w->parts[i].type, g->w->parts[i].row_bytes);
+    return any;
+}
+
+static void run_fast(kvf_stream *stream, struct slices *s) {
+    const kvf__gemm *g = s->g;
+    uint32_t part = round_up(kvf__ceil_div(g->w->n, FEW_PARTS), KVF__FAST_ROWS);
+    s->columns = KVF__MIN(part, (uint32_t)FEW_COLUMNS_MAX);
+    kvf__stream_for(stream, kvf__ceil_div(g->m, FAST_ROWS_AN_ITEM), quantise_rows, s);
+    kvf__stream_for(stream, kvf__ceil_div(g->w->n, s->columns), fast_rows, s);
+}
+
 static kvf__gemm_way way_of(const kvf__gemm *g) {
     if (g->way != KVF__GEMM_AUTO) return g->way;
     if (g->m <= g->ops->few && (g->m <= KVF__GEMV_ROWS || (size_t)g->m * g->w->k <= FEW_X_FLOATS))
@@ -183,6 +269,10 @@ static kvf__gemm_way way_of(const kvf__gemm *g) {
 kvf_status kvf__gemm_run(kvf_stream *stream, const kvf__gemm *g) {
     struct slices s = {.g = g};
     kvf__gemm_way way = way_of(g);
+    if (is_fast(g)) {
+        run_fast(stream, &s);
+        return KVF_OK;
+    }
     if (way == KVF__GEMM_ROWS) {
         uint32_t part = round_up(kvf__ceil_div(g->w->n, FEW_PARTS), KVF__GEMV_ROWS);
         s.columns = KVF__MIN(part, (uint32_t)FEW_COLUMNS_MAX);

@@ -38,14 +38,20 @@ typedef struct kvf__gemm {
     bool deterministic; /* KVF__GEMM_AUTO chooses between ROWS and TILES alone: a row's bits depend on the row and w */
     kvf__gemm_way way;
     const struct kvf__gemv_ops *ops; /* kvf__gemv_ops_for */
-    float *scratch;                  /* for each thread kvf__gemm_scratch_floats of the largest matrix */
-    size_t scratch_floats;           /* of one thread */
+    const struct kvf__fast_ops
+        *fast;             /* kvf__fast_ops_for: x in 8 bits where w's type is one of those of fast.h; or NULL */
+    void *quantised;       /* with fast: kvf__gemm_quantised_bytes of m and k, aligned as a cache line */
+    float *scratch;        /* for each thread kvf__gemm_scratch_floats of the largest matrix */
+    size_t scratch_floats; /* of one thread */
 } kvf__gemm;
 
 /* The work is cut into slices of fixed sizes, so that the result does not depend on the number of threads. Unless
- * `deterministic` is set it may depend on m: logits of one token in batches of different sizes agree within rounding.
+ * `deterministic` is set it may depend on m: logits of one token in batches of different sizes agree within rounding. Products in 8 bits never do.
  * KVF_E_NO_MEMORY: the library behind it had none; y is then undefined. */
 kvf_status kvf__gemm_run(kvf_stream *stream, const kvf__gemm *g);
+
+/* For m rows of k elements in 8 bits; 0 when that wraps. */
+size_t kvf__gemm_quantised_bytes(uint32_t m, uint32_t k);
 
 /* Of one thread, for products with this matrix; a multiple of a cache line. */
 size_t kvf__gemm_scratch_floats(const kvf__matrix *w);

@@ -313,15 +313,18 @@ static kvf_status load_specials(const loading *l) {
     return KVF_OK;
 }
 
-/* The id that a key gives, KVF_NO_TOKEN without the key. */
+/* The id that a key gives, KVF_NO_TOKEN without the key and on failure. */
 static kvf_status load_id(const loading *l, const char *name, uint32_t *id) {
+    uint32_t value = KVF_NO_TOKEN;
     bool found;
     *id = KVF_NO_TOKEN;
-    kvf_status status = kvf__gguf_u32(l->gguf, name, 0, id, &found, l->err);
-    if (status == KVF_OK && found && *id >= l->t->n_vocab)
+    kvf_status status = kvf__gguf_u32(l->gguf, name, 0, &value, &found, l->err);
+    if (status != KVF_OK || !found) return status;
+    if (value >= l->t->n_vocab)
         return kvf__fail(l->err, KVF_E_FORMAT, "%s: key %s: %" PRIu32 ": must be below the %" PRIu32 " tokens",
-                         l->gguf->path.text, name, *id, l->t->n_vocab);
-    return status;
+                         l->gguf->path.text, name, value, l->t->n_vocab);
+    *id = value;
+    return KVF_OK;
 }
 
 /* Where generations begin and end. */

@@ -67,9 +67,9 @@ void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill) {
     if (!caches(s, r)) return;
     if (!prefill && (r->evicts || r->prefix.prompt_only || r->n_computed % s->block_size)) return;
     kvf_prefix_key key = key_of(r, r->n_computed);
-    kvf_prefix_store_options options = {
-        .struct_size = sizeof options,
-        .flags = r->needs_sums && r->n_computed == r->n_prefill ? KVF_PREFIX_PARTIAL : 0};
+    kvf_prefix_store_options options = {.struct_size = sizeof options,
+                                        .flags =
+                                            r->needs_sums && r->n_computed == r->n_prefill ? KVF_PREFIX_PARTIAL : 0};
     kvf_status status = kvf_prefix_store(s->config.manager, r->seq, &key, r->n_computed, &options, NULL);
     (void)status;
 }

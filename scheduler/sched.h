@@ -116,10 +116,11 @@ void kvf__sched_give_extent(kvf_sched *s, kvf__req *r);
 bool kvf__sched_is_valid(const kvf_sched *s); /* O(requests); asserted in debug builds */
 
 /* prefix.c: the prefix cache */
-void kvf__sched_look_up(kvf_sched *s, kvf__req *r);      /* fills in n_prefill and match */
+void kvf__sched_look_up(kvf_sched *s, kvf__req *r); /* fills in n_prefill and match */
 void kvf__sched_forget_match(kvf__req *r);
 uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r);
-kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r, const kvf_reserve *reserve); /* the new sequence takes its match */
+kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r,
+                             const kvf_reserve *reserve); /* the new sequence takes its match */
 uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t begin);
 void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *item);
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill);

@@ -276,8 +276,7 @@ kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request request, const kvf
     kvf__req *r;
     kvf_sched_prefix given;
     kvf_status status = find(sched, request, &r);
-    if (status == KVF_OK)
-        status = kvf__config_read(&given, sizeof given, prefix, "kvf_sched_prefix", &sched->error);
+    if (status == KVF_OK) status = kvf__config_read(&given, sizeof given, prefix, "kvf_sched_prefix", &sched->error);
     if (status != KVF_OK) return status;
     if (given.prefix_end % sched->block_size || given.prefix_end > r->n_prompt)
         return kvf__fail(&sched->error, KVF_E_INVALID,

@@ -557,13 +557,17 @@ END
 
 . "$here/command_resume.sh"
 . "$here/command_edges.sh"
+. "$here/command_profile.sh"
 
 if [ $# -eq 3 ]; then
-    if python3 "$here/determinism.py" "$kvfold" "$quantised" --tight 160KiB >log 2>&1; then
-        ok deterministic_answers
-    else
-        fail deterministic_answers "$(tail -c 1900 log)"
-    fi
+    for options in "" "--part vary --fast-activations"; do
+        # shellcheck disable=SC2086
+        if python3 "$here/determinism.py" "$kvfold" "$quantised" --tight 160KiB $options >log 2>&1; then
+            ok "deterministic_answers $options"
+        else
+            fail "deterministic_answers $options" "$(tail -c 1900 log)"
+        fi
+    done
 fi
 
 echo "$passed passed, $failed failed"

@@ -122,7 +122,8 @@ static inline kvf_policy_options options_of(const char *text) {
     return o;
 }
 
-static inline kvf_generate request_of(uint32_t *prompt, uint32_t n, uint32_t seed, uint32_t max_tokens, struct answer *a) {
+static inline kvf_generate request_of(uint32_t *prompt, uint32_t n, uint32_t seed, uint32_t max_tokens,
+                                      struct answer *a) {
     uint64_t rng = seed;
     for (uint32_t i = 0; i < MAX_TOKENS; i++) prompt[i] = TINY_BYTE_0 + (uint32_t)(gw_random(&rng) % 250);
     return (kvf_generate){.struct_size = sizeof(kvf_generate),
@@ -136,7 +137,7 @@ static inline kvf_generate request_of(uint32_t *prompt, uint32_t n, uint32_t see
 }
 
 static inline void submit(kvf_engine *e, struct answer *a, uint32_t n, uint32_t seed, uint32_t max_tokens,
-                   const char *policy) {
+                          const char *policy) {
     uint32_t prompt[MAX_TOKENS];
     kvf_policy_options o = options_of(policy);
     kvf_generate g = request_of(prompt, n, seed, max_tokens, a);
@@ -161,8 +162,8 @@ static inline void run(kvf_engine *e) {
     cr_expect_eq(s.occupancy.score_pages.n_held, 0u);
 }
 
-static inline void answer_alone(const kvf_engine_config *c, struct answer *a, uint32_t n, uint32_t seed, uint32_t max_tokens,
-                         const char *policy) {
+static inline void answer_alone(const kvf_engine_config *c, struct answer *a, uint32_t n, uint32_t seed,
+                                uint32_t max_tokens, const char *policy) {
     kvf_engine *e = create(c);
     memset(a, 0, sizeof *a);
     submit(e, a, n, seed, max_tokens, policy);

@@ -144,6 +144,32 @@ Test(blockmgr, allocates_once_at_create) {
 
 /* ---- Handles ---------------------------------------------------------------------------------------- */
 
+/* Llama-3-8B, fp16, blocks of 16: 64 KiB of keys and values each. The metadata is at most 0.5% of them, for a pool of
+ * 16 GiB and the default 256 sequences of up to 8,192 tokens and for any larger one; so is each block's and each
+ * sequence's share. */
+Test(blockmgr, metadata_is_small) {
+    const double block_bytes = 2 * 8 * 128 * 2 * 16;
+    kvf_manager_config c = kvf_manager_config_default();
+    c.n_layers = 32;
+    c.n_kv_heads = 8;
+    size_t bytes, with_more_blocks, with_more_seqs;
+    for (c.n_blocks = 1u << 18; c.n_blocks <= 1u << 22; c.n_blocks *= 4) {
+        OK(kvf_manager_bytes(&c, &bytes, NULL));
+        cr_assert_leq((double)bytes, 0.005 * block_bytes * c.n_blocks, "%zu bytes for %u blocks", bytes, c.n_blocks);
+    }
+    c.n_blocks = 1u << 18;
+    OK(kvf_manager_bytes(&c, &bytes, NULL));
+    c.n_blocks += 4096;
+    OK(kvf_manager_bytes(&c, &with_more_blocks, NULL));
+    double per_block = (double)(with_more_blocks - bytes) / 4096;
+    cr_assert_leq(per_block, 0.001 * block_bytes, "%.1f bytes a block", per_block);
+    c.n_blocks = 1u << 18;
+    c.max_seqs += 64;
+    OK(kvf_manager_bytes(&c, &with_more_seqs, NULL));
+    double per_seq = (double)(with_more_seqs - bytes) / 64;
+    cr_assert_leq(per_seq, 0.001 * block_bytes * 32 * 8192 / 16, "%.0f bytes a sequence", per_seq);
+}
+
 Test(blockmgr, stale_and_foreign_handles_are_refused) {
     static list l;
     shape s = {1, 1, 1, 8, 8, 8, 4, 64};
@@ -217,6 +243,11 @@ Test(blockmgr, block_handles_are_released_once) {
     OK(kvf_block_hold(m, block(m, a, 0, 0), &x));
     OK(kvf_block_release(m, x));
     FAILS(KVF_E_STALE, kvf_block_release(m, x));
+    OK(kvf_block_hold(m, block(m, a, 0, 0), &y)); /* the block never fell free, but x was released */
+    cr_assert_neq(x, y);
+    FAILS(KVF_E_STALE, kvf_block_release(m, x));
+    OK(kvf_block_release(m, y));
+    FAILS(KVF_E_STALE, kvf_block_release(m, y + ((kvf_block)1 << 32))); /* the next, not given out yet */
     AUDIT(m);
     cr_assert_eq(n_free(m), 3);
     kvf_manager_destroy(m);

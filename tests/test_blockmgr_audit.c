@@ -55,7 +55,7 @@ Test(blockmgr_audit, every_damage_is_found) {
     const uint32_t *row = kvf__row(m, s.ta), *score_row = kvf__score_row(m, s.ta),
                    *last = &s.l.items[s.l.list.n - 1].src;
     uint32_t shared = row[0], unused = p->free_ids[0], src = last[0], dst = last[1];
-    cr_assert(p->states[shared] == KVF__COUNTED && p->states[src] == KVF__COUNTED);
+    cr_assert(*kvf__state(p, shared) == KVF__COUNTED && *kvf__state(p, src) == KVF__COUNTED);
     struct {
         uint32_t *word, value;
     } damage[] = {
@@ -63,6 +63,8 @@ Test(blockmgr_audit, every_damage_is_found) {
         {&p->heads[shared].refs, 3},
         {&p->entries[shared].holds, 1},
         {&p->heads[unused].refs, 1},
+        {&p->heads[unused].refs, KVF__ONE_HOLD},
+        {&p->heads[m->fresh[0]].refs, KVF__ONE_HOLD},
         {&p->entries[unused].holds, 1},
         {&p->entries[src].pins, 0},
         {&p->entries[dst].copy_src, unused},
@@ -95,6 +97,8 @@ Test(blockmgr_audit, every_damage_is_found) {
         {&m->private_at[s.ta], m->epoch + 1},
         {&m->tail_at[s.ta], m->epoch + 1},
         {&m->epoch, 0},
+        {&m->seqs[s.ta / 2].known_at, m->epoch},
+        {&m->seqs[s.ta / 2].known_at, m->epoch + 1},
         {&kvf__row(m, s.ta)[0], row[1]},
         {&kvf__row(m, s.ta)[0], KVF_NO_BLOCK},
         {&kvf__row(m, s.ta)[5], shared},
@@ -120,14 +124,14 @@ Test(blockmgr_audit, every_damage_is_found) {
     AUDIT(m);
     const struct {
         uint32_t id, state;
-    } states[] = {{shared, KVF__ROW},         {shared, KVF__FREE},        {shared, 4},     {unused, KVF__ROW},
-                  {unused, KVF__HANDLE},      {unused, KVF__COUNTED},     {dst, KVF__ROW}, {m->fresh[0], KVF__FREE},
-                  {m->fresh[0], KVF__HANDLE}, {m->fresh[0], KVF__COUNTED}};
+    } states[] = {{shared, KVF__ROW}, {shared, KVF__APART},      {shared, 3},
+                  {unused, KVF__ROW}, {unused, KVF__COUNTED},    {dst, KVF__ROW},
+                  {dst, KVF__APART},  {m->fresh[0], KVF__APART}, {m->fresh[0], KVF__COUNTED}};
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
-        uint8_t right = p->states[states[i].id];
-        p->states[states[i].id] = (uint8_t)states[i].state;
+        uint8_t right = *kvf__state(p, states[i].id);
+        *kvf__state(p, states[i].id) = (uint8_t)states[i].state;
         FAILS(KVF_E_CORRUPT, kvf_audit(m, NULL));
-        p->states[states[i].id] = right;
+        *kvf__state(p, states[i].id) = right;
     }
     m->layer_slots[0]++;
     FAILS(KVF_E_CORRUPT, kvf_audit(m, NULL));
@@ -247,7 +251,9 @@ Test(blockmgr_audit, epochs_wrap) {
     kvf_manager *m = make((shape){1, 1, 1, 8, 16, 16, 2, 64});
     kvf_seq a = new_seq(m);
     OK(append(m, a, 20, list_of(&l)));
-    cr_assert_eq(m->epoch, 1u); /* noted at 1 */
+    expect_damage(m, &m->seqs[0].room, 5, 100);
+    expect_damage(m, &m->seqs[0].longest, 19, 101);
+    cr_assert(m->epoch == 1 && m->seqs[0].known_at == 1 && m->seqs[0].room == 4 && m->seqs[0].longest == 20);
     m->epoch = UINT32_MAX;
     kvf_block h;
     OK(kvf_block_hold(m, block(m, a, 0, 2), &h));
@@ -275,7 +281,7 @@ Test(blockmgr_audit, generations_wrap) {
     cr_assert(kvf_block_id(x) == kvf_block_id(y) && x != y);
     FAILS(KVF_E_STALE, kvf_block_release(m, x));
     OK(kvf_block_hold(m, 0, &x));
-    m->blocks.heads[0].refs = UINT32_MAX; /* 2^32 holders are refused */
+    m->blocks.heads[0].refs = UINT32_MAX - 1; /* 2^32 holders are refused */
     FAILS(KVF_E_LIMIT, kvf_block_hold(m, 0, &x));
     m->blocks.heads[0].refs = 2;
     AUDIT(m);

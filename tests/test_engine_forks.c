@@ -203,6 +203,26 @@ Test(engine_forks, the_best_of_many_are_the_best_by_mean_log_probability) {
     }
 }
 
+Test(engine_forks, samples_beyond_max_running_run_in_parts) {
+    uint32_t prompt[MAX_TOKENS];
+    kvf_engine_config roomy = config_of(2500), narrow = config_of(2500);
+    narrow.max_running = 3;
+    narrow.chunk = 8; /* prompts of two parts may end in one step */
+    for (int ranked = 0; ranked < 2; ranked++) {
+        struct job want, got;
+        kvf_generate g = request_of(prompt, 30, 8, 12);
+        g.n = ranked ? 2 : 8;
+        g.best_of = ranked ? 8 : 0;
+        answer_alone(&roomy, &want, g, "d2o rho=0.6 min_tokens=16");
+        kvf_engine *e = create(&narrow);
+        submit(e, &got, g, "d2o rho=0.6 min_tokens=16");
+        run(e);
+        cr_expect_eq(stats_of(e).n_prompt_tokens, 3u * 30u);
+        kvf_engine_destroy(e);
+        for (uint32_t i = 0; i < g.n; i++) expect_same(&want.answers[i], &got.answers[i], 2e-4, "in parts");
+    }
+}
+
 Test(engine_forks, prompts_alone_have_as_many_empty_answers) {
     uint32_t prompt[MAX_TOKENS];
     kvf_engine_config c = config_of(400);

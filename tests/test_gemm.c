@@ -1,8 +1,10 @@
 /* Products and the small operations of the forward pass against plain loops in double. */
 #include <criterion/criterion.h>
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
+#include "model/fast.h"
 #include "model/gemm.h"
 #include "model/gemv.h"
 #include "model/ops.h"
@@ -268,6 +270,171 @@ Test(gemm, rows_do_not_depend_on_one_another) {
         free(y);
         free_matrix(&a);
     }
+}
+
+/* ---- Activations in 8 bits ------------------------------------------------------------------------------ */
+
+/* The forms that this CPU has; returns their number. */
+static int fast_forms(const kvf__fast_ops *out[4]) {
+    kvf__cpu cpu = kvf__cpu_detect();
+    int n = 0;
+    out[n++] = kvf__fast_ops_for((kvf__cpu){.avx512 = false});
+    if (cpu.avx2_fma_f16c) out[n++] = kvf__fast_ops_for((kvf__cpu){.avx2_fma_f16c = true});
+    if (cpu.avx_vnni) out[n++] = kvf__fast_ops_for((kvf__cpu){.avx2_fma_f16c = true, .avx_vnni = true});
+    if (cpu.avx512_vnni) out[n++] = kvf__fast_ops_for(cpu);
+    return n;
+}
+
+static const uint32_t fast_types[] = {GW_Q4_0, GW_Q4_1, GW_Q8_0};
+
+Test(gemm, forms_quantise_alike) {
+    enum { N = 256 };
+    const kvf__fast_ops *forms[4];
+    int n_forms = fast_forms(forms);
+    uint64_t rng = 11;
+    for (int trial = 0; trial < 200; trial++) {
+        float *x = random_floats(N, &rng), size = ldexpf(1, trial % 60 - 30);
+        for (int i = 0; i < N; i++) x[i] *= size;
+        for (int i = 64; i < 96; i++) x[i] = 0;
+        x[100] = trial % 4 == 0 ? NAN : trial % 4 == 1 ? -INFINITY : FLT_MAX;
+        x[130] = 1e-38f * (float)trial;
+        for (int i = 160; i < 192; i++) x[i] = (float)(i - 176) * 127 / 16 + 0.5f; /* ties */
+        int8_t want[N], have[N];
+        kvf__fast_block blocks[N / 32], others[N / 32];
+        forms[0]->quantise(x, N, want, blocks);
+        for (int b = 0; b < N / 32; b++) {
+            if (b == 3 && trial % 4 < 2) {
+                cr_assert(isnan(blocks[b].d) && isnan(blocks[b].d_sum) && blocks[b].sum == 0);
+                continue;
+            }
+            double most = 0, sum = 0;
+            for (int i = 32 * b; i < 32 * b + 32; i++) most = fmax(most, fabs(x[i])), sum += want[i];
+            cr_assert(blocks[b].sum == (float)sum && blocks[b].d_sum == blocks[b].d * (float)sum);
+            for (int i = 32 * b; i < 32 * b + 32; i++)
+                cr_assert(fabs(want[i] * (double)blocks[b].d - x[i]) <= most / 253 + 1e-30, "element %d: %g as %d", i,
+                          (double)x[i], want[i]);
+        }
+        for (int form = 1; form < n_forms; form++) {
+            forms[form]->quantise(x, N, have, others);
+            cr_assert(!memcmp(want, have, N), "form %d", form);
+            for (int b = 0; b < N / 32; b++)
+                if (isnan(blocks[b].d))
+                    cr_assert(isnan(others[b].d) && others[b].sum == 0 && isnan(others[b].d_sum));
+                else
+                    cr_assert(!memcmp(&blocks[b], &others[b], sizeof *blocks), "form %d, block %d", form, b);
+        }
+        free(x);
+    }
+}
+
+/* The product of what was quantised, in double; the last part may be of a type that takes x as it is. */
+static void compare_fast(const kvf__gemm *g, const matrix *a, const float *before, const float *y, int form) {
+    uint32_t n = a->m.n, k = a->m.k;
+    uint32_t n_fast = kvf__fast_can(a->m.parts[2].type, 1) ? n : n - a->m.parts[2].n_rows;
+    int8_t *q = malloc(k);
+    kvf__fast_block *blocks = malloc(k / 32 * sizeof *blocks);
+    for (uint32_t i = 0; i < g->m; i++) {
+        g->fast->quantise(g->x + i * g->x_stride, k, q, blocks);
+        for (uint32_t j = 0; j < g->y_stride; j++) {
+            double want = j < n && !g->accumulate ? 0 : before[i * g->y_stride + j], scale = 1, lost = 0;
+            for (uint32_t e = 0; j < n && e < k; e++) {
+                double w = a->floats[(size_t)j * k + e], x = (double)blocks[e / 32].d * q[e];
+                if (j >= n_fast) x = g->x[i * g->x_stride + e];
+                want += w * x;
+                scale += fabs(w * x);
+                lost += w * (g->x[i * g->x_stride + e] - x);
+            }
+            double have = y[i * g->y_stride + j];
+            cr_assert(fabs(want - have) <= (j < n ? 2e-6 * scale : 0),
+                      "type %u, form %d, %u rows: %u, %u is %g, not %g", a->m.parts[0].type, form, g->m, i, j, have,
+                      want);
+            cr_assert(fabs(lost) < 0.02 * scale, "8 bits cost %g of %g", lost, scale);
+        }
+    }
+    free(q);
+    free(blocks);
+}
+
+/* All forms, any number and place of rows, and threads give the same bits; parts of other types are as few rows are. */
+Test(gemm, products_in_8_bits) {
+    enum { M = 70 };
+    static const uint32_t n_rows[][3] = {{37, 5, 11}, {1, 1, 1}, {64, 300, 7}}, ks[] = {32, 1120, 576};
+    static const uint32_t some[] = {1, 2, 3, 4, 5, 7, 8, 9, 33, M};
+    const kvf__fast_ops *forms[4];
+    int n_forms = fast_forms(forms);
+    uint64_t rng = 12;
+    for (int t = 0; t < 3; t++)
+        for (int s = 0; s < 3; s++) {
+            const uint32_t three[3] = {fast_types[t], fast_types[(t + 1) % 3],
+                                       s == 2 ? GW_Q5_0 : fast_types[(t + 2) % 3]};
+            matrix a = random_matrix(3, three, n_rows[s], ks[s], &rng);
+            size_t k = ks[s], xs = k + 3, ys = a.m.n + 2, bytes = M * ys * sizeof(float);
+            float *x = random_floats(M * xs, &rng), *before = random_floats(M * ys, &rng);
+            float *all = malloc(bytes), *y = malloc(bytes);
+            kvf__gemm g = {.m = M,
+                           .w = &a.m,
+                           .x = x,
+                           .y = all,
+                           .x_stride = xs,
+                           .y_stride = ys,
+                           .accumulate = s % 2,
+                           .ops = rig.forms[0],
+                           .scratch_floats = kvf__gemm_scratch_floats(&a.m)};
+            g.scratch = aligned_alloc(64, 3 * g.scratch_floats * sizeof(float));
+            g.quantised = malloc(kvf__gemm_quantised_bytes(M, (uint32_t)k));
+            for (int form = 0; form < n_forms; form++) {
+                g.fast = forms[form];
+                memcpy(y, before, bytes);
+                rows_product(g, 0, M, y, rig.one);
+                if (form)
+                    cr_assert(!memcmp(y, all, bytes), "form %d has other bits", form);
+                else
+                    memcpy(all, y, bytes);
+                if (!form) compare_fast(&g, &a, before, all, form);
+                for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
+                    uint32_t m = some[i], begin = (M - m) / 2;
+                    memcpy(y, before + begin * ys, m * ys * sizeof *y);
+                    rows_product(g, begin, m, y, i % 2 ? rig.one : rig.three);
+                    cr_assert(!memcmp(y, all + begin * ys, m * ys * sizeof *y), "form %d: %u rows", form, m);
+                }
+            }
+            free(g.scratch);
+            free(g.quantised);
+            free(x);
+            free(before);
+            free(all);
+            free(y);
+            free_matrix(&a);
+        }
+    cr_assert_eq(kvf__gemm_quantised_bytes(UINT32_MAX, 32), (size_t)UINT32_MAX * (32 + sizeof(kvf__fast_block)));
+}
+
+/* To the byte, for every number of rows: and nothing is read beyond them, where the allocation ends. */
+Test(gemm, forms_unpack_alike) {
+    enum { BLOCKS = 3 };
+    const kvf__fast_ops *forms[4];
+    int n_forms = fast_forms(forms);
+    uint64_t rng = 13;
+    kvf__fast_panel *want = aligned_alloc(64, BLOCKS * sizeof *want), *have = aligned_alloc(64, BLOCKS * sizeof *have);
+    for (int t = 0; t < 3; t++)
+        for (uint32_t n = 1; n <= KVF__FAST_ROWS; n++) {
+            size_t row = BLOCKS * kvf__fast_block_bytes(fast_types[t]);
+            float *x = random_floats(n * BLOCKS * 32, &rng);
+            unsigned char *rows = malloc(n * row);
+            gw_quantize(fast_types[t], x, n * BLOCKS * 32, rows);
+            memset(want, 0, BLOCKS * sizeof *want);
+            memset(have, 0, BLOCKS * sizeof *have);
+            forms[0]->unpack(fast_types[t], rows, row, n, BLOCKS, want);
+            for (int form = 1; form < n_forms; form++) {
+                forms[form]->unpack(fast_types[t], rows, row, n, BLOCKS, have);
+                cr_assert(!memcmp(want, have, BLOCKS * sizeof *want), "type %u, form %d, %u rows", fast_types[t], form,
+                          n);
+            }
+            free(x);
+            free(rows);
+        }
+    free(want);
+    free(have);
 }
 
 Test(gemm, norm_and_swiglu_in_both_forms) {

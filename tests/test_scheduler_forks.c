@@ -103,6 +103,21 @@ Test(scheduler_forks, admission_counts_every_sample) {
     }
 }
 
+/* What a parent held by itself is owed again once it is shared: what nobody was promised may go, and all still grow. */
+Test(scheduler_forks, a_parent_is_promised_again_what_it_shares) {
+    rig *g = rig_create(rig_pool(2, 1, 12), rig_config(16));
+    submit_group(g, 5, 2, 10, 6, d2o("16")); /* 4 blocks each, and 4 for the shared table */
+    rig_step(g);
+    kvf_block held[16];
+    uint32_t n_held = take_all(g, held);
+    for (uint32_t i = 0; i < 4; i++) rig_step(g);
+    cr_assert(g->n_forked == 1 && g->n_preempted == 0 && g->n_shed == 0, "%u preempted", g->n_preempted);
+    release_all(g, held, n_held);
+    rig_run(g, 100);
+    expect_undisturbed(g);
+    rig_destroy(g);
+}
+
 Test(scheduler_forks, samples_that_never_fit_together_run_in_parts) {
     rig *g = rig_create(rig_pool(2, 1, 30), rig_config(80));
     submit_group(g, 5, 6, 80, 12, d2o("16")); /* 20 blocks and 6 a sample: two at a time */

@@ -25,6 +25,7 @@ typedef struct vocabulary {
     const char *charsmap;     /* NULL: absent */
     const char *chat;         /* template; NULL: absent */
     size_t n_scores, n_types; /* 0: n */
+    uint32_t unknown_id;      /* 0: UNK_ID */
 } vocabulary;
 
 static void write_vocabulary(gw *w, void *ctx) {
@@ -35,7 +36,7 @@ static void write_vocabulary(gw *w, void *ctx) {
     size_t n_scores = v->n_scores ? v->n_scores : v->n, n_types = v->n_types ? v->n_types : v->n;
     if (gw_key_array(w, "tokenizer.ggml.scores", GW_FLOAT, n_scores)) gw_put(&w->keys, v->scores, n_scores * 4);
     if (gw_key_array(w, "tokenizer.ggml.token_type", GW_I32, n_types)) gw_put(&w->keys, v->types, n_types * 4);
-    gw_key_u32(w, "tokenizer.ggml.unknown_token_id", UNK_ID);
+    gw_key_u32(w, "tokenizer.ggml.unknown_token_id", v->unknown_id);
     gw_key_u32(w, "tokenizer.ggml.bos_token_id", BOS_ID);
     gw_key_u32(w, "tokenizer.ggml.eos_token_id", EOS_ID);
     if (v->no_space) gw_key_bool(w, "tokenizer.ggml.add_space_prefix", 0);
@@ -579,6 +580,7 @@ Test(spm, refuses_files_that_make_no_sense) {
         {{.n_types = 258}, "key tokenizer.ggml.token_type: 258 elements", KVF_E_FORMAT},
         {{.scores = {NAN}}, "token 259 has score NaN", KVF_E_FORMAT},
         {{.true_key = "tokenizer.ggml.remove_extra_whitespaces"}, "remove_extra_whitespaces: true", KVF_E_UNSUPPORTED},
+        {{.unknown_id = 0x40000000}, "unknown_token_id: 1073741824: must be below the 267 tokens", KVF_E_FORMAT},
         {{.charsmap = "abc"}, "precompiled_charsmap: a table of 3 elements", KVF_E_UNSUPPORTED},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -591,6 +593,7 @@ Test(spm, refuses_files_that_make_no_sense) {
         v.n_types = cases[i].v.n_types;
         v.true_key = cases[i].v.true_key;
         v.charsmap = cases[i].v.charsmap;
+        v.unknown_id = cases[i].v.unknown_id;
         if (isnan(cases[i].v.scores[0])) v.scores[X] = NAN;
         cr_assert_eq(open_status(&v, NULL, &model, &err), cases[i].status, "case %zu: %s", i, err.text);
         cr_assert(!model && strstr(err.text, cases[i].says), "case %zu: %s", i, err.text);

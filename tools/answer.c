@@ -274,7 +274,8 @@ static json_t *openai_json(const kvf__answer *a) {
     json_object_set_new(usage, "completion_tokens", count(a->completion_tokens));
     json_object_set_new(usage, "total_tokens", count(a->prompt_tokens + a->completion_tokens));
     if (!a->undated)
-        json_object_set_new(usage, "prompt_tokens_details", json_pack("{s:o}", "cached_tokens", count(a->cached_tokens)));
+        json_object_set_new(usage, "prompt_tokens_details",
+                            json_pack("{s:o}", "cached_tokens", count(a->cached_tokens)));
     json_object_set_new(body, "id", made_id(chat ? "chatcmpl" : "cmpl", a->line));
     json_object_set_new(body, "object", json_string(chat ? "chat.completion" : "text_completion"));
     json_object_set_new(body, "created", json_integer(a->undated ? 0 : (json_int_t)time(NULL)));

@@ -32,7 +32,11 @@ typedef struct kvf__cli {
     double temperature, top_p; /* temperature below 0: not given */
     double length_penalty;
     const char *sync, *prefix_cache;
-    int raw, special, plain, json, quiet, resume, force, any_model, deterministic;
+    int raw, special, plain, json, quiet, resume, force, any_model, deterministic, fast_activations;
+    const char *report, *trace, *record, *metrics; /* occupancy: page, Chrome trace, request trace, figures */
+    const char *densities, *arrivals;              /* kvfold profile, as are those below */
+    uint32_t n_blocks, n_layers, n_kv_heads, head_dim, limit, generate, prefix_groups, shared_tokens;
+    double rate, burst, prompt_mean, prompt_sigma, output_mean, output_sigma, grouped, speed, step_ms, token_us;
 } kvf__cli;
 
 /* options.c: the commands, ended by one without a name, and the defaults. */
@@ -45,6 +49,7 @@ int kvf__run_command(const void *cli);
 int kvf__tokenize_command(const void *cli);
 int kvf__info_command(const void *cli);
 int kvf__eval_command(const void *cli);
+int kvf__profile_command(const void *cli);
 
 /* ---- setup.c ---------------------------------------------------------------------------------------- */
 

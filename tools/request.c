@@ -10,10 +10,10 @@
 
 enum { MAX_MESSAGES = 4096, MAX_VALUE = 512 };
 
-static const char *const keys[] = {"id",    "prompt",   "messages", "token_ids",  "max_tokens",    "temperature",
-                                   "top_k", "top_p",    "seed",     "stop",       "policy",        "preset",
-                                   "n",     "logprobs", "best_of",  "beam_width", "length_penalty",
-                                   "prefix_end", "cache_salt"};
+static const char *const keys[] = {"id",          "prompt",         "messages",   "token_ids", "max_tokens",
+                                   "temperature", "top_k",          "top_p",      "seed",      "stop",
+                                   "policy",      "preset",         "n",          "logprobs",  "best_of",
+                                   "beam_width",  "length_penalty", "prefix_end", "cache_salt"};
 
 /* ---- Numbers and stop strings ---------------------------------------------------------------------------- */
 

@@ -41,7 +41,7 @@ typedef struct kvf__line {
     double length_penalty;
     bool logprobs;
     int ignore_end;
-    const char *cache_salt; /* in root, or NULL */
+    const char *cache_salt;          /* in root, or NULL */
     uint32_t salt_bytes, prefix_end; /* prefix_end 0: not given */
     kvf_sampling sampling;
     kvf_policy_options policy;

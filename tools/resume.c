@@ -74,6 +74,7 @@ static json_t *options_json(const kvf__cli *cli, const kvf_policy_options *polic
     json_object_set_new(o, "chunk", json_integer(cli->chunk));
     json_object_set_new(o, "context", json_integer(cli->context));
     json_object_set_new(o, "deterministic", json_boolean(cli->deterministic));
+    json_object_set_new(o, "fast_activations", json_boolean(cli->fast_activations));
     return o;
 }
 

@@ -13,6 +13,7 @@
 #include "tools/reader.h"
 #include "tools/report.h"
 #include "tools/resume.h"
+#include "tools/watch.h"
 
 typedef struct run { /* the command */
     const kvf__cli *cli;
@@ -33,6 +34,8 @@ typedef struct run { /* the command */
     bool resumable; /* the output is a file with a header */
     bool streams, some_failed, engine_failed;
     json_t *result; /* of --prompt with --json */
+    kvf__watch watch;
+    bool watch_failed;
 } run;
 
 typedef struct pass { /* the batch, once through, with one policy */
@@ -43,6 +46,7 @@ typedef struct pass { /* the batch, once through, with one policy */
     kvf__ids ids;
     kvf__tally *tally;
     kvf__sink *output;
+    kvf__watch *watch; /* of the first pass; else one that watches nothing */
     kvf__printer printer;
     kvf__progress progress;
     bool ended, stopping;
@@ -55,8 +59,9 @@ typedef struct job { /* a line that runs */
     pass *pass;
     kvf__answer answer;
     uint32_t max_tokens;
-    uint32_t n_left; /* answers that are still to come */
-    bool cut;        /* one was stopped before its end: nothing is written */
+    uint32_t n_left;         /* answers that are still to come */
+    bool cut;                /* one was stopped before its end: nothing is written */
+    kvf__watched *watched[]; /* [n_samples] */
 } job;
 
 static volatile sig_atomic_t caught_signal;
@@ -156,8 +161,10 @@ static void on_finish(void *user, const kvf_result *result) {
     job *j = user;
     pass *p = j->pass;
     p->pending--;
+    kvf__watch_finish(p->watch, j->watched[result->index], result);
     j->n_left--;
     if (result->index + 1 == result->n_results && result->n_results < j->answer.n_samples) { /* there are no more */
+        for (uint32_t i = result->n_results; i < j->answer.n_samples; i++) kvf__watch_refused(p->watch, j->watched[i]);
         p->pending -= j->n_left;
         j->n_left = 0;
     }
@@ -193,13 +200,17 @@ static kvf_status submit_job(pass *p, const kvf__line *line, job *j, kvf_error *
     g.user = j;
     g.on_token = p->run->streams && !p->index && !j->answer.several ? on_token : NULL;
     g.on_finish = on_finish;
-    return kvf_engine_submit(p->engine, &g, NULL, err);
+    for (uint32_t i = 0; i < line->n_samples; i++)
+        j->watched[i] = kvf__watch_submit(p->watch, line->tokens, line->n_tokens);
+    kvf_status st = kvf_engine_submit(p->engine, &g, NULL, err);
+    for (uint32_t i = 0; i < line->n_samples && st; i++) kvf__watch_refused(p->watch, j->watched[i]);
+    return st;
 }
 
 /* submit_job never calls back, so the job lives until its last answer has come in a step. */
 static void submit(pass *p, kvf__line *line) {
     kvf_error err = {""};
-    job *j = calloc(1, sizeof *j);
+    job *j = calloc(1, sizeof *j + line->n_samples * sizeof *j->watched);
     if (!j || !kvf__answer_begin(&j->answer, line, p->tally->n_layers)) {
         reject(p, line, "out of memory");
         if (j) job_free(j);
@@ -335,6 +346,7 @@ static void after_step(pass *p) {
     kvf__sink_tick(p->output);
     kvf_engine_stats s = {.struct_size = sizeof s};
     if (kvf_engine_get_stats(p->engine, &s)) return;
+    kvf__watch_step(p->watch, p->engine, &s);
     if (p->run->stats.is_open) write_step(p, &s);
     const kvf_pool_occupancy *blocks = &s.occupancy.blocks;
     if (kvf__progress_due(&p->progress))
@@ -351,6 +363,7 @@ static void steps(pass *p) {
         if (!p->pending) continue;
         int more = 0;
         kvf_error err = {""};
+        kvf__watch_stepping(p->watch);
         kvf_status st = kvf_engine_step(p->engine, &more, &err);
         if (st) {
             kvf__say("the engine failed: %s", err.text[0] ? err.text : kvf_status_text(st));
@@ -376,6 +389,13 @@ static bool run_pass(run *r, uint32_t index) {
     p.engine = r->engine ? r->engine : kvf__setup_engine(cli, r->model, &r->policies[index], !cli->prompt);
     r->engine = NULL;
     if (!p.engine) return false;
+    kvf__watch none = {0};
+    p.watch = index ? &none : &r->watch;
+    if (!index && !kvf__watch_begin(p.watch, cli, r->info, p.engine, p.tally->label)) {
+        r->watch_failed = !kvf__watch_end(p.watch, p.engine);
+        kvf_engine_destroy(p.engine);
+        return false;
+    }
     bool shows = !cli->quiet && !(r->streams && isatty(STDOUT_FILENO));
     p.progress = kvf__progress_begin(
         shows, p.tally->label, shows && !cli->prompt && isatty(STDERR_FILENO) ? kvf__reader_count(&r->reader) : 0);
@@ -388,6 +408,7 @@ static bool run_pass(run *r, uint32_t index) {
     kvf_engine_stats s = {.struct_size = sizeof s};
     p.stopping = true;
     if (!kvf_engine_get_stats(p.engine, &s)) kvf__tally_end(p.tally, &s, wall);
+    if (!index) r->watch_failed = !kvf__watch_end(p.watch, p.engine);
     kvf_engine_destroy(p.engine);
     kvf__ids_free(&p.ids);
     return !r->engine_failed && !output_failed(&p) && !caught_signal;
@@ -402,6 +423,10 @@ static bool check_files(const kvf__cli *cli) {
                    {"compare-output", cli->compare_output},
                    {"stats", cli->stats},
                    {"json", cli->json ? "-" : NULL},
+                   {"report", cli->report},
+                   {"trace", cli->trace},
+                   {"record", cli->record},
+                   {"metrics", cli->metrics},
                    {"prompt", cli->prompt && !cli->output && !cli->json ? "-" : NULL}};
     size_t n = sizeof outputs / sizeof outputs[0];
     for (size_t i = 0; i < n; i++) {
@@ -495,9 +520,15 @@ static bool open_sinks(run *r, const char *const *paths, kvf__sink *const *sinks
 
 static bool open_outputs(run *r) {
     const kvf__cli *cli = r->cli;
-    const char *paths[] = {cli->input && !cli->output ? "-" : cli->output, cli->compare_output, cli->stats};
+    const char *paths[] = {cli->input && !cli->output ? "-" : cli->output,
+                           cli->compare_output,
+                           cli->stats, /* those of the sinks; then those of the watch */
+                           cli->report,
+                           cli->trace,
+                           cli->record,
+                           cli->metrics};
     kvf__sink *sinks[] = {&r->outputs[0], &r->outputs[1], &r->stats};
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         if (cli->input && paths[i] && kvf__reader_is(&r->reader, paths[i])) {
             kvf__say("%s: is the input; writing there would destroy it", kvf__shown(paths[i]).text);
             return false;
@@ -505,7 +536,7 @@ static bool open_outputs(run *r) {
     }
     bool named = cli->input && cli->output && strcmp(cli->output, "-") != 0;
     if (named && !(r->header = kvf__header_make(cli, r->model_path, r->info, &r->policies[0]))) return false;
-    if (!open_sinks(r, paths, sinks, 3)) return false;
+    if (!kvf__watch_check(cli) || !open_sinks(r, paths, sinks, 3)) return false;
     r->resumable = named && r->outputs[0].regular;
     if (r->header && (!r->resumable || r->resume.has_header)) {
         json_decref(r->header);
@@ -559,6 +590,7 @@ int kvf__run_command(const void *options) {
         bool started = r.tallies[0].stats.struct_size != 0;
         if (caught_signal) say_interrupted(&r);
         bool written = !started || summarize(&r);
+        written &= !r.watch_failed;
         for (int i = 0; i < 2; i++) written &= kvf__sink_close(&r.outputs[i]);
         written &= kvf__sink_close(&r.stats);
         code = !written          ? KVF__EXIT_OUTPUT

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tools/cli.h"
+#include "tools/watch.h"
 
 #define DEFAULT_MODEL "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -88,8 +88,10 @@ kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const
     config.deterministic = cli->deterministic;
     config.prefix_cache = !strcmp(cli->prefix_cache, "on");
     config.snapshot_bytes = cli->snapshot_memory;
+    config.fast_activations = cli->fast_activations;
     config.n_score_arrays = any ? most_score_arrays() : kvf_policy_n_arrays(policy);
     config.want_mass_bias = any || policy->merge == KVF_MERGE_MASS;
+    config.profile = kvf__watch_profile(cli);
     if (!cli->quiet) config.log.write = log_line;
     kvf_engine *engine = NULL;
     kvf_error err = {""};

@@ -58,6 +58,7 @@ typedef struct kvf_manager_config {
     uint32_t n_snapshot_pages;    /* pages of block_size tokens for snapshots of column sums; 0: none */
     uint32_t reserved;            /* 0 */
     uint64_t snapshot_page_bytes; /* of one such page, for figures in bytes */
+    const struct kvf_profile_config *profile; /* kvfold/profile.h; copied; NULL: keeps no profile */
 } kvf_manager_config;
 
 /** A config with struct_size set and every default filled in; n_layers, n_kv_heads and n_blocks stay 0.
@@ -179,7 +180,7 @@ KVF_API KVF_CHECK kvf_status kvf_seq_next_pos(const kvf_manager *manager, kvf_se
  *  @param with_scores whether score pages are promised too.
  *  @own nothing is kept. @threads as the manager.
  *  @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_NO_BLOCKS.
- *  @cost O(tables), and the blocks of tables that were forked or held; no allocation. */
+ *  @cost O(tables), and the blocks of tables that were forked, of any once after a kvf_block_hold; no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots,
                                              int with_scores);
 
@@ -270,7 +271,8 @@ typedef struct kvf_compaction {
  *  at most max_seqs * n_layers. @param out filled; valid until commit or cancel.
  *  @own items stay the caller's and must live until then. @threads as the manager.
  *  @errors KVF_E_STALE, KVF_E_INVALID (n_keep, a pair twice), KVF_E_NO_BLOCKS, KVF_E_STATE.
- *  @cost O(tables) when nothing is shared, else O(their blocks); no allocation. */
+ *  @cost O(tables) when nothing is shared, else O(their blocks), once after a kvf_block_hold on a table's block too; no
+ *  allocation. */
 KVF_API KVF_CHECK kvf_status kvf_compact_begin(kvf_manager *manager, const kvf_compact_item *items, uint32_t n_items,
                                                kvf_compaction *out);
 
@@ -322,7 +324,7 @@ KVF_API KVF_CHECK kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out
  *  @errors KVF_E_STALE (a free block, an id out of range), KVF_E_LIMIT (2^32 holders). @cost O(1), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out);
 
-/** Gives one hold up. The block falls free with its last holder.
+/** Gives one hold up. The block falls free with its last holder; with its last hold its handles are stale.
  *  @param manager a manager. @param block a handle from take or hold.
  *  @own takes the handle. @threads as the manager.
  *  @errors KVF_E_STALE (freed before, or never given out: nothing changes). @cost O(1), no allocation. */

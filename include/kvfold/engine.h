@@ -24,6 +24,7 @@
 
 #include "kvfold/model.h"
 #include "kvfold/policy.h"
+#include "kvfold/profile.h"
 #include "kvfold/scheduler.h"
 
 #ifdef __cplusplus
@@ -52,8 +53,12 @@ typedef struct kvf_engine_config {
     /* 1: what a request gets depends on it, the model, and kv_dtype alone, to the bit: not on what runs beside it, chunk,
      * threads, or whether it was preempted. After a preemption all policies replay what they had generated. */
     int deterministic;
-    int prefix_cache;        /* 1: prompts that begin alike share their blocks, and keep them when they end */
-    uint64_t snapshot_bytes; /* memory for the column sums of cached prompts, beside kv_bytes; 0: a twentieth of kv_bytes */
+    int fast_activations; /* 1: see kvf_forward */
+    /* Of the block manager; copied; NULL: it keeps none. Read it through kvf_engine_manager. */
+    const kvf_profile_config *profile;
+    int prefix_cache; /* 1: prompts that begin alike share their blocks, and keep them when they end */
+    uint64_t
+        snapshot_bytes; /* memory for the column sums of cached prompts, beside kv_bytes; 0: a twentieth of kv_bytes */
 } kvf_engine_config;
 
 typedef enum kvf_finish {
@@ -93,7 +98,7 @@ typedef struct kvf_result {
     uint32_t index, n_results;          /* which (best_of above n, beams: its rank), of how many */
     double score;                       /* mean log-probability; beams: sum / tokens ^ length_penalty */
     uint64_t own_blocks, shared_blocks; /* blocks at its end that nobody else holds; that a sibling holds too */
-    uint32_t n_cached;          /* prompt tokens that were found in the prefix cache */
+    uint32_t n_cached;                  /* prompt tokens that were found in the prefix cache */
 } kvf_result;
 
 enum { KVF_TOP_LOGPROBS_MAX = 20, KVF_SAMPLES_MAX = 128 };
@@ -220,7 +225,8 @@ KVF_API uint32_t kvf_engine_seq_index(const kvf_engine *engine, kvf_request requ
 typedef struct kvf_prompt_file {
     size_t struct_size;
     const char *path;
-    const void *identity; /* of the model: up to 64 bytes that differ whenever the weights do; a file is read with those only
+    const void
+        *identity; /* of the model: up to 64 bytes that differ whenever the weights do; a file is read with those only
                            * that it was written with */
     uint32_t identity_bytes;
     uint32_t salt_bytes;

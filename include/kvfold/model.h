@@ -101,6 +101,10 @@ typedef struct kvf_forward {
     /* 1: a row's products give bits that depend on the row and the weights alone: not on what else is in the batch, its
      * place there, or the number of threads. With many rows about a tenth slower. */
     int deterministic;
+    /* 1: products with weights of Q4_0, Q4_1 and Q8_0 take their activations in 8 bits, 32 of them a scale: faster, at the
+     * cost of logits that are off (docs/decisions/006-deterministic.md has by how much). A row's bits depend on the row
+     * and the weights alone in these products, and are the same on every CPU. */
+    int fast_activations;
 } kvf_forward;
 
 /** Runs the pass: writes K and V of the new tokens into the pages, fills the mass and the logits.

@@ -200,13 +200,14 @@ KVF_API KVF_CHECK kvf_status kvf_sched_event_room(kvf_sched *sched, kvf_request 
 
 typedef struct kvf_sched_prefix {
     size_t struct_size;
-    kvf_prefix_key key; /* of its known tokens, n_prompt of them at least: the prompt, and room in which the caller writes each
+    kvf_prefix_key
+        key; /* of its known tokens, n_prompt of them at least: the prompt, and room in which the caller writes each
                          * generated token before kvf_sched_token tells of it. All that it points to must live as long as the
                          * request. tokens NULL: the request neither looks for its prompt nor stores it */
     uint32_t prefix_end; /* a multiple of block_size up to n_prompt: what other prompts will share; a chunk ends there
                           * with the cache on and off; 0: unknown */
     int no_hits;         /* 1: it is stored, but computed anew */
-    int prompt_only;     /* 1: what is generated is not stored. Decode and prefill give other bits for the same token, so that a
+    int prompt_only; /* 1: what is generated is not stored. Decode and prefill give other bits for the same token, so that a
                           * prompt which repeats an answer would depend on whether that was found */
 } kvf_sched_prefix;
 
@@ -214,7 +215,8 @@ typedef struct kvf_sched_prefix {
  *  @param sched a scheduler. @param request a live one. @param prefix see there; copied.
  *  @own what the key points to stays the caller's. @threads as the scheduler.
  *  @errors KVF_E_NOT_FOUND, KVF_E_INVALID (prefix_end, too few tokens). @cost O(1). */
-KVF_API KVF_CHECK kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request request, const kvf_sched_prefix *prefix);
+KVF_API KVF_CHECK kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request request,
+                                                  const kvf_sched_prefix *prefix);
 
 /** Sets the reservation anew from the policy's sizes (after an overflow).
  *  @param sched a scheduler. @param request running. @own nothing. @threads as the scheduler.
