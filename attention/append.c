@@ -3,7 +3,11 @@
 
 #include <math.h>
 
-enum { TOKENS_PER_ITEM = 16 };
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum { TOKENS_PER_ITEM = 16, MAX_HEAD_DIM = 256 };
 
 uint64_t kvf_pages_block_bytes(const kvf_pages *p) {
     size_t bytes;
@@ -13,20 +17,41 @@ uint64_t kvf_pages_block_bytes(const kvf_pages *p) {
     return bytes;
 }
 
-/* Stores one row and returns the norm of what was stored. A left fold in double: one order on every path. */
-static float store_row(void *dst, const float *src, uint32_t d, kvf_dtype dtype) {
-    double sum = 0;
+#if defined(__x86_64__)
+/* fp16, d being a multiple of 8; back: what was stored. */
+static __attribute__((target("avx,f16c"))) void narrow8(uint16_t *to, float *back, const float *src, uint32_t d) {
+    for (uint32_t c = 0; c < d; c += 8) {
+        __m128i h = _mm256_cvtps_ph(_mm256_loadu_ps(src + c), _MM_FROUND_TO_NEAREST_INT);
+        _mm_storeu_si128((__m128i *)(void *)(to + c), h);
+        _mm256_storeu_ps(back + c, _mm256_cvtph_ps(h));
+    }
+}
+#endif
+
+/* Stores one row; returns what was stored, in back unless it is src itself. */
+static const float *store_row(void *dst, const float *src, uint32_t d, kvf_dtype dtype, float *back) {
     if (dtype == KVF_F32) {
         memcpy(dst, src, d * sizeof *src);
-        for (uint32_t c = 0; c < d; c++) sum += (double)src[c] * (double)src[c];
-    } else {
-        uint16_t *h = dst;
-        for (uint32_t c = 0; c < d; c++) {
-            h[c] = kvf__narrow(dtype, src[c]);
-            double x = (double)kvf__widen(dtype, h[c]);
-            sum += x * x;
-        }
+        return src;
     }
+    uint16_t *h = dst;
+#if defined(__x86_64__)
+    if (dtype == KVF_F16 && kvf__cpu_detect().avx2_fma_f16c) {
+        narrow8(h, back, src, d);
+        return back;
+    }
+#endif
+    for (uint32_t c = 0; c < d; c++) {
+        h[c] = kvf__narrow(dtype, src[c]);
+        back[c] = kvf__widen(dtype, h[c]);
+    }
+    return back;
+}
+
+/* A left fold in double: one order on every path. */
+static float norm_of(const float *x, uint32_t d) {
+    double sum = 0;
+    for (uint32_t c = 0; c < d; c++) sum += (double)x[c] * (double)x[c];
     return (float)sqrt(sum);
 }
 
@@ -35,6 +60,7 @@ static void append_token(const kvf__call *c, uint32_t i, uint32_t r) {
     const kvf_pages *p = &c->pages;
     uint32_t d = p->head_dim, bs = p->block_size, behind = c->a.q_begin[i + 1] - r; /* 1 for the newest */
     size_t row_bytes = d * kvf_dtype_bytes(p->dtype);
+    float back[MAX_HEAD_DIM];
     for (uint32_t h = 0; h < c->n_kv_heads; h++) {
         size_t t = kvf__table(c, i, h / p->heads_per_group);
         uint32_t head = h % p->heads_per_group, slot = c->view.n_slots[t] - behind;
@@ -42,10 +68,10 @@ static void append_token(const kvf__call *c, uint32_t i, uint32_t r) {
         unsigned char *k = (unsigned char *)p->k + p->k_block_stride * block + c->k_head_bytes * head;
         unsigned char *v = (unsigned char *)p->v + p->v_block_stride * block + c->k_head_bytes * head;
         size_t from = (size_t)r * c->a.kv_stride + (size_t)h * d, meta = kvf__slot_index(p, block, head, slot % bs);
-        float norm = store_row(k + slot % bs * row_bytes, c->a.k + from, d, p->dtype);
-        store_row(v + slot % bs * row_bytes, c->a.v + from, d, p->dtype);
+        const float *stored = store_row(k + slot % bs * row_bytes, c->a.k + from, d, p->dtype, back);
+        if (p->key_norm) p->key_norm[meta] = norm_of(stored, d);
+        (void)store_row(v + slot % bs * row_bytes, c->a.v + from, d, p->dtype, back);
         p->pos[meta] = c->view.next_pos[i] - behind;
-        if (p->key_norm) p->key_norm[meta] = norm;
         if (p->weight) p->weight[meta] = 1.0f;
         if (p->bias) p->bias[meta] = 0.0f;
     }

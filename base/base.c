@@ -5,6 +5,7 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -151,8 +152,8 @@ float kvf__f32_from_f16(uint16_t h) {
     return x;
 }
 
-kvf__cpu kvf__cpu_detect(void) {
-    kvf__cpu c = {false, false};
+static kvf__cpu ask_cpu(void) {
+    kvf__cpu c = {.avx2_fma_f16c = false};
 #if defined(__x86_64__)
     unsigned a, b, ecx = 0, d;
     __builtin_cpu_init(); /* also asks whether the operating system saves the wide registers */
@@ -160,8 +161,28 @@ kvf__cpu kvf__cpu_detect(void) {
     c.avx2_fma_f16c = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     c.avx512 = c.avx2_fma_f16c && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    c.avx512_vnni = c.avx512 && __builtin_cpu_supports("avx512vnni");
+    unsigned eax = 0;
+    c.avx_vnni = c.avx2_fma_f16c && __get_cpuid_count(7, 1, &eax, &b, &ecx, &d) && (eax >> 4 & 1);
 #endif
     return c;
+}
+
+/* Asked once: under a hypervisor each question is a trap of microseconds, and every call of a kernel comes by here. What
+ * is remembered is a fact of the machine, the same for whoever asks first. */
+kvf__cpu kvf__cpu_detect(void) {
+    static atomic_uint known; /* 0: not yet; else 1 and the answers above it */
+    unsigned bits = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!bits) {
+        kvf__cpu c = ask_cpu();
+        bits = 1u | (c.avx2_fma_f16c ? 2u : 0u) | (c.avx512 ? 4u : 0u) | (c.avx512_vnni ? 8u : 0u) |
+               (c.avx_vnni ? 16u : 0u);
+        atomic_store_explicit(&known, bits, memory_order_relaxed);
+    }
+    return (kvf__cpu){.avx2_fma_f16c = (bits & 2u) != 0,
+                      .avx512 = (bits & 4u) != 0,
+                      .avx512_vnni = (bits & 8u) != 0,
+                      .avx_vnni = (bits & 16u) != 0};
 }
 
 double kvf__clock(void) {

@@ -84,7 +84,9 @@ static inline uint16_t kvf__narrow(kvf_dtype dtype, float x) {
 /* What the running CPU can do (and the operating system saves). */
 typedef struct kvf__cpu {
     bool avx2_fma_f16c;
-    bool avx512; /* F, BW, VL, DQ */
+    bool avx512;      /* F, BW, VL, DQ */
+    bool avx512_vnni; /* beside those */
+    bool avx_vnni;    /* beside AVX2 */
 } kvf__cpu;
 KVF_API kvf__cpu kvf__cpu_detect(void);
 

@@ -1,10 +1,12 @@
 /* Measures paged attention: decode against its roof, prefill against sgemm.
  *
- * kvfold-bench attention [-r REPETITIONS] [-t THREADS] [-m MIB] [-p PATH] [-c]. The floor of a decode is the larger of two times: its bytes at the rate at which they are read, its multiply-adds and conversions at
- * the rate of multiply-adds; that of a prefill is its products at sgemm's rate. What a ratio compares runs
- * in turns, since machines are shared; -c counts processor time over threads instead of the wall clock, for a machine
- * that is busy with others. -m is the working set, by default 4 times the last-level cache where half of the memory
- * holds that; -p names a kvf_cpu_path (avx2, avx512). Each case is checked against the reference first. */
+ * kvfold-bench attention [-r REPETITIONS] [-t THREADS] [-T] [-s SHAPE] [-w WHAT] [-m MIB] [-p PATH] [-c]. The floor of
+ * a decode is the larger of two times: its bytes at the rate at which they are read, its multiply-adds and conversions
+ * at the rate of multiply-adds; that of a prefill is its products at sgemm's rate. What a ratio compares runs in turns,
+ * since machines are shared; -c counts processor time over threads instead of the wall clock, for a machine that is
+ * busy with others. -m is the working set, by default 4 times the last-level cache where half of the memory holds that;
+ * -p names a kvf_cpu_path (avx2, avx512). One case alone: -T with no fewer threads than -t, -s 8x4x128 of that shape
+ * (KV heads, query heads of each, head_dim), -w decode or prefill. Each case is checked against the reference first. */
 #define _DEFAULT_SOURCE
 #include <dlfcn.h>
 #include <math.h>
@@ -432,6 +434,29 @@ static size_t default_working_set(void) {
     return KVF__MIN(want, spare);
 }
 
+static void parse_shape(const char *text, uint32_t shape[3]) {
+    int end = 0;
+    if (sscanf(text, "%ux%ux%u%n", &shape[0], &shape[1], &shape[2], &end) != 3 || text[end] || shape[0] == 0 ||
+        shape[0] > 1024 || shape[1] == 0 || shape[1] > 64 || shape[2] == 0 || shape[2] > 256 || shape[2] % 8)
+        die("-s %s: KV heads up to 1024, query heads of each up to 64, head_dim a multiple of 8 up to 256: 8x4x128",
+            text);
+}
+
+/* One shape's cases. */
+static void run_shape(kvf_stream *stream, const uint32_t s[3], int repetitions, const char *what) {
+    size_t per_seq = (size_t)s[0] * s[2] * 4 * CONTEXT;
+    if (strcmp(what, "prefill") != 0) {
+        bench b = make(s[0], s[1], s[2], (uint32_t)((working_set + per_seq - 1) / per_seq), 1);
+        decode_case(stream, &b, repetitions);
+        drop(&b);
+    }
+    if (strcmp(what, "decode") != 0) {
+        bench b = make(s[0], s[1], s[2], 1, CHUNK);
+        prefill_case(stream, &b, repetitions);
+        drop(&b);
+    }
+}
+
 static kvf_cpu_path parse_path(const char *name) {
     kvf_cpu_path p = !strcmp(name, "scalar")   ? KVF_CPU_SCALAR
                      : !strcmp(name, "avx2")   ? KVF_CPU_AVX2
@@ -443,33 +468,35 @@ static kvf_cpu_path parse_path(const char *name) {
 
 int kvf__bench_attention(int argc, char **argv) {
     static const uint32_t shapes[][3] = {{8, 1, 128}, {8, 4, 128}, {8, 8, 128}, {3, 3, 64}}; /* the last is SmolLM2's */
+    uint32_t shape[3] = {0};
+    const char *what = "all";
+    bool all_threads = true;
     int repetitions = 9, threads = 2, option;
     working_set = default_working_set();
     path = kvf_cpu_has_path(KVF_CPU_AVX512) ? KVF_CPU_AVX512
            : kvf_cpu_has_path(KVF_CPU_AVX2) ? KVF_CPU_AVX2
                                             : KVF_CPU_SCALAR;
-    while ((option = getopt(argc, argv, "r:t:m:p:c")) != -1) switch (option) {
+    while ((option = getopt(argc, argv, "r:t:Ts:w:m:p:c")) != -1) switch (option) {
         case 'r': repetitions = (int)kvf__bench_int("-r", optarg, 1, KVF__BENCH_MAX_REPETITIONS); break;
         case 't': threads = (int)kvf__bench_int("-t", optarg, 1, KVF__BENCH_MAX_THREADS); break;
+        case 'T': all_threads = false; break;
+        case 's': parse_shape(optarg, shape); break;
+        case 'w':
+            what = optarg;
+            if (strcmp(what, "decode") != 0 && strcmp(what, "prefill") != 0) die("-w %s: decode or prefill", what);
+            break;
         case 'm': working_set = (size_t)kvf__bench_int("-m", optarg, 1, 1 << 20) << 20; break;
         case 'p': path = parse_path(optarg); break;
         case 'c': processor_time = true; break;
-        default: die("attention [-r REPETITIONS] [-t THREADS] [-m MIB] [-p PATH] [-c]");
+        default: die("attention [-r REPETITIONS] [-t THREADS] [-T] [-s SHAPE] [-w WHAT] [-m MIB] [-p PATH] [-c]");
         }
     open_sgemm();
-    for (int n = 1; n <= threads; n++) {
+    for (int n = all_threads ? 1 : threads; n <= threads; n++) {
         kvf_stream *stream;
         if (kvf_stream_create_cpu(NULL, (uint32_t)n, &stream, NULL)) die("threads cannot be started");
-        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-            const uint32_t *s = shapes[i];
-            size_t per_seq = (size_t)s[0] * s[2] * 4 * CONTEXT;
-            bench b = make(s[0], s[1], s[2], (uint32_t)((working_set + per_seq - 1) / per_seq), 1);
-            decode_case(stream, &b, repetitions);
-            drop(&b);
-            b = make(s[0], s[1], s[2], 1, CHUNK);
-            prefill_case(stream, &b, repetitions);
-            drop(&b);
-        }
+        if (shape[0]) run_shape(stream, shape, repetitions, what);
+        for (size_t i = 0; !shape[0] && i < sizeof shapes / sizeof *shapes; i++)
+            run_shape(stream, shapes[i], repetitions, what);
         kvf_stream_destroy(stream);
     }
     return 0;

@@ -12,6 +12,8 @@ int kvf__bench_prefix(int argc, char **argv);
 int kvf__bench_attention(int argc, char **argv);
 int kvf__bench_policy(int argc, char **argv);
 int kvf__bench_gemm(int argc, char **argv);
+int kvf__bench_engine(int argc, char **argv);
+int kvf__bench_rho1(int argc, char **argv);
 
 /* Says what went wrong and exits: a benchmark has nothing to clean up. */
 void kvf__bench_die(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));

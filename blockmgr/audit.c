@@ -1,5 +1,6 @@
 /* The audit: walks everything and names the first broken invariant. Counts in scratch and clears it again. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 #define BROKEN(...) kvf__fail(err, KVF_E_CORRUPT, __VA_ARGS__)
 
@@ -224,6 +225,7 @@ static kvf_status audit(const kvf_manager *m, kvf_error *err) {
     if (!s) s = check_pool(&m->pages, "score page", pages, err);
     for (uint32_t l = 0; !s && l < m->config.n_layers; l++) s = check_layer(m, l, err);
     if (!s && m->cache.on) s = kvf__cache_audit(m, err);
+    if (!s && m->profile) s = kvf__profile_audit(m, err);
     return s;
 }
 

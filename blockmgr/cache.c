@@ -134,7 +134,9 @@ void kvf__node_rebase(kvf__cache *c, uint32_t node, const uint32_t *blocks) {
     uint32_t *own = kvf__node_blocks(c, node), was_idle = c->nodes[node].n_idle;
     for (uint32_t t = 0; t < c->n_tables; t++) {
         if (own[t] == blocks[t]) continue;
-        c->nodes[node].n_idle -= kvf__pool_uncache(c->blocks, own[t]);
+        uint32_t fell_free = kvf__pool_uncache(c->blocks, own[t]);
+        c->nodes[node].n_idle -= fell_free;
+        if (fell_free && c->gone) c->gone(c->gone_ctx, own[t]);
         own[t] = blocks[t];
         kvf__pool_cache(c->blocks, &own[t], 1, node);
     }
@@ -149,13 +151,20 @@ void kvf__node_grow(kvf__cache *c, uint32_t node, const kvf__walk *w, const uint
     c->stats.stored++;
 }
 
+static void uncache_told(kvf__cache *c, uint32_t id) {
+    if (kvf__pool_uncache(c->blocks, id)) c->gone(c->gone_ctx, id);
+}
+
 void kvf__node_remove(kvf__cache *c, uint32_t node) {
     kvf__node *n = &c->nodes[node];
     const uint32_t *blocks = kvf__node_blocks(c, node);
     kvf__snapshot_drop(c, node);
     kvf__node_end_priority(c, node);
     if (n->n_idle) kvf__order_leave(c, node);
-    for (uint32_t t = c->n_tables; t-- > 0;) (void)kvf__pool_uncache(c->blocks, blocks[t]);
+    if (c->gone)
+        for (uint32_t t = c->n_tables; t-- > 0;) uncache_told(c, blocks[t]);
+    else
+        for (uint32_t t = c->n_tables; t-- > 0;) (void)kvf__pool_uncache(c->blocks, blocks[t]);
     leave_bucket(c, node);
     unlink_sibling(c, node);
     if (c->hint == node) c->hint = n->parent;

@@ -84,6 +84,9 @@ typedef struct kvf__cache {
     kvf__pool pages;     /* of snapshots */
     uint32_t *page_next; /* [pages.n] */
     kvf__snapshot_list snapshots[2];
+    void (*gone)(void *ctx,
+                 uint32_t id); /* told of idle blocks that fall free, where the manager keeps a profile; or NULL */
+    void *gone_ctx;
     kvf_prefix_stats stats; /* the counters; figures of now are filled in by kvf_prefix_stats_read */
 } kvf__cache;
 

@@ -1,5 +1,6 @@
 /* Compaction: fresh rows for tables that share, in place for the others; commit, cancel. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 static uint32_t first_table(const kvf_manager *m, uint32_t index, uint32_t layer) {
     return index * m->seq_tables + layer * m->n_groups;
@@ -171,6 +172,7 @@ kvf_status kvf_compact_begin(kvf_manager *manager, const kvf_compact_item *items
         return s;
     }
     take_fresh(manager);
+    if (manager->profile) kvf__profile_begun(manager);
     manager->compacting = true;
     *out = (kvf_compaction){items, n_items, manager->n_groups, manager->dst_row};
     return KVF_OK;
@@ -225,6 +227,7 @@ kvf_status kvf_compact_commit(kvf_manager *manager) {
         seq->compacted = true;
         seq->node = 0;
     }
+    if (manager->profile) kvf__profile_committed(manager);
     leave_all(manager);
     return KVF_OK;
 }
@@ -238,6 +241,7 @@ void kvf__compact_drop(kvf_manager *m) {
             kvf__promise_set(&m->blocks, &m->promise[t], m->promise[t] + m->tables[t].fresh_promise);
         }
     leave_all(m);
+    if (m->profile) kvf__profile_cancelled(m);
 }
 
 kvf_status kvf_compact_cancel(kvf_manager *manager) {

@@ -1,5 +1,6 @@
 /* Growth: append with copy-on-write, its dry run, rollback, and the copy lists. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 /* ---- Copy lists ---------------------------------------------------------------------------------- */
 
@@ -34,6 +35,7 @@ kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list *copies) {
         const kvf_copy *c = &copies->items[i];
         kvf__pool_unpin(copy_pool(manager, c->kind), c->src, c->dst);
     }
+    if (manager->profile) kvf__profile_copied(manager, copies);
     copies->n = 0;
     return KVF_OK;
 }
@@ -332,8 +334,10 @@ kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32
     if (n.copies > kvf__copies_room(copies))
         return kvf__fail(manager->error, KVF_E_LIMIT, "copies: room for %u, %u are needed", kvf__copies_room(copies),
                          n.copies);
+    uint32_t first_copy = copies ? copies->n : 0;
     for (uint32_t i = 0; i < n_items; i++) grow(manager, &items[i], copies);
     count_append(manager, items, n_items);
+    if (manager->profile) kvf__profile_appended(manager, items, n_items, copies, first_copy);
     return KVF_OK;
 }
 
@@ -382,5 +386,6 @@ kvf_status kvf_seq_rollback(kvf_manager *manager, kvf_seq seq, uint32_t n_tokens
     manager->seqs[index].next_pos -= n_tokens;
     manager->seqs[index].known_at = 0;
     if (manager->cache.on) leave_nodes(manager, index);
+    if (manager->profile) kvf__profile_seq(manager, index, KVF__CAUSE_ROLLBACK);
     return KVF_OK;
 }

@@ -1,5 +1,6 @@
 /* The manager: config, the slab, handles, blocks held outside a table, occupancy. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 /* ---- Config --------------------------------------------------------------------------------- */
 
@@ -61,6 +62,8 @@ static kvf_status resolve(const kvf_manager_config *in, kvf_manager_config *c, k
     if (!c->max_slots) c->max_slots = d.max_slots;
     s = check_fields(c, err);
     if (s) return s;
+    kvf_profile_config unused;
+    if (c->profile && (s = kvf__profile_resolve(c->profile, &unused, err))) return s;
     kvf_allocator given = c->allocator;
     return kvf__allocator_resolve(&given, &c->allocator, err);
 }
@@ -107,6 +110,12 @@ static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
         v->seq_index = kvf__slab_take(slab, c->max_seqs, sizeof *v->seq_index);
     }
     kvf__cache_carve(&m->cache, slab, c, m->seq_tables);
+    if (c->profile) {
+        kvf_profile_config profile;
+        kvf_status s = kvf__profile_resolve(c->profile, &profile, err);
+        if (s) return s;
+        kvf__profile_lay_out(m, slab, &profile);
+    }
     if (slab->bad)
         return kvf__fail(err, KVF_E_OVERFLOW,
                          "manager of %u blocks, %u sequences, %u layers, max_slots %u: its size wraps", c->n_blocks,
@@ -172,6 +181,15 @@ kvf_status kvf_manager_create(const kvf_manager_config *config, kvf_manager **ou
         return s;
     }
     start(m);
+    if (m->profile) {
+        kvf_profile_config profile;
+        s = kvf__profile_resolve(config->profile, &profile, err);
+        if (s) {
+            kvf_manager_destroy(m);
+            return s;
+        }
+        kvf__profile_start(m, &profile);
+    }
     *out = m;
     return KVF_OK;
 }
@@ -206,6 +224,7 @@ kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out) {
                          p->n_free, p->n, p->n_idle, p->n_promised);
     if (!p->n_free) kvf__pool_make_room(p, 1);
     uint32_t id = kvf__pool_take_held(p);
+    if (manager->profile) kvf__profile_taken(manager, id);
     *out = block_handle(manager, id);
     return KVF_OK;
 }
@@ -230,6 +249,7 @@ kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
         return kvf__fail(manager->error, KVF_E_LIMIT, "block %u: has %u holders", id, n_holders);
     if (n_holders == 1 && !kvf__pool_holds(p, id)) kvf__epoch_begin(manager);
     kvf__pool_hold(p, id);
+    if (manager->profile) kvf__profile_held(manager, id);
     *out = block_handle(manager, id);
     return KVF_OK;
 }
@@ -240,6 +260,7 @@ static kvf_status release_counted(kvf_manager *m, kvf_block block) {
         return kvf__fail(m->error, KVF_E_STALE, "block handle %#llx: released before, or of another manager",
                          (unsigned long long)block);
     kvf__pool_release(&m->blocks, id);
+    if (m->profile) kvf__profile_released(m, id);
     return KVF_OK;
 }
 
@@ -250,6 +271,7 @@ kvf_status kvf_block_release(kvf_manager *manager, kvf_block block) {
     if (id >= p->n || p->heads[id].refs != KVF__ONE_HOLD || p->heads[id].generation != block >> 32)
         return release_counted(manager, block);
     kvf__pool_release_held(p, id);
+    if (manager->profile) kvf__profile_released(manager, id);
     return KVF_OK;
 }
 

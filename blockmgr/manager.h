@@ -11,7 +11,7 @@
  *   kvf_manager | error | blocks: free_ids, states, heads, entries | pages: likewise | seqs | free_seqs
  *   | tables | n_slots | n_pages | promise | page_promise | private_at | tail_at | seq_blocks_max
  *   | layer_blocks | layer_blocks_max | layer_slots | rows | score_rows | compaction: entries, dst_row, fresh
- *   | views: row_offset, n_slots, next_pos, seq_index (twice) | cache (cache.c), when there is one
+ *   | views: row_offset, n_slots, next_pos, seq_index (twice) | cache (cache.c), where there is one | profile, likewise
  *
  * What a promise is worth (R: the table's reservation in blocks, p: its promise, "private": its private blocks)
  *   - reserve sets p = max(0, R - private); a fork gives the child p = R, since it holds nothing privately.
@@ -68,6 +68,8 @@ typedef struct kvf__compact_entry {
     uint32_t n_keep;
 } kvf__compact_entry;
 
+typedef struct kvf__profile kvf__profile; /* profile.h */
+
 typedef struct kvf__view_buffer {
     uint64_t *row_offset;
     uint32_t *n_slots, *next_pos, *seq_index;
@@ -108,6 +110,7 @@ struct kvf_manager {
     uint32_t *fresh;             /* [n_blocks]: the fresh rows, one behind the other */
     kvf__view_buffer views[2];
     kvf__cache cache;
+    kvf__profile *profile; /* NULL: keeps none */
 };
 
 /* The index of a live sequence, or KVF_E_STALE. */

@@ -1,5 +1,6 @@
 /* The prefix cache's public calls but store and snapshots: lookup, attach, drop, figures. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 enum { PARTIAL_SCAN_MAX = 64 }; /* children that a lookup looks at for part of a block */
 
@@ -276,6 +277,7 @@ kvf_status kvf_prefix_attach(kvf_manager *manager, kvf_seq seq, const kvf_prefix
     if (s) return s;
     attach(manager, index, reserve, &hit);
     count_query(&manager->cache, &w, given.n_tokens);
+    if (manager->profile) kvf__profile_seq(manager, index, KVF__CAUSE_END);
     return KVF_OK;
 }
 
@@ -301,6 +303,7 @@ kvf_status kvf_prefix_drop(kvf_manager *manager, const void *salt, uint32_t salt
             c->stats.removed += kvf__node_remove_all(c, at);
         at = next;
     }
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }
 
@@ -309,6 +312,7 @@ kvf_status kvf_prefix_clear(kvf_manager *manager) {
     if (s) return s;
     kvf__cache *c = &manager->cache;
     while (c->root != KVF__NO_NODE) c->stats.removed += kvf__node_remove_all(c, c->root);
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }
 

@@ -1,5 +1,6 @@
 /* Sequences: handles, create, fork, free, reservations, score pages. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 /* ---- Handles ----------------------------------------------------------------------------------
  *      63        generation        36 35        tag        20 19        index        0
@@ -49,6 +50,7 @@ kvf_status kvf_seq_create(kvf_manager *manager, kvf_seq *out) {
     kvf_status s = check_new(manager, out);
     if (s) return s;
     *out = seq_handle(manager, seq_open(manager));
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }
 
@@ -112,7 +114,7 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
     if (s) return s;
     s = check_fork(manager, from * manager->seq_tables, copies);
     if (s) return s;
-    uint32_t to = seq_open(manager);
+    uint32_t to = seq_open(manager), first_copy = copies ? copies->n : 0;
     manager->seqs[from].known_at = 0;
     manager->seqs[to].next_pos = manager->seqs[from].next_pos;
     manager->seqs[to].has_scores = manager->seqs[from].has_scores;
@@ -120,6 +122,7 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
     manager->seqs[to].compacted = manager->seqs[from].compacted;
     for (uint32_t t = 0; t < manager->seq_tables; t++)
         fork_table(manager, from * manager->seq_tables + t, to * manager->seq_tables + t, copies);
+    if (manager->profile) kvf__profile_forked(manager, to, copies, first_copy);
     *out = seq_handle(manager, to);
     return KVF_OK;
 }
@@ -147,6 +150,7 @@ kvf_status kvf_seq_free(kvf_manager *manager, kvf_seq seq) {
         for (uint32_t g = 0; g < manager->n_groups; g++, t++) empty_table(manager, t, l);
     *s = (kvf__seq){.generation = s->generation == GENERATION_MAX ? 1 : s->generation + 1};
     manager->free_seqs[manager->config.max_seqs - manager->n_seqs--] = index;
+    if (manager->profile) kvf__profile_seq(manager, index, KVF__CAUSE_END);
     return KVF_OK;
 }
 
@@ -183,6 +187,21 @@ kvf_status kvf_seq_table(const kvf_manager *manager, kvf_seq seq, uint32_t layer
     if (n_slots) *n_slots = manager->n_slots[t];
     if (n_blocks) *n_blocks = kvf__n_blocks(manager, t);
     if (blocks) *blocks = kvf__row(manager, t);
+    return KVF_OK;
+}
+
+kvf_status kvf_seq_sharing(const kvf_manager *manager, kvf_seq seq, uint64_t *n_own, uint64_t *n_shared) {
+    uint32_t index = 0;
+    kvf_status s = kvf__seq_find(manager, seq, &index);
+    if (s) return s;
+    uint64_t own = 0, all = 0;
+    for (uint32_t t = index * manager->seq_tables; t < (index + 1) * manager->seq_tables; t++) {
+        uint32_t n = kvf__n_blocks(manager, t);
+        all += n;
+        for (uint32_t i = 0; i < n; i++) own += kvf__pool_holders(&manager->blocks, kvf__row(manager, t)[i]) == 1;
+    }
+    if (n_own) *n_own = own;
+    if (n_shared) *n_shared = all - own;
     return KVF_OK;
 }
 
@@ -284,6 +303,7 @@ kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq seq, const kvf_reser
         kvf__reservation r = kvf__reservation_of(manager, &given, k);
         kvf__table_reserve(manager, first + k, r, kvf__promise_owed(r.blocks, kept_under(manager, first + k, r)));
     }
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }
 
@@ -321,5 +341,6 @@ kvf_status kvf_seq_take_scores(kvf_manager *manager, kvf_seq seq, const uint32_t
     }
     manager->seqs[index].has_scores = true;
     manager->seqs[index].known_at = 0;
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }

@@ -1,5 +1,6 @@
 /* Store: makes a sequence's written blocks findable, one node per content. */
 #include "blockmgr/manager.h"
+#include "blockmgr/profile.h"
 
 /* A store under way: the sequence's first table, and what it has come to. */
 typedef struct storing {
@@ -143,5 +144,6 @@ kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_
         manager->private_at[t] = manager->tail_at[t] = 0;
     if (s.entered) manager->seqs[index].known_at = 0;
     if (n_stored) *n_stored = s.n_stored;
+    if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }

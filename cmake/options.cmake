@@ -27,7 +27,7 @@ function(kvf_compile target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
 endfunction()
 
-# Files named *_avx2.c and *_avx512.c are built for those instructions and called only after a check at run time.
+# Files named *_avx2.c, *_avx512.c... are built for those instructions and called only after a check at run time.
 function(kvf_cpu_flags)
   if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     return()
@@ -43,6 +43,12 @@ function(kvf_cpu_flags)
       set_source_files_properties(${source} PROPERTIES
                                   COMPILE_OPTIONS
                                   "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mfma;-mf16c${plain}")
+    elseif(source MATCHES "_avxvnni\\.c$")
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-mavx2;-mavxvnni;-mfma;-mf16c${plain}")
+    elseif(source MATCHES "_avx512vnni\\.c$")
+      set_source_files_properties(${source} PROPERTIES
+                                  COMPILE_OPTIONS
+                                  "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vnni;-mfma;-mf16c${plain}")
     endif()
   endforeach()
 endfunction()

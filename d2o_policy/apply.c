@@ -102,7 +102,8 @@ static void fold(const work *w, uint32_t entry) {
 
 /* Chains the merging entries of each target, ascending by position, and folds each chain once. */
 static void fold_all(const work *w) {
-    for (uint32_t i = 0; i < w->old.n_slots; i++) w->x.first[i] = KVF__NONE;
+    for (uint32_t e = 0; e < w->n_evict; e++)
+        if (w->entries[e].merge) w->x.first[w->entries[e].target] = KVF__NONE;
     for (uint32_t e = w->n_evict; e-- > 0;) {
         if (!w->entries[e].merge) continue;
         w->x.next[e] = w->x.first[w->entries[e].target];
@@ -172,10 +173,30 @@ static uint32_t metadata(const kvf_pages *p, uint32_t *arrays[4]) {
     return n;
 }
 
-static void move_in_place(const work *w) {
+/* The same for a decode event, whose survivors move into holes and leave none behind. */
+static uint32_t fill_holes(const work *w) {
+    uint32_t n = 0, survivor = w->n_keep, *m = w->x.moves;
+    const uint8_t *evicted = w->x.evicted, *hole = evicted;
+    while ((hole = memchr(hole, 1, (size_t)(evicted + w->n_keep - hole)))) {
+        while (evicted[survivor]) survivor++;
+        m[2 * n] = survivor++;
+        m[2 * n++ + 1] = (uint32_t)(hole++ - evicted);
+    }
+    return n;
+}
+
+/* Scores of the pages, along moves without temporary rows. */
+static void move_scores(const work *w, const kvf_score_pages *scores, uint32_t n_arrays, uint32_t n) {
+    for (uint32_t a = 0; a < n_arrays; a++)
+        for (uint32_t i = 0; i < n; i++)
+            *kvf__score_at(&w->old, scores, a, w->x.moves[2 * i + 1]) =
+                *kvf__score_at(&w->old, scores, a, w->x.moves[2 * i]);
+}
+
+static void move_in_place(const work *w, uint32_t n) {
     const kvf_pages *p = w->old.pages;
     size_t row_bytes = p->head_dim * kvf_dtype_bytes(p->dtype);
-    uint32_t *arrays[4], n_arrays = metadata(p, arrays), n = plan_moves(w);
+    uint32_t *arrays[4], n_arrays = metadata(p, arrays);
     for (int keys = 0; keys < 2; keys++)
         for (uint32_t i = 0; i < n; i++) {
             uint32_t src = w->x.moves[2 * i], dst = w->x.moves[2 * i + 1];
@@ -244,9 +265,16 @@ static void apply_head(void *ctx, uint32_t item, uint32_t thread) {
               .x = kvf__call_scratch(c, thread),
               .entries = job->plan->entries + pe->entry_begin + (uint64_t)kv_head * pe->n_evict};
     if (dst) w.new.rows = dst;
-    if (n_arrays) kvf__event_scores(c, e, kv_head, w.x.score);
     memset(w.x.evicted, 0, h.n_slots);
     for (uint32_t i = 0; i < pe->n_evict; i++) w.x.evicted[w.entries[i].slot] = 1;
+    if (!dst && !sums && e->kind != KVF_EVENT_PROMPT) { /* only what moves is touched */
+        fold_all(&w);
+        uint32_t n_moves = fill_holes(&w);
+        move_in_place(&w, n_moves);
+        move_scores(&w, b->scores, n_arrays, n_moves);
+        return;
+    }
+    if (n_arrays) kvf__event_scores(c, e, kv_head, w.x.score);
     if (pe->n_evict && e->kind == KVF_EVENT_PROMPT)
         order_by_position(&w);
     else
@@ -256,7 +284,7 @@ static void apply_head(void *ctx, uint32_t item, uint32_t thread) {
         fold_all(&w);
     } else if (pe->n_evict) {
         fold_all(&w);
-        move_in_place(&w);
+        move_in_place(&w, plan_moves(&w));
     }
     write_scores(b, &w, n_arrays);
 }

@@ -184,10 +184,12 @@ void kvf__event_scores(const kvf__call *c, const kvf_event *e, uint32_t kv_head,
             out[0][slot] = kvf__gqa_reduce(s->options.gqa, sums + slot, g, b->prompt_stride);
         from_pages = KVF__MIN(s->scored[e->layer], h.n_slots); /* what was scored before this segment */
     }
-    for (uint32_t slot = 0; slot < from_pages; slot++) {
-        out[0][slot] += *kvf__score_at(&h, b->scores, 0, slot);
+    for (uint32_t begin = 0, n; begin < from_pages; begin += n) {
+        n = KVF__MIN(b->scores->block_size, from_pages - begin);
+        const float *page = kvf__score_at(&h, b->scores, 0, begin);
+        for (uint32_t i = 0; i < n; i++) out[0][begin + i] += page[i];
         /* A decode row before this segment is no longer the current one. */
-        if (n_arrays == 2 && !sums) out[1][slot] = *kvf__score_at(&h, b->scores, 1, slot);
+        if (n_arrays == 2 && !sums) memcpy(out[1] + begin, kvf__score_at(&h, b->scores, 1, begin), n * sizeof(float));
     }
 }
 

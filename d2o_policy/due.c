@@ -13,6 +13,7 @@ static uint32_t threshold(kvf_policy_state *state, kvf__policy_seq *s, kvf_momen
     uint32_t n_layers = state->config.n_layers;
     switch (moment) {
     case KVF_AT_PROMPT_END:
+        s->changed = false;
         if (!s->sized) {
             /* A later segment took a sequence that fitted beyond its budget, several tokens at once. */
             if (s->deferred || most_slots(n_slots, n_layers) <= s->budget) return 0;
@@ -20,11 +21,16 @@ static uint32_t threshold(kvf_policy_state *state, kvf__policy_seq *s, kvf_momen
         }
         return 1;
     case KVF_BEFORE_APPEND:
+        if (s->changed) {
+            s->changed = false;
+            return 1;
+        }
         /* Layers have equally many slots until they are sized. */
         if (s->sized || s->deferred || most_slots(n_slots, n_layers) < s->budget) return 0;
         kvf__policy_size(state, s, false);
         return 1; /* whatever k: the sizes were never held to before */
     case KVF_AFTER_STEP:
+        if (s->changed) return 0;
         if (s->sized) return kvf__policy_k(&s->options, state->config.block_size);
         if (!s->deferred) return 0;
         kvf__policy_size(state, s, true);

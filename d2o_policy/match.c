@@ -34,6 +34,52 @@ void kvf__select_evicted(const uint64_t *keys, uint32_t n, uint32_t n_evict, uin
         if (keys[slot] > keys[heap[0]]) sift_down(keys, heap, n_evict, 0, slot);
 }
 
+/* Slots of the n_evict highest keys. */
+static void highest_keys(const kvf__head *h, const kvf__scratch *x, uint32_t window_begin, uint32_t sinks,
+                         uint32_t n_evict) {
+    uint32_t n = h->n_slots;
+    for (uint32_t begin = 0, rows; begin < n; begin += rows) {
+        const uint32_t *pos = h->pages->pos + kvf__slot_index(h, begin);
+        rows = KVF__MIN(h->pages->block_size, n - begin);
+        for (uint32_t i = 0, slot = begin; i < rows; i++, slot++)
+            x->keys[slot] =
+                kvf__select_key(x->score[0][slot] + x->score[1][slot], pos[i] & KVF__MAX_POSITION, window_begin, sinks);
+    }
+    kvf__select_evicted(x->keys, n, n_evict, x->slots);
+}
+
+/* The same for one, by the scores alone, in loops that compilers turn into vectors: the lowest score between sinks and
+ * window, of equals the highest position. false: scores of NaN or infinity, or none there; keys tell. */
+static bool lowest_score(const kvf__head *h, const kvf__scratch *x, uint32_t window_begin, uint32_t sinks) {
+    if (window_begin <= sinks) return false;
+    uint32_t n = h->n_slots, bs = h->pages->block_size, bad = 0, found = KVF__NONE, found_pos = 0;
+    float least = INFINITY, *score = x->score[0];
+    for (uint32_t begin = 0, rows; begin < n; begin += rows) {
+        const uint32_t *pos = h->pages->pos + kvf__slot_index(h, begin);
+        rows = KVF__MIN(bs, n - begin);
+        for (uint32_t i = 0, slot = begin; i < rows; i++, slot++) {
+            float sum = score[slot] + x->score[1][slot];
+            bad |= !(sum - sum == 0);
+            x->u[slot] = (pos[i] & KVF__MAX_POSITION) - sinks < window_begin - sinks ? sum : INFINITY;
+        }
+    }
+    float lane[8];
+    for (int j = 0; j < 8; j++) lane[j] = INFINITY;
+    uint32_t slot = 0;
+    for (; slot + 8 <= n; slot += 8)
+        for (uint32_t j = 0; j < 8; j++) lane[j] = x->u[slot + j] < lane[j] ? x->u[slot + j] : lane[j];
+    for (; slot < n; slot++) lane[0] = KVF__MIN(lane[0], x->u[slot]);
+    for (int j = 0; j < 8; j++) least = KVF__MIN(least, lane[j]);
+    if (bad || !(least < INFINITY)) return false;
+    for (slot = 0; slot < n; slot++) {
+        if (x->u[slot] != least) continue;
+        uint32_t pos = h->pages->pos[kvf__slot_index(h, slot)] & KVF__MAX_POSITION;
+        if (found == KVF__NONE || pos > found_pos) found = slot, found_pos = pos;
+    }
+    x->slots[0] = found;
+    return true;
+}
+
 /* Chooses the evicted slots of one head: entries in ascending position, evicted[slot] set. */
 static void choose(const kvf__call *c, const kvf_plan_event *pe, uint32_t kv_head, const kvf__head *h,
                    const kvf__scratch *x, kvf_plan_entry *entries) {
@@ -43,11 +89,8 @@ static void choose(const kvf__call *c, const kvf_plan_event *pe, uint32_t kv_hea
     uint32_t window = KVF__MIN(s->sizes[e->layer].window, e->n_keep);
     uint32_t window_begin = next_pos - KVF__MIN(window, next_pos);
     kvf__event_scores(c, e, kv_head, x->score);
-    for (uint32_t slot = 0; slot < n; slot++) {
-        uint32_t pos = h->pages->pos[kvf__slot_index(h, slot)] & KVF__MAX_POSITION;
-        x->keys[slot] = kvf__select_key(x->score[0][slot] + x->score[1][slot], pos, window_begin, s->options.sinks);
-    }
-    kvf__select_evicted(x->keys, n, pe->n_evict, x->slots);
+    if (pe->n_evict != 1 || !lowest_score(h, x, window_begin, s->options.sinks))
+        highest_keys(h, x, window_begin, s->options.sinks, pe->n_evict);
     memset(x->evicted, 0, n);
     for (uint32_t i = 0; i < pe->n_evict; i++) {
         uint32_t slot = x->slots[i];
@@ -102,6 +145,84 @@ static void match_chunk(const kvf__call *c, const kvf__head *h, const kvf__scrat
     }
 }
 
+/* FEW: evicted rows for which packing the kept ones costs more than it saves. GROUP: rows of one call of cosines. AHEAD:
+ * rows that are asked for before they are read. */
+enum { FEW = 2, GROUP = 16, AHEAD = 64 };
+
+/* Rows of a group, and those that will be read soon. Two blocks of 8 rows come side by side in the scratch. */
+typedef struct group {
+    const void *rows, *ahead;
+} group;
+
+static group group_at(const kvf__head *h, const kvf__scratch *x, uint32_t begin) {
+    const kvf_pages *p = h->pages;
+    size_t row_bytes = p->head_dim * kvf_dtype_bytes(p->dtype);
+    uint32_t n = h->n_slots, bs = p->block_size;
+    group g = {x->tile, x->tile};
+    if (begin + AHEAD < n) g.ahead = kvf__k_row(h, begin + AHEAD);
+    if (bs >= GROUP)
+        g.rows = kvf__k_row(h, begin);
+    else
+        for (uint32_t i = 0; i < GROUP && begin + i < n; i += bs)
+            memcpy((unsigned char *)x->tile + i * row_bytes, kvf__k_row(h, begin + i), bs * row_bytes);
+    return g;
+}
+
+/* Cosines within the slack of all kept rows, by groups, into x->u; from where on a row may be the nearest, which NaN always
+ * may. */
+static float near_rows(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, const float *panel, float rnorm) {
+    uint32_t n = h->n_slots, d = h->pages->head_dim;
+    float *row = x->rows, most = -2.0f;
+    for (uint32_t i = 0; i < d; i++) row[i] = panel[i * KVF__PANEL];
+    for (uint32_t begin = 0; begin < n; begin += GROUP) {
+        float u[GROUP];
+        group g = group_at(h, x, begin);
+        c->kernels->near_cosines(g.rows, g.ahead, d, row, rnorm, u);
+        uint32_t rows = KVF__MIN(n - begin, (uint32_t)GROUP);
+        for (uint32_t i = 0; i < rows; i++) {
+            x->u[begin + i] = u[i];
+            most = u[i] > most && !x->evicted[begin + i] ? u[i] : most;
+        }
+    }
+    return most - 2 * kvf__cosine_slack(d);
+}
+
+static bool may_be_nearest(const kvf__scratch *x, uint32_t begin, uint32_t end, float least) {
+    bool any = false;
+    for (uint32_t slot = begin; slot < end; slot++) any |= !(x->u[slot] < least) && !x->evicted[slot];
+    return any;
+}
+
+/* The nearest kept key of the evicted row whose panel is given, straight from the pages: first nearly, then exactly where it
+ * may be. Rows past the table's end, and the evicted ones, are computed with the others and passed over. */
+static void match_row(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, kvf_plan_entry *entry,
+                      const float *panel, float rnorm) {
+    const kvf_pages *p = h->pages;
+    uint32_t n = h->n_slots;
+    kvf__best best = {-2.0f, UINT32_MAX, KVF__NONE};
+    bool nearly = c->kernels->near_cosines && p->dtype == KVF_F16;
+    float least = nearly ? near_rows(c, h, x, panel, rnorm) : -2.0f;
+    for (uint32_t begin = 0; begin < n; begin += GROUP) {
+        float u[GROUP];
+        uint32_t end = KVF__MIN(begin + GROUP, n);
+        if (nearly && !may_be_nearest(x, begin, end, least)) continue;
+        group g = group_at(h, x, begin);
+        c->kernels->cosines(p->dtype, g.rows, nearly ? g.rows : g.ahead, p->head_dim, panel, rnorm, u);
+        for (uint32_t i = 0, slot = begin; slot < end; i++, slot++)
+            if (u[i] >= best.u && !x->evicted[slot]) kvf__raise(&best, u[i], p->pos[kvf__slot_index(h, slot)], slot);
+    }
+    entry->u = best.u;
+    entry->target = best.slot;
+}
+
+static void match_few(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, kvf_plan_entry *entries,
+                      uint32_t n) {
+    const void *rows[KVF__PANEL];
+    for (uint32_t i = 0; i < KVF__PANEL; i++) rows[i] = kvf__k_row(h, entries[KVF__MIN(i, n - 1)].slot);
+    c->kernels->pack(h->pages->dtype, rows, h->pages->head_dim, x->panels, x->chunk_norm);
+    for (uint32_t i = 0; i < n; i++) match_row(c, h, x, entries + i, x->panels + i, x->chunk_norm[i]);
+}
+
 typedef struct match_job {
     kvf__call call;
     kvf_plan *plan;
@@ -118,6 +239,10 @@ static void match_head(void *ctx, uint32_t item, uint32_t thread) {
     kvf_plan_entry *entries = job->plan->entries + pe->entry_begin + (uint64_t)kv_head * pe->n_evict;
     choose(c, pe, kv_head, &h, &x, entries);
     if (kvf__event_seq(c, &pe->event)->options.merge == KVF_MERGE_NONE) return;
+    if (pe->n_evict <= FEW) {
+        match_few(c, &h, &x, entries, pe->n_evict);
+        return;
+    }
     for (uint32_t i = 0; i < pe->n_evict; i += KVF__CHUNK)
         match_chunk(c, &h, &x, entries + i, KVF__MIN(KVF__CHUNK, pe->n_evict - i));
 }

@@ -1,42 +1,64 @@
 /* observe and metric: the attention mass becomes scores, and the variance of a prompt's column sums. */
 #include "d2o_policy/pages.h"
 
-enum { SERIAL_WORK = 1 << 16 }; /* floats below which waking the threads costs more than the loop */
+enum {
+    SERIAL_WORK = 1 << 13, /* floats below which waking the threads costs more than the loop */
+    PART = 64,             /* blocks of an item */
+    AHEAD = 8              /* pages fetched ahead: they lie anywhere, and each holds a few lines */
+};
 
 typedef struct observe_job {
     const kvf_policy_batch *batch;
     kvf_policy_state *state;
+    uint32_t n_parts; /* of the longest table */
 } observe_job;
 
 static bool wanted(const kvf_policy_batch *b, uint32_t row) { return !b->mass->row_wanted || b->mass->row_wanted[row]; }
 
-/* Adds one decode row of one KV head. The newest slot starts with its own entry: its page holds nothing yet. */
-static void observe_head(void *ctx, uint32_t item, uint32_t thread) {
+/* Adds n entries of a decode row to a page. The newest slot starts with its own entry: its page holds nothing yet. */
+static void add_to_page(const kvf__head *h, const kvf_score_pages *s, bool two, const float *x, uint32_t begin,
+                        uint32_t n, bool with_newest) {
+    float *page = kvf__score_at(h, s, 0, begin);
+    if (two)
+        memcpy(kvf__score_at(h, s, 1, begin), x, n * sizeof *x);
+    else
+        for (uint32_t i = 0; i < n; i++) page[i] += x[i];
+    if (with_newest) page[n - 1] = two ? 0.0f : x[n - 1];
+}
+
+/* The first array of a page, for all KV heads of the group. */
+static void fetch_page(const kvf__head *h, const kvf_score_pages *s, uint32_t slot) {
+    const char *page = (const char *)kvf__score_at(h, s, 0, slot);
+    size_t bytes = (size_t)s->heads_per_group * s->block_size * sizeof(float);
+    for (size_t at = 0; at < bytes; at += KVF__CACHE_LINE) __builtin_prefetch(page + at, 1);
+}
+
+/* Some blocks of one row's table: all KV heads of a page before the next page. */
+static void observe_part(void *ctx, uint32_t item, uint32_t thread) {
     (void)thread;
     const observe_job *job = ctx;
     const kvf_policy_batch *b = job->batch;
-    uint32_t n_heads = job->state->config.n_kv_heads, row = b->row_begin + item / n_heads, kv_head = item % n_heads;
     const kvf_view *v = b->view;
-    kvf__head h = kvf__head_of(v, b->pages, row, b->layer, kv_head);
-    if (!wanted(b, row) || h.n_slots == 0) return;
-    const kvf__policy_seq *s = kvf__policy_seq_get(job->state, v->seq_index[row]);
-    bool two = s->options.score == KVF_SCORE_PROMPT_PLUS_CURRENT;
-    const float *x = b->mass->row + ((size_t)row * n_heads + kv_head) * b->mass->row_stride;
-    uint32_t bs = v->block_size, newest = h.n_slots - 1;
-    for (uint32_t begin = 0; begin < h.n_slots; begin += bs) {
-        float *page = kvf__score_at(&h, b->scores, 0, begin);
-        uint32_t n = KVF__MIN(bs, h.n_slots - begin);
-        if (two) {
-            memcpy(kvf__score_at(&h, b->scores, 1, begin), x + begin, n * sizeof *x);
-        } else {
-            for (uint32_t i = 0; i < n; i++) page[i] += x[begin + i];
-        }
-        if (begin + n > newest) page[n - 1] = two ? 0.0f : x[newest];
+    uint32_t part = item % job->n_parts, group = item / job->n_parts % v->n_groups, bs = v->block_size;
+    uint32_t row = b->row_begin + item / job->n_parts / v->n_groups, n_heads = v->heads_per_group;
+    if (!wanted(b, row)) return;
+    kvf__head h = kvf__head_of(v, b->pages, row, b->layer, group * n_heads);
+    uint32_t n_blocks = kvf__ceil_div(h.n_slots, bs), end = KVF__MIN(n_blocks, (part + 1) * PART);
+    bool two = kvf__policy_seq_get(job->state, v->seq_index[row])->options.score == KVF_SCORE_PROMPT_PLUS_CURRENT;
+    const float *x =
+        b->mass->row + ((size_t)row * job->state->config.n_kv_heads + group * n_heads) * b->mass->row_stride;
+    for (uint32_t i = part * PART; i < end && i < part * PART + AHEAD; i++) fetch_page(&h, b->scores, i * bs);
+    for (uint32_t i = part * PART; i < end; i++) {
+        uint32_t begin = i * bs, n = KVF__MIN(bs, h.n_slots - begin);
+        h.hg = 0;
+        if (i + AHEAD < end) fetch_page(&h, b->scores, begin + AHEAD * bs);
+        for (; h.hg < n_heads; h.hg++)
+            add_to_page(&h, b->scores, two, x + h.hg * b->mass->row_stride + begin, begin, n, i + 1 == n_blocks);
     }
 }
 
 static kvf_status check_observe(const kvf_policy_state *state, const kvf_policy_batch *b, uint64_t *work,
-                                kvf_error *err) {
+                                uint32_t *most_slots, kvf_error *err) {
     kvf_status st = kvf__view_check(state, b, "observe", err);
     if (st) return st;
     const kvf_view *v = b->view;
@@ -59,6 +81,7 @@ static kvf_status check_observe(const kvf_policy_state *state, const kvf_policy_
         st = kvf__score_pages_check(b, n_arrays, row, b->layer, n_slots, err);
         if (st) return st;
         *work += (uint64_t)n_slots * state->config.n_kv_heads;
+        *most_slots = KVF__MAX(*most_slots, n_slots);
     }
     return KVF_OK;
 }
@@ -66,11 +89,12 @@ static kvf_status check_observe(const kvf_policy_state *state, const kvf_policy_
 kvf_status kvf__policy_observe(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
                                kvf_error *err) {
     uint64_t work = 0;
-    kvf_status st = check_observe(state, batch, &work, err);
+    uint32_t most_slots = 0;
+    kvf_status st = check_observe(state, batch, &work, &most_slots, err);
     if (st) return st;
-    observe_job job = {batch, state};
-    kvf__stream_for(work < SERIAL_WORK ? NULL : stream, (batch->row_end - batch->row_begin) * state->config.n_kv_heads,
-                    observe_head, &job);
+    observe_job job = {batch, state, kvf__ceil_div(most_slots, batch->view->block_size * PART)};
+    kvf__stream_for(work < SERIAL_WORK ? NULL : stream,
+                    (batch->row_end - batch->row_begin) * batch->view->n_groups * job.n_parts, observe_part, &job);
     for (uint32_t row = batch->row_begin; row < batch->row_end; row++) {
         kvf__policy_seq *s = kvf__policy_seq_get(state, batch->view->seq_index[row]);
         if (wanted(batch, row))

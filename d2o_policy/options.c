@@ -42,7 +42,9 @@ typedef enum kind { REAL, COUNT, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE } kind;
     X(evict_every, evict_every, COUNT, 0, 1u << 20, "[0, 1048576]",                                                  \
       "k: a decode event evicts k tokens at once; 0 means half a block.")                                            \
     X(defer_first_decode, defer_first_decode, FLAG, 0, 0, "0|1",                                                     \
-      "1: the prompt is compressed after the first decode step, as the authors do.")
+      "1: the prompt is compressed after the first decode step, as the authors do.")                                 \
+    X(budget_may_change, budget_may_change, FLAG, 0, 0, "0|1",                                                       \
+      "1: with rho 1 attention is observed all the same, so that the budget can be tightened later.")
 
 static const kvf_policy_option_info infos[] = {
 #define INFO(name, field, kind, least, most, values, summary) {#name, values, summary, 1},
@@ -77,6 +79,14 @@ bool kvf__policy_never_evicts(const kvf_policy_options *o) {
     return o->ops == &kvf__policy_full || (o->budget_tokens == 0 && o->rho >= 1.0);
 }
 
+int kvf_policy_evicts(const kvf_policy_options *o) {
+    return o && o->ops && o->ops->match && !kvf__policy_never_evicts(o);
+}
+
+uint32_t kvf_policy_needs(const kvf_policy_options *o) {
+    return o && o->ops && (o->budget_may_change || !kvf__policy_never_evicts(o)) ? o->ops->needs : 0;
+}
+
 static int64_t resolve_layer(int32_t layer, uint32_t n_layers) {
     return layer >= 0 ? layer : (int64_t)n_layers + layer;
 }
@@ -96,7 +106,7 @@ uint32_t kvf__policy_n_full(const kvf_policy_options *o, uint32_t n_layers) {
 bool kvf__policy_has_tau(const kvf_policy_options *o) { return o->merge != KVF_MERGE_NONE && isnan(o->gate); }
 
 uint32_t kvf_policy_n_arrays(const kvf_policy_options *o) {
-    if (!o || !o->ops || !o->ops->needs) return 0;
+    if (!kvf_policy_needs(o)) return 0;
     return o->score == KVF_SCORE_PROMPT_PLUS_CURRENT ? 2 : 1;
 }
 

@@ -16,12 +16,14 @@
 #define KVF__NONE UINT32_MAX
 
 /* One sequence. Invariants: sized implies budgeted; deferred implies budgeted and not sized;
+ * changed implies sized;
  * tau is NaN until the head's first event; scored[l] leading slots of layer l have an entry in the score pages. */
 typedef struct kvf__policy_seq {
     bool open;
     bool budgeted; /* weights, n_prompt, budget and lo are known */
     bool sized;    /* sizes are known */
     bool deferred; /* sizes wait for the first decode step */
+    bool changed;  /* sized anew by a change of the budget: layers above their size shrink before the next append */
     bool has_density;
     kvf_policy_options options;
     uint32_t n_prompt; /* L: of all segments */
@@ -41,6 +43,7 @@ struct kvf_policy_state {
     kvf__policy_seq *seqs; /* [max_seqs] */
     double *scratch;       /* [4 * n_layers], for budgets */
     uint32_t *integers;    /* [2 * n_layers] */
+    kvf_layer_size *sizes; /* [n_layers], for a change of the budget */
 };
 
 /* The sequence if it is open, else NULL. */

@@ -34,6 +34,7 @@ static void lay_out(kvf__slab *slab, const kvf_policy_state_config *c) {
     kvf__policy_seq *list = kvf__slab_take(slab, seqs, sizeof *list);
     double *scratch = kvf__slab_take(slab, 4 * n, sizeof *scratch);
     uint32_t *integers = kvf__slab_take(slab, 2 * n, sizeof *integers);
+    kvf_layer_size *changed = kvf__slab_take(slab, n, sizeof *changed);
     double *weights = kvf__slab_take(slab, seqs * n, sizeof *weights);
     double *density = kvf__slab_take(slab, seqs * n, sizeof *density);
     kvf_layer_size *sizes = kvf__slab_take(slab, seqs * n, sizeof *sizes);
@@ -44,6 +45,7 @@ static void lay_out(kvf__slab *slab, const kvf_policy_state_config *c) {
     state->seqs = list;
     state->scratch = scratch;
     state->integers = integers;
+    state->sizes = changed;
     for (size_t i = 0; i < seqs; i++) {
         list[i].weights = weights + i * n;
         list[i].density = density + i * n;
@@ -98,7 +100,7 @@ kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_poli
     if (st) return st;
     kvf__policy_seq *s = &state->seqs[seq];
     s->open = true;
-    s->budgeted = s->sized = s->deferred = s->has_density = false;
+    s->budgeted = s->sized = s->deferred = s->changed = s->has_density = false;
     s->options = o;
     s->n_prompt = s->budget = s->lo = 0;
     s->counts = (kvf_policy_counts){0};
@@ -168,7 +170,7 @@ kvf_status kvf__policy_budget(kvf_policy_state *state, uint32_t seq, const doubl
         return kvf__fail(err, KVF_E_INVALID, "n_tokens %u: must be in [1, %u] and not less than the %u of before",
                          n_tokens, KVF__MAX_TOKENS, s->n_prompt);
     bool first = !s->budgeted, wants = s->options.ops->metric != NULL;
-    if (first && wants && !variance && !kvf__policy_never_evicts(&s->options))
+    if (first && wants && !variance && kvf_policy_needs(&s->options))
         return kvf__fail(err, KVF_E_INVALID, "variance: is NULL, but policy %s has a metric", s->options.ops->name);
     s->n_prompt = n_tokens;
     s->budget = kvf__budget_tokens(&s->options, n_tokens);

@@ -112,6 +112,7 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     m.max_slots = c->max_context;
     m.block_bytes = e->stats.block_bytes;
     m.allocator = e->allocator;
+    m.profile = c->profile;
     if ((st = kvf_manager_create(&m, &e->manager, err))) return st;
     kvf_policy_state_config p = {.struct_size = sizeof p,
                                  .n_layers = info->n_layers,
@@ -131,6 +132,7 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     s.chunk = c->chunk;
     s.max_prefill_tokens = c->max_prefill_tokens;
     s.max_context = c->max_context;
+    s.replay_all = c->deterministic;
     s.allocator = e->allocator;
     if ((st = kvf_sched_create(&s, &e->sched, err))) return st;
     uint64_t entries = (uint64_t)c->max_context * info->n_kv_heads; /* one layer's worst; more where it costs little */
@@ -148,18 +150,18 @@ static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
     kvf_status st = kvf_policy_workspace_bytes(kvf_stream_n_threads(e->stream), info->head_dim, info->n_kv_heads,
                                                e->config.max_context, &e->workspace_bytes);
     if (st) return kvf__fail(err, st, "policy workspace: sizes of the model are out of range");
-    size_t variance = (size_t)info->n_layers * info->n_q_heads; /* sampled_logprob doubles as the metric's buffer */
+    size_t variance = (size_t)info->n_layers * info->n_q_heads;
     size_t row_floats, logit_floats, sum_floats;
     if (!kvf__mul(n * info->n_kv_heads, e->config.max_context, &row_floats) ||
         !kvf__mul(n, info->n_vocab, &logit_floats) || !kvf__mul(variance, e->config.max_prefill_tokens, &sum_floats))
         return kvf__fail(err, KVF_E_OVERFLOW, "engine: the buffers' sizes wrap; lower max_running or max_context");
 #define TAKE(field, count) ((e->field = take(e, (count), sizeof *e->field, 0)) != NULL)
     bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) &&
-              TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) && TAKE(sampled, n + 1) &&
-              TAKE(sampled_logprob, KVF__MAX(n, variance)) && TAKE(row_wanted, n) && TAKE(row_gqa, n) &&
-              TAKE(prompt_sums, n) && TAKE(sums, sum_floats) && TAKE(row, row_floats) && TAKE(logits, logit_floats) &&
-              TAKE(events, n_events) && TAKE(batch_events, n_events) && TAKE(items, n_events) &&
-              TAKE(item_of_event, n_events) && TAKE(batch_items, n_events);
+              TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) && TAKE(sampled, n + 1) && TAKE(draws, n) &&
+              TAKE(variance, variance) && TAKE(row_wanted, n) && TAKE(row_gqa, n) && TAKE(prompt_sums, n) &&
+              TAKE(sums, sum_floats) && TAKE(row, row_floats) && TAKE(logits, logit_floats) && TAKE(events, n_events) &&
+              TAKE(batch_events, n_events) && TAKE(items, n_events) && TAKE(item_of_event, n_events) &&
+              TAKE(batch_items, n_events);
 #undef TAKE
     if (!ok)
         return kvf__fail(err, KVF_E_NO_MEMORY,
@@ -204,6 +206,7 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
         kvf_engine_destroy(e);
         return st;
     }
+    e->config.profile = NULL; /* the manager has its copy */
     *out = e;
     return KVF_OK;
 }

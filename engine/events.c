@@ -3,11 +3,6 @@
 
 #include "engine/internal.h"
 
-/* Whether a request's policy looks at the attention mass at all: with rho 1 nothing is ever evicted. */
-int kvf__policy_observes(const kvf_policy_options *o) {
-    return o->ops->needs != 0 && !(o->rho >= 1 && o->budget_tokens == 0);
-}
-
 static kvf_policy_batch batch_base(kvf_engine *e) {
     return (kvf_policy_batch){.struct_size = sizeof(kvf_policy_batch),
                               .view = &e->view,
@@ -55,15 +50,11 @@ static uint32_t layer_slots(const kvf_engine *e, uint32_t row, uint32_t layer) {
     return e->view.n_slots[((size_t)row * e->info->n_layers + layer) * e->n_groups];
 }
 
-static int has_fresh_row(const kvf_compaction *c, uint32_t item) {
-    for (uint32_t g = 0; g < c->n_groups; g++)
-        if (c->dst_row[(size_t)item * c->n_groups + g]) return 1;
-    return 0;
-}
-
-/* Events with fresh blocks (pass 0) before those in place (pass 1), in batches that the plan can hold. */
-static kvf_status run_pass(kvf_engine *e, uint32_t n_events, const kvf_compaction *compaction, float *const *sums,
-                           int pass, kvf_error *err) {
+/* Runs the events in their order, in batches that the plan can hold. Of the tables that share a block all but the last in
+ * this order have fresh rows (kvf_compact_begin), and within a batch apply writes these first: so whatever reads a block
+ * has done so before its last owner writes there, however the batches are cut. */
+static kvf_status run_batches(kvf_engine *e, uint32_t n_events, const kvf_compaction *compaction, float *const *sums,
+                              kvf_error *err) {
     kvf_policy_batch b = batch_base(e);
     b.events = e->batch_events;
     b.compaction = compaction;
@@ -74,9 +65,6 @@ static kvf_status run_pass(kvf_engine *e, uint32_t n_events, const kvf_compactio
     kvf_status st;
     for (uint32_t i = 0; i < n_events; i++) {
         const kvf_event *event = &e->events[i];
-        uint32_t item = e->item_of_event[i];
-        int fresh = item != UINT32_MAX && has_fresh_row(compaction, item);
-        if (fresh == pass) continue;
         const kvf_policy_ops *next = e->rows[event->row]->policy.ops;
         uint64_t more = (uint64_t)(layer_slots(e, event->row, event->layer) - event->n_keep) * e->info->n_kv_heads;
         if (b.n_events &&
@@ -87,13 +75,13 @@ static kvf_status run_pass(kvf_engine *e, uint32_t n_events, const kvf_compactio
         ops = next;
         entries += more;
         e->batch_events[b.n_events] = *event;
-        e->batch_items[b.n_events++] = item;
+        e->batch_items[b.n_events++] = e->item_of_event[i];
     }
     return b.n_events ? run_batch(e, ops, &b, err) : KVF_OK;
 }
 
-/* Carries e->events out: all of them or, when the pool has no room for copies of shared blocks, none. */
-static kvf_status run_events(kvf_engine *e, uint32_t n_events, float *const *sums, kvf_error *err) {
+/* Notes which item of the compaction each event is; returns how many items there are. */
+static uint32_t list_items(kvf_engine *e, uint32_t n_events) {
     uint32_t n_items = 0;
     for (uint32_t i = 0; i < n_events; i++) {
         const kvf_event *event = &e->events[i];
@@ -102,11 +90,34 @@ static kvf_status run_events(kvf_engine *e, uint32_t n_events, float *const *sum
         e->item_of_event[i] = n_items;
         e->items[n_items++] = (kvf_compact_item){e->seqs[event->row], event->layer, event->n_keep};
     }
+    return n_items;
+}
+
+/* Too few blocks for the tables that are shared: the latest arrival is preempted, and its events are gone. */
+static kvf_status make_room(kvf_engine *e, uint32_t *n_events, kvf_error *err) {
+    kvf_step_item shed;
+    kvf_status st = kvf_sched_shed(e->sched, &shed);
+    if (st) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    kvf__live_lost(e, shed.user);
+    e->stats.n_preempted++;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < *n_events; i++)
+        if (e->rows[e->events[i].row]) e->events[n++] = e->events[i];
+    *n_events = n;
+    return KVF_OK;
+}
+
+/* Carries e->events out. Rows of requests that made room for it are NULL afterwards. */
+static kvf_status run_events(kvf_engine *e, uint32_t n_events, float *const *sums, kvf_error *err) {
     kvf_compaction compaction = {0};
     kvf_status st = KVF_OK;
-    if (n_items && (st = kvf_compact_begin(e->manager, e->items, n_items, &compaction)))
-        return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
-    for (int pass = 0; pass < 2 && !st; pass++) st = run_pass(e, n_events, &compaction, sums, pass, err);
+    uint32_t n_items = list_items(e, n_events);
+    while (n_items && (st = kvf_compact_begin(e->manager, e->items, n_items, &compaction)) == KVF_E_NO_BLOCKS) {
+        if ((st = make_room(e, &n_events, err))) return st;
+        n_items = list_items(e, n_events);
+    }
+    if (st) return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
+    st = run_batches(e, n_events, &compaction, sums, err);
     if (n_items && !st && (st = kvf_compact_commit(e->manager)))
         kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
     return st;
@@ -121,13 +132,16 @@ static uint32_t collect(kvf_engine *e, uint32_t row, kvf_moment moment, kvf_even
     return n_events;
 }
 
-/* The first compaction of requests whose prompt fitted the budget: before the token that would exceed it. */
+/* Before a token is appended: the first compaction of requests whose prompt fitted the budget, and that of requests whose
+ * budget has changed. */
 kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     uint32_t n = 0;
     for (kvf__live *r = e->first; r; r = r->next) {
         uint32_t index;
-        if (!r->seq || r->in_prompt || !r->policy.ops->match || kvf_seq_index(e->manager, r->seq, &index)) continue;
-        if (kvf_policy_sizes(e->policies, index)) continue;
+        if (!r->seq || r->in_prompt || kvf_seq_index(e->manager, r->seq, &index)) continue;
+        int changed = r->changed;
+        r->changed = 0;
+        if (!kvf_policy_evicts(&r->policy) || (!changed && kvf_policy_sizes(e->policies, index))) continue;
         e->rows[n] = r;
         e->seqs[n++] = r->seq;
     }
@@ -138,7 +152,7 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     for (uint32_t row = 0; row < n; row++) n_events = collect(e, row, KVF_BEFORE_APPEND, KVF_EVENT_PROMPT, n_events);
     if (n_events && (st = run_events(e, n_events, NULL, err))) return st;
     for (uint32_t row = 0; row < n; row++)
-        if (kvf_policy_sizes(e->policies, e->view.seq_index[row]) &&
+        if (e->rows[row] && kvf_policy_sizes(e->policies, e->view.seq_index[row]) &&
             (st = kvf_sched_resize(e->sched, e->rows[row]->id)))
             return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     return KVF_OK;
@@ -154,9 +168,8 @@ kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err) {
         kvf_policy_batch b = batch_base(e);
         b.prompt_sums = e->prompt_sums;
         int has_metric = ops->metric && e->prompt_sums[row];
-        if (has_metric && (st = ops->metric(e->policies, e->stream, &b, row, r->n_prompt, e->sampled_logprob, err)))
-            return st;
-        if ((st = ops->budget(e->policies, index, has_metric ? e->sampled_logprob : NULL, r->n_prompt, err))) return st;
+        if (has_metric && (st = ops->metric(e->policies, e->stream, &b, row, r->n_prompt, e->variance, err))) return st;
+        if ((st = ops->budget(e->policies, index, has_metric ? e->variance : NULL, r->n_prompt, err))) return st;
     }
     uint32_t n_events = collect(e, row, KVF_AT_PROMPT_END, KVF_EVENT_PROMPT, 0);
     if (kvf_policy_n_arrays(&r->policy) && e->prompt_sums[row]) {

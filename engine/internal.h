@@ -6,6 +6,10 @@
  *   sums     column sums of running prompts: [n_layers][n_q_heads][max_prefill_tokens]; a prompt owns the token
  *            columns [prefill_offset, prefill_offset + n_prompt)
  *   events   compactions of one moment, run together: begin, match, gate, apply, commit
+ *   group    the samples or beams of one request: live ones (members), those that have ended and wait to be ranked (done),
+ *            and room for more (spare). A plain request has none
+ *   draw     a sample to take from a row of logits: several live ones draw from the row in which their prompt ended
+ *   twin     a beam that was just forked off at the prompt's end and knows nothing that the first one does not
  *
  * Invariant: a request has seq != 0 exactly while it was in the last planned step and was neither preempted nor ended.
  */
@@ -15,8 +19,24 @@
 #include "base/base.h"
 #include "kvfold/engine.h"
 
+typedef struct kvf__group kvf__group;
+
+/* A beam's continuations at one step, likeliest first. */
+typedef struct kvf__choices {
+    uint32_t *tokens; /* KVF_NO_TOKEN: there are no more */
+    double *logprobs;
+    uint32_t n; /* 0: not known for this step */
+} kvf__choices;
+
 typedef struct kvf__live {
-    struct kvf__live *next, *prev;
+    struct kvf__live *next, *prev; /* spare ones are linked by next */
+    kvf__group *group;             /* NULL: one request, one answer */
+    uint32_t index;                /* of the sample; of a beam: its place among the members */
+    struct kvf__live *draws_from;  /* its first draw is from the row in which that one's prompt ended; else NULL */
+    bool twin;
+    double sum; /* of its log-probabilities */
+    kvf__choices choices;
+    struct kvf__outcome *outcome; /* ranked: what became of it, for when all have ended */
     kvf_request id;
     kvf_seq seq;
     uint32_t *tokens;     /* known: the prompt, then what was generated; capacity n_prompt + max_tokens */
@@ -32,15 +52,54 @@ typedef struct kvf__live {
     uint32_t n_stop;
     size_t stop_bytes_max;
     int ignore_end, in_prompt, abort;
-    char *text; /* bytes of the generated tokens */
+    int changed; /* its budget: due before the next step */
+    char *text;  /* bytes of the generated tokens */
     size_t text_bytes, text_capacity;
     uint32_t n_preempted;
     uint64_t blocks_needed; /* of its exact sizes, once they found no room */
     double submitted, first_token;
     void *user;
     void (*on_token)(void *user, kvf_request request, uint32_t token, double logprob);
+    void (*on_sample_token)(void *user, uint32_t index, kvf_request request, uint32_t token, double logprob);
     void (*on_finish)(void *user, const kvf_result *result);
 } kvf__live;
+
+/* How a live one ended, kept for the ranking. The arrays of result's KV figures are its own. */
+typedef struct kvf__outcome {
+    kvf_result result;
+    kvf_error error;
+    kvf_layer_occupancy *layers;
+    kvf_layer_size *sizes;
+    double *density;
+} kvf__outcome;
+
+/* Invariants: members[0..n_members) are in the engine's list (samples: NULL once ended, at their index); done ascends by
+ * rank: score, then who ended first; all lives are members, done or spare. */
+struct kvf__group {
+    kvf_request id; /* what the caller knows: the first sample's */
+    uint32_t n;     /* answers */
+    uint32_t width; /* samples or beams */
+    bool ranked, beams, abort;
+    bool begun;      /* beams: they differ */
+    bool stuck;      /* beams: the scheduler ended one */
+    uint32_t n_left; /* members that live */
+    uint32_t n_choices;
+    double length_penalty;
+    kvf_error error;             /* of the scheduler's end */
+    kvf__live **members, **done; /* [width], [width + 1] */
+    uint32_t n_done, n_lives;
+    kvf__live *spare;
+    struct kvf__pick *picks; /* [width * n_choices], beams */
+    size_t bytes;
+};
+
+typedef struct kvf__draw {
+    kvf__live *live;
+    kvf__group *group; /* of a beam, else NULL */
+    const float *logits;
+    uint32_t token;
+    double logprob;
+} kvf__draw;
 
 typedef struct kvf__buffer { /* one allocation of the engine */
     void *p;
@@ -73,7 +132,9 @@ struct kvf_engine {
     kvf_seq *seqs;
     uint32_t *tokens;                       /* [max_batch_tokens] */
     uint32_t *q_begin, *out_rows, *sampled; /* [max_running + 1] */
-    double *sampled_logprob;
+    kvf__draw *draws;
+    uint32_t n_draws;
+    double *variance; /* [n_layers][n_q_heads] */
     uint8_t *row_wanted, *row_gqa;
     float **prompt_sums;
     float *sums;          /* see the glossary */
@@ -108,9 +169,39 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err);
 kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err);
 kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error *err);
 kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass);
-int kvf__policy_observes(const kvf_policy_options *options);
+
+/* step.c */
+kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *err);
+/* The likeliest k tokens, ties to the lower id; KVF_NO_TOKEN where logits are NaN. */
+void kvf__engine_top(const float *logits, uint32_t n_vocab, uint32_t k, uint32_t *tokens, double *logprobs);
+
+/* group.c */
+kvf__group *kvf__group_create(kvf_engine *e,
+                              const kvf_generate *g); /* NULL: out of memory. Its lives are the caller's to make */
+void kvf__group_free(kvf_engine *e, kvf__group *g);   /* with all of its lives; none is in the engine's list */
+bool kvf__group_room(kvf_engine *e, kvf__group *g,
+                     kvf__live *r); /* what a live one needs beside; false: out of memory */
+void kvf__group_room_free(kvf_engine *e, kvf__live *r);
+/* After kvf_sched_prompt_done of a prompt that others were held for. */
+kvf_status kvf__group_forked(kvf_engine *e, kvf__live *leader, kvf_error *err);
+void kvf__group_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error); /* of a ranked one */
+/* All beams know their choices, or are twins of one that does: one step of the search. May end the group. */
+bool kvf__beams_ready(const kvf__group *g);
+kvf_status kvf__beams_advance(kvf_engine *e, kvf__group *g, kvf_error *err);
+void kvf__beams_stop(kvf_engine *e, kvf__group *g, kvf_finish finish, const char *error);
 
 /* request.c */
+void kvf__live_lost(kvf_engine *e, kvf__live *r); /* the scheduler preempted it */
+void kvf__live_link(kvf_engine *e, kvf__live *r);
+void kvf__live_unlink(kvf_engine *e, kvf__live *r);
+void kvf__live_free(kvf_engine *e, kvf__live *r);
+/* A result without KV figures, then these, then the callback. */
+kvf_result kvf__live_result(const kvf__live *r, kvf_finish finish, const char *error);
+void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result);
+void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result);
+bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more); /* false: out of memory */
+/* Where a stop string begins in text[from..n), SIZE_MAX: nowhere. */
+size_t kvf__live_stop_at(const kvf__live *r, const char *text, size_t from, size_t n);
 void kvf__live_note_lone(kvf_engine *e);
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request);
 void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error);

@@ -3,7 +3,7 @@
 
 #include "engine/internal.h"
 
-static void live_free(kvf_engine *e, kvf__live *r) {
+void kvf__live_free(kvf_engine *e, kvf__live *r) {
     const kvf_allocator *a = &e->allocator;
     size_t n = (size_t)r->n_prompt + r->max_tokens;
     for (uint32_t i = 0; r->stop && i < r->n_stop; i++)
@@ -15,6 +15,7 @@ static void live_free(kvf_engine *e, kvf__live *r) {
     kvf__free(a, r->top_tokens, (size_t)r->max_tokens * r->n_top * sizeof *r->top_tokens);
     kvf__free(a, r->top_logprobs, (size_t)r->max_tokens * r->n_top * sizeof *r->top_logprobs);
     kvf__free(a, r->text, r->text_capacity);
+    if (r->group) kvf__group_room_free(e, r);
     kvf__free(a, r, sizeof *r);
 }
 
@@ -60,7 +61,32 @@ static kvf_status check_sampling(const kvf_sampling *s, kvf_error *err) {
     return KVF_OK;
 }
 
-static kvf_status check_generate(const kvf_engine *e, const kvf_generate *g, kvf_error *err) {
+/* How many answers, out of how many samples or beams. */
+static kvf_status check_samples(const kvf_engine *e, kvf_generate *g, kvf_error *err) {
+    if (g->n == 0) g->n = 1;
+    if (g->n > KVF_SAMPLES_MAX) return kvf__fail(err, KVF_E_INVALID, "n %u: must be at most %d", g->n, KVF_SAMPLES_MAX);
+    if (g->best_of == 0) g->best_of = g->n;
+    if (g->best_of < g->n || g->best_of > KVF_SAMPLES_MAX)
+        return kvf__fail(err, KVF_E_INVALID, "best_of %u: must be from n %u to %d", g->best_of, g->n, KVF_SAMPLES_MAX);
+    if (g->forced && (g->best_of > 1 || g->beam_width))
+        return kvf__fail(err, KVF_E_INVALID, "forced: is for one answer; leave n, best_of and beam_width out");
+    if (!g->beam_width) return KVF_OK;
+    uint32_t most = KVF__MIN((uint32_t)KVF_SAMPLES_MAX, e->max_running);
+    if (g->beam_width < g->n || g->beam_width > most)
+        return kvf__fail(err, KVF_E_INVALID, "beam_width %u: must be from n %u to %u, the lesser of %d and max_running",
+                         g->beam_width, g->n, most, KVF_SAMPLES_MAX);
+    if (g->best_of > g->n)
+        return kvf__fail(err, KVF_E_INVALID, "best_of %u: beam search has none; beam_width %u takes its place",
+                         g->best_of, g->beam_width);
+    if (g->sampling.temperature > 0)
+        return kvf__fail(err, KVF_E_INVALID, "temperature %g: beam search draws nothing; leave it 0",
+                         (double)g->sampling.temperature);
+    if (!(g->length_penalty >= -100 && g->length_penalty <= 100))
+        return kvf__fail(err, KVF_E_INVALID, "length_penalty %g: must be in [-100, 100]", g->length_penalty);
+    return KVF_OK;
+}
+
+static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error *err) {
     kvf_status st;
     if (!g->tokens || !g->n_tokens) return kvf__fail(err, KVF_E_INVALID, "prompt: has no token; give at least one");
     if (!g->on_finish) return kvf__fail(err, KVF_E_INVALID, "on_finish: is NULL; it receives the result");
@@ -78,7 +104,7 @@ static kvf_status check_generate(const kvf_engine *e, const kvf_generate *g, kvf
     for (uint32_t i = 0; i < g->n_stop; i++)
         if (!g->stop || !g->stop[i] || !g->stop[i][0])
             return kvf__fail(err, KVF_E_INVALID, "stop string %u: has no bytes; it would end every answer", i);
-    return KVF_OK;
+    return check_samples(e, g, err);
 }
 
 static kvf_status check_policy(const kvf_engine *e, const kvf_policy_options *o, kvf_error *err) {
@@ -92,6 +118,94 @@ static kvf_status check_policy(const kvf_engine *e, const kvf_policy_options *o,
         return kvf__fail(
             err, KVF_E_INVALID,
             "merge mass: needs weights and biases beside the pages; create the engine with want_mass_bias");
+    return KVF_OK;
+}
+
+/* One live request with copies of all it needs; NULL when out of memory. */
+static kvf__live *live_create(kvf_engine *e, const kvf_generate *g, const kvf_policy_options *policy) {
+    kvf__live *r = kvf__alloc(&e->allocator, sizeof *r);
+    if (!r) return NULL;
+    r->n_prompt = r->n_known = g->n_tokens;
+    /* No more than the context can hold will ever be generated. */
+    r->max_tokens = KVF__MIN(g->max_tokens, e->config.max_context - g->n_tokens);
+    r->sampling = g->sampling;
+    r->policy = *policy;
+    r->n_stop = g->n_stop;
+    r->n_top = g->n_top_logprobs;
+    r->ignore_end = g->ignore_end || g->forced;
+    r->user = g->user;
+    r->on_token = g->on_token;
+    r->on_sample_token = g->on_sample_token;
+    r->on_finish = g->on_finish;
+    r->submitted = kvf__clock();
+    if (live_copy(e, r, g)) return r;
+    kvf__live_free(e, r);
+    return NULL;
+}
+
+/* All samples of a request, or all beams and room for as many that have ended and one more. */
+static kvf__group *group_of(kvf_engine *e, const kvf_generate *g, const kvf_policy_options *policy) {
+    kvf__group *group = kvf__group_create(e, g);
+    for (uint32_t i = 0; group && i < group->n_lives; i++) {
+        kvf__live *r = live_create(e, g, policy);
+        if (r) {
+            r->group = group;
+            r->index = i;
+            r->sampling.seed += i;
+            r->next = group->spare;
+            group->spare = r;
+        }
+        if (r && kvf__group_room(e, group, r)) continue;
+        kvf__group_free(e, group);
+        return NULL;
+    }
+    kvf__live *rest = NULL;
+    for (uint32_t i = group ? group->n_lives : 0; i-- > 0;) { /* they stand last to first */
+        kvf__live *r = group->spare;
+        group->spare = r->next;
+        r->next = NULL;
+        if (i < group->width) {
+            group->members[i] = r;
+        } else {
+            r->next = rest;
+            rest = r;
+        }
+    }
+    if (group) group->spare = rest;
+    return group;
+}
+
+static kvf_status submit(kvf_engine *e, const kvf_generate *g, const kvf_policy_options *policy, kvf_request *out,
+                         kvf_error *err) {
+    bool grouped = g->best_of > 1 || g->beam_width;
+    kvf__group *group = grouped ? group_of(e, g, policy) : NULL;
+    kvf__live *r = grouped ? group ? group->members[0] : NULL : live_create(e, g, policy);
+    if (!r) return kvf__fail(err, KVF_E_NO_MEMORY, "request: %u tokens could not be allocated", g->n_tokens);
+    kvf_request names[KVF_SAMPLES_MAX];
+    kvf_sched_request s = {.struct_size = sizeof s,
+                           .n_prompt = r->n_prompt,
+                           .max_new = r->max_tokens,
+                           .options = &r->policy,
+                           .n_samples = group ? group->width : 1,
+                           .forks = group && group->beams,
+                           .user = r,
+                           .sample_users = group ? (void *const *)group->members : NULL,
+                           .sample_names = group ? names : NULL};
+    kvf_status st = kvf_sched_submit(e->sched, &s, &r->id);
+    if (st) {
+        if (group)
+            kvf__group_free(e, group);
+        else
+            kvf__live_free(e, r);
+        return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    }
+    if (out) *out = r->id;
+    if (group) group->id = r->id;
+    for (uint32_t i = 0; i < (group ? group->width : 1); i++) {
+        kvf__live *member = group ? group->members[i] : r;
+        if (group) member->id = names[i];
+        kvf__live_link(e, member);
+    }
     return KVF_OK;
 }
 
@@ -109,43 +223,83 @@ kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_re
     if (st) return st;
     if ((st = check_policy(e, &policy, err))) return st;
 
-    /* No more than the context can hold will ever be generated. */
-    uint32_t max_new = KVF__MIN(g.max_tokens, e->config.max_context - g.n_tokens);
-    kvf__live *r = kvf__alloc(&e->allocator, sizeof *r);
-    if (!r) return kvf__fail(err, KVF_E_NO_MEMORY, "request: %zu bytes could not be allocated", sizeof *r);
-    r->n_prompt = r->n_known = g.n_tokens;
-    r->max_tokens = max_new;
-    r->sampling = g.sampling;
-    r->policy = policy;
-    r->n_stop = g.n_stop;
-    r->n_top = g.n_top_logprobs;
-    r->ignore_end = g.ignore_end || g.forced;
-    r->user = g.user;
-    r->on_token = g.on_token;
-    r->on_finish = g.on_finish;
-    r->submitted = kvf__clock();
-    if (!live_copy(e, r, &g)) {
-        live_free(e, r);
-        return kvf__fail(err, KVF_E_NO_MEMORY, "request: %u tokens could not be allocated", g.n_tokens + max_new);
-    }
-    kvf_sched_request s = {
-        .struct_size = sizeof s, .n_prompt = g.n_tokens, .max_new = max_new, .options = &r->policy, .user = r};
-    if ((st = kvf_sched_submit(e->sched, &s, &r->id))) {
-        live_free(e, r);
+    return submit(e, &g, &policy, out, err);
+}
+
+kvf_status kvf_engine_set_budget(kvf_engine *e, kvf_request request, double rho, uint32_t budget_tokens,
+                                 kvf_error *err) {
+    if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
+    kvf__live *r = kvf__live_find(e, request);
+    if (!r)
+        return kvf__fail(err, KVF_E_NOT_FOUND, "request %llu: is not live: it was never given out, or has ended",
+                         (unsigned long long)request);
+    kvf_policy_options policy = r->policy;
+    policy.rho = rho;
+    policy.budget_tokens = budget_tokens;
+    kvf_status st = check_policy(e, &policy, err);
+    if (st) return st;
+    if ((st = kvf_sched_set_budget(e->sched, request, rho, budget_tokens)))
         return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
-    }
-    r->prev = e->last;
-    *(e->last ? &e->last->next : &e->first) = r;
-    e->last = r;
-    e->n_live++;
-    if (out) *out = r->id;
+    uint32_t index = r->seq ? kvf_engine_seq_index(e, request) : UINT32_MAX;
+    const kvf_policy_options *now = kvf_policy_get_options(e->policies, index);
+    r->policy = now ? *now : policy;
+    r->changed = r->seq && !r->in_prompt;
     return KVF_OK;
 }
 
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request) {
     kvf__live *r = e->first;
-    while (r && r->id != request) r = r->next;
+    while (r && r->id != request && !(r->group && r->group->id == request)) r = r->next;
     return r;
+}
+
+void kvf__live_link(kvf_engine *e, kvf__live *r) {
+    r->prev = e->last;
+    r->next = NULL;
+    *(e->last ? &e->last->next : &e->first) = r;
+    e->last = r;
+    e->n_live++;
+}
+
+void kvf__live_unlink(kvf_engine *e, kvf__live *r) {
+    *(r->prev ? &r->prev->next : &e->first) = r->next;
+    *(r->next ? &r->next->prev : &e->last) = r->prev;
+    r->next = r->prev = NULL;
+    e->n_live--;
+    for (uint32_t i = 0; i < e->max_running; i++)
+        if (e->rows[i] == r) e->rows[i] = NULL;
+}
+
+void kvf__live_lost(kvf_engine *e, kvf__live *r) {
+    r->seq = 0;
+    r->n_preempted++;
+    r->draws_from = NULL;
+    r->twin = false;
+    r->choices.n = 0;
+    for (uint32_t i = 0; i < e->max_running; i++)
+        if (e->rows[i] == r) e->rows[i] = NULL;
+}
+
+bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more) {
+    if (more <= r->text_capacity - r->text_bytes) return true;
+    size_t capacity = KVF__MAX(r->text_capacity * 2, r->text_bytes + more + 256);
+    char *text = kvf__alloc(&e->allocator, capacity);
+    if (!text) return false;
+    if (r->text_bytes) memcpy(text, r->text, r->text_bytes);
+    kvf__free(&e->allocator, r->text, r->text_capacity);
+    r->text = text;
+    r->text_capacity = capacity;
+    return true;
+}
+
+size_t kvf__live_stop_at(const kvf__live *r, const char *text, size_t from, size_t n) {
+    size_t cut = SIZE_MAX;
+    for (uint32_t s = 0; s < r->n_stop; s++) {
+        size_t length = strlen(r->stop[s]);
+        for (size_t i = from; i + length <= n && i < cut; i++)
+            if (!memcmp(text + i, r->stop[s], length)) cut = i;
+    }
+    return cut;
 }
 
 int kvf__live_text(kvf_engine *e, kvf__live *r, uint32_t token) {
@@ -153,24 +307,13 @@ int kvf__live_text(kvf_engine *e, kvf__live *r, uint32_t token) {
     size_t room = r->text_capacity - r->text_bytes;
     size_t n = kvf_tokenizer_piece(t, token, 0, r->text ? r->text + r->text_bytes : NULL, room);
     if (n > room) {
-        size_t capacity = KVF__MAX(r->text_capacity * 2, r->text_bytes + n + 256);
-        char *text = kvf__alloc(&e->allocator, capacity);
-        if (!text) return -1;
-        if (r->text_bytes) memcpy(text, r->text, r->text_bytes);
-        kvf__free(&e->allocator, r->text, r->text_capacity);
-        r->text = text;
-        r->text_capacity = capacity;
-        kvf_tokenizer_piece(t, token, 0, r->text + r->text_bytes, capacity - r->text_bytes);
+        if (!kvf__live_grow_text(e, r, n)) return -1;
+        kvf_tokenizer_piece(t, token, 0, r->text + r->text_bytes, r->text_capacity - r->text_bytes);
     }
     /* A stop string may begin in an earlier token: look back as far as the longest could reach. */
     size_t from = r->text_bytes > r->stop_bytes_max ? r->text_bytes - r->stop_bytes_max : 0;
     r->text_bytes += n;
-    size_t cut = SIZE_MAX;
-    for (uint32_t s = 0; s < r->n_stop; s++) {
-        size_t length = strlen(r->stop[s]);
-        for (size_t i = from; i + length <= r->text_bytes && i < cut; i++)
-            if (!memcmp(r->text + i, r->stop[s], length)) cut = i;
-    }
+    size_t cut = kvf__live_stop_at(r, r->text, from, r->text_bytes);
     if (cut == SIZE_MAX) return 0;
     r->text_bytes = cut;
     return 1;
@@ -189,6 +332,7 @@ static void result_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *la
     for (uint32_t l = 0; l < e->info->n_layers; l++) result->held_tokens += layers[l].slots_used;
     result->full_tokens = (uint64_t)next_pos * e->n_tables;
     result->kept = result->held_tokens * e->pages.heads_per_group;
+    if (kvf_seq_sharing(e->manager, r->seq, &result->own_blocks, &result->shared_blocks)) result->own_blocks = 0;
 }
 
 void kvf__live_note_lone(kvf_engine *e) {
@@ -208,11 +352,11 @@ void kvf__live_note_lone(kvf_engine *e) {
 }
 
 /* What a request holds, or held before the scheduler ended it. */
-static void take_kv(kvf_engine *e, const kvf__live *r, kvf_result *result) {
-    memset(e->result_layers, 0, e->info->n_layers * sizeof *e->result_layers);
-    result->layers = e->result_layers;
+void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result) {
+    memset(layers, 0, e->info->n_layers * sizeof *layers);
+    result->layers = layers;
     if (r->seq) {
-        result_kv(e, r, e->result_layers, result);
+        result_kv(e, r, layers, result);
     } else if (e->lone.request == r->id) {
         result->layers = e->lone.layers;
         result->sizes = e->lone.sizes;
@@ -221,52 +365,91 @@ static void take_kv(kvf_engine *e, const kvf__live *r, kvf_result *result) {
         result->held_tokens = e->lone.held_tokens;
         result->full_tokens = e->lone.full_tokens;
         result->kept = e->lone.kept;
+        result->own_blocks = e->lone.own_blocks;
+        result->shared_blocks = e->lone.shared_blocks;
     }
 }
 
-void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error) {
-    kvf_result result = {
-        .struct_size = sizeof result, .request = r->id, .user = r->user, .finish = finish, .error = error};
-    result.tokens = r->tokens + r->n_prompt;
-    result.logprobs = r->logprobs;
-    result.n_top_logprobs = r->n_top;
-    result.top_tokens = r->top_tokens;
-    result.top_logprobs = r->top_logprobs;
-    result.n_prompt = r->n_prompt;
-    result.n_tokens = r->n_known - r->n_prompt;
-    result.n_preempted = r->n_preempted;
-    double now = kvf__clock();
-    result.first_token_s = r->first_token > 0 ? r->first_token - r->submitted : 0;
-    result.total_s = now - r->submitted;
-    take_kv(e, r, &result);
-    e->done_merged += result.counts.merged;
-    e->done_dropped += result.counts.dropped;
-    e->done_kept += result.kept;
-    e->stats.n_finished++;
+kvf_result kvf__live_result(const kvf__live *r, kvf_finish finish, const char *error) {
+    double now = kvf__clock(), sum = 0;
+    uint32_t n = r->n_known - r->n_prompt;
+    for (uint32_t i = 0; i < n; i++) sum += r->logprobs[i];
+    return (kvf_result){.struct_size = sizeof(kvf_result),
+                        .request = r->group ? r->group->id : r->id,
+                        .user = r->user,
+                        .finish = finish,
+                        .error = error,
+                        .tokens = r->tokens + r->n_prompt,
+                        .logprobs = r->logprobs,
+                        .n_tokens = n,
+                        .n_prompt = r->n_prompt,
+                        .n_preempted = r->n_preempted,
+                        .first_token_s = r->first_token > 0 ? r->first_token - r->submitted : 0,
+                        .total_s = now - r->submitted,
+                        .n_top_logprobs = r->n_top,
+                        .top_tokens = r->top_tokens,
+                        .top_logprobs = r->top_logprobs,
+                        .index = r->index,
+                        .n_results = r->group ? r->group->n : 1,
+                        .score = n ? sum / n : 0};
+}
 
+/* The caller has taken it out of the list: the callback may submit or abort. */
+void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result) {
+    e->done_merged += result->counts.merged;
+    e->done_dropped += result->counts.dropped;
+    e->done_kept += result->kept;
+    e->stats.n_finished++;
     size_t text_bytes = kvf__utf8_clean(r->text, r->text_bytes, NULL);
     char *text = kvf__alloc(&e->allocator, text_bytes + 1);
     if (text) kvf__utf8_clean(r->text, r->text_bytes, text);
-    result.text = text ? text : "";
-    result.text_bytes = text ? text_bytes : 0;
+    result->text = text ? text : "";
+    result->text_bytes = text ? text_bytes : 0;
+    r->on_finish(r->user, result);
+    kvf__free(&e->allocator, text, text_bytes + 1);
+}
 
-    /* Out of the list first: the callback may submit or abort. */
-    *(r->prev ? &r->prev->next : &e->first) = r->next;
-    *(r->next ? &r->next->prev : &e->last) = r->prev;
-    e->n_live--;
-    for (uint32_t i = 0; i < e->max_running; i++)
-        if (e->rows[i] == r) e->rows[i] = NULL;
-    r->on_finish(r->user, &result);
+void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error) {
+    kvf__group *g = r->group;
+    if (g && g->ranked) {
+        kvf__group_finish(e, r, finish, error);
+        return;
+    }
+    kvf_result result = kvf__live_result(r, finish, error);
+    kvf__live_take_kv(e, r, e->result_layers, &result);
+    kvf__live_unlink(e, r);
+    if (g) g->members[r->index] = NULL;
+    kvf__live_deliver(e, r, &result);
     /* NOT_FOUND only when the scheduler ended it itself. */
     kvf_status st = kvf_sched_finish(e->sched, r->id);
     (void)st;
-    kvf__free(&e->allocator, text, text_bytes + 1);
-    live_free(e, r);
+    kvf__live_free(e, r);
+    if (g && --g->n_left == 0) kvf__group_free(e, g);
 }
 
 kvf_status kvf_engine_abort(kvf_engine *e, kvf_request request) {
     if (!e) return KVF_E_INVALID;
     kvf__live *r = kvf__live_find(e, request);
+    if (!r) return KVF_E_NOT_FOUND;
+    if (e->in_step) {
+        if (r->group)
+            r->group->abort = true;
+        else
+            r->abort = 1;
+        return KVF_OK;
+    }
+    /* A ranked group ends with its first; a callback may end the others of one that is not. */
+    for (; r; r = kvf__live_find(e, request)) kvf__live_finish(e, r, KVF_FINISH_ABORTED, NULL);
+    return KVF_OK;
+}
+
+kvf_status kvf_engine_abort_sample(kvf_engine *e, kvf_request request, uint32_t index) {
+    if (!e) return KVF_E_INVALID;
+    kvf__live *r = e->first;
+    for (; r; r = r->next) {
+        if (r->group && r->group->id == request && r->group->ranked) return KVF_E_STATE;
+        if ((r->group ? r->group->id : r->id) == request && r->index == index) break;
+    }
     if (!r) return KVF_E_NOT_FOUND;
     if (e->in_step)
         r->abort = 1;

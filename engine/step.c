@@ -8,50 +8,57 @@ typedef struct normalizer {
     double max, log_sum;
 } normalizer;
 
+/* The likeliest token's logit and log-probability say both. */
 static normalizer normalize(const float *logits, uint32_t n_vocab) {
-    float max = -INFINITY;
-    for (uint32_t i = 0; i < n_vocab; i++)
-        if (logits[i] > max) max = logits[i];
-    double sum = 0;
-    for (uint32_t i = 0; i < n_vocab; i++)
-        if (logits[i] == logits[i]) sum += exp((double)logits[i] - (double)max);
-    return (normalizer){(double)max, log(sum)};
+    double logprob;
+    uint32_t best = kvf_sample(&(kvf_sampling){.temperature = 0}, 0, logits, n_vocab, NULL, &logprob);
+    return (normalizer){(double)logits[best], -logprob};
 }
 
 /* Natural log of the probability of one token. */
 static double logprob_of(const normalizer *n, float logit) { return (double)logit - n->max - n->log_sum; }
 
-/* The r->n_top likeliest tokens of a step: a list kept sorted, which few logits enter. */
-static void take_top(const kvf__live *r, uint32_t step, const float *logits, uint32_t n_vocab) {
+/* A list kept sorted, which few logits enter. */
+void kvf__engine_top(const float *logits, uint32_t n_vocab, uint32_t k, uint32_t *tokens, double *logprobs) {
     normalizer norm = normalize(logits, n_vocab);
-    uint32_t *tokens = r->top_tokens + (size_t)step * r->n_top, n = 0;
-    double *logprobs = r->top_logprobs + (size_t)step * r->n_top;
+    uint32_t n = 0;
     for (uint32_t id = 0; id < n_vocab; id++) {
-        if (logits[id] != logits[id] || (n == r->n_top && !(logits[id] > logits[tokens[n - 1]]))) continue;
-        uint32_t at = n < r->n_top ? n++ : n - 1;
+        if (logits[id] != logits[id] || (n == k && !(logits[id] > logits[tokens[n - 1]]))) continue;
+        uint32_t at = n < k ? n++ : n - 1;
         for (; at && logits[id] > logits[tokens[at - 1]]; at--) tokens[at] = tokens[at - 1];
         tokens[at] = id;
     }
     for (uint32_t i = 0; i < n; i++) logprobs[i] = logprob_of(&norm, logits[tokens[i]]);
-    for (uint32_t i = n; i < r->n_top; i++) tokens[i] = KVF_NO_TOKEN, logprobs[i] = -INFINITY;
+    for (uint32_t i = n; i < k; i++) tokens[i] = KVF_NO_TOKEN, logprobs[i] = -INFINITY;
 }
 
-static void sample_row(void *ctx, uint32_t i, uint32_t thread) {
+static void draw_one(void *ctx, uint32_t i, uint32_t thread) {
     kvf_engine *e = ctx;
-    kvf__live *r = e->rows[e->sampled[i]];
+    kvf__draw *d = &e->draws[i];
+    kvf__live *r = d->live;
     uint32_t n_vocab = e->info->n_vocab, step = r->n_known - r->n_prompt;
-    const float *logits = e->logits + (size_t)i * n_vocab;
-    double logprob;
-    if (r->forced) {
-        e->tokens[i] = r->forced[step];
-        normalizer norm = normalize(logits, n_vocab);
-        logprob = logprob_of(&norm, logits[r->forced[step]]);
+    if (r->n_top)
+        kvf__engine_top(d->logits, n_vocab, r->n_top, r->top_tokens + (size_t)step * r->n_top,
+                        r->top_logprobs + (size_t)step * r->n_top);
+    if (r->group && r->group->beams) {
+        r->choices.n = r->group->n_choices;
+        kvf__engine_top(d->logits, n_vocab, r->choices.n, r->choices.tokens, r->choices.logprobs);
+    } else if (r->forced) {
+        d->token = r->forced[step];
+        normalizer norm = normalize(d->logits, n_vocab);
+        d->logprob = logprob_of(&norm, d->logits[d->token]);
     } else {
         char *scratch = (char *)e->sample_scratch + (size_t)thread * n_vocab * 8;
-        e->tokens[i] = kvf_sample(&r->sampling, step, logits, n_vocab, scratch, &logprob);
+        d->token = kvf_sample(&r->sampling, step, d->logits, n_vocab, scratch, &d->logprob);
     }
-    e->sampled_logprob[i] = logprob;
-    if (r->n_top) take_top(r, step, logits, n_vocab);
+}
+
+static void tell_caller(const kvf__live *r, uint32_t token, double logprob) {
+    if (r->group && r->group->ranked) return;
+    if (r->on_sample_token)
+        r->on_sample_token(r->user, r->index, r->group ? r->group->id : r->id, token, logprob);
+    else if (r->on_token)
+        r->on_token(r->user, r->group ? r->group->id : r->id, token, logprob);
 }
 
 /* Takes the new token in; finishes the request when it was the last. */
@@ -65,7 +72,7 @@ static kvf_status take_token(kvf_engine *e, kvf__live *r, uint32_t token, double
     r->logprobs[step] = logprob;
     int stopped = kvf__live_text(e, r, token);
     if (!r->ignore_end && kvf_tokenizer_is_end(kvf_model_tokenizer(e->model), token)) stopped = 1;
-    if (r->on_token) r->on_token(r->user, r->id, token, logprob);
+    tell_caller(r, token, logprob);
     if (stopped < 0)
         kvf__live_finish(e, r, KVF_FINISH_ERROR, "out of host memory for the text");
     else if (stopped)
@@ -87,12 +94,12 @@ static uint32_t lay_out(kvf_engine *e, const kvf_step *step) {
         e->q_begin[i] = n_tokens;
         memcpy(e->tokens + n_tokens, r->tokens + item->token_begin, item->n_tokens * sizeof *e->tokens);
         n_tokens += item->n_tokens;
-        int observes = kvf__policy_observes(&r->policy), decode = item->kind == KVF_STEP_DECODE;
-        e->row_wanted[i] = (uint8_t)(decode && observes && (r->policy.ops->needs & KVF_NEEDS_ROW));
+        int decode = item->kind == KVF_STEP_DECODE;
+        e->row_wanted[i] = decode && (kvf_policy_needs(&r->policy) & KVF_NEEDS_ROW);
         e->row_gqa[i] = (uint8_t)r->policy.gqa;
         r->in_prompt = !decode;
         e->prompt_sums[i] = NULL;
-        if (!decode && observes && item->prefill_offset != UINT32_MAX) {
+        if (!decode && item->prefill_offset != UINT32_MAX) {
             size_t stride = e->config.max_prefill_tokens;
             e->prompt_sums[i] = e->sums + item->prefill_offset;
             for (size_t h = 0; item->token_begin == 0 && h < (size_t)n_layers * n_heads; h++)
@@ -135,7 +142,9 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
                      .out_rows = e->out_rows,
                      .n_out = n_out,
                      .logits = e->logits,
-                     .path = e->config.path};
+                     .path = e->config.path,
+                     .deterministic = e->config.deterministic,
+                     .fast_activations = e->config.fast_activations};
     double begin = kvf__clock();
     kvf_status st = kvf_model_forward(e->model, e->activations, e->stream, &f, err);
     double seconds = kvf__clock() - begin;
@@ -160,48 +169,88 @@ static uint64_t exact_need(const kvf_engine *e, uint32_t row) {
     return blocks;
 }
 
+kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *err) {
+    kvf_status st = KVF_OK;
+    if (copies->n && !(st = kvf_copies_run(&e->pages, &e->scores, copies))) st = kvf_copies_done(e->manager, copies);
+    return st ? kvf__fail(err, st, "copies: %s", kvf_manager_error(e->manager)) : KVF_OK;
+}
+
+/* Its prompt's events are done. */
+static kvf_status end_prompt(kvf_engine *e, kvf__live *r, uint32_t n_held, kvf_error *err) {
+    kvf_status st = kvf_sched_prompt_done(e->sched, r->id);
+    if (st == KVF_E_NO_BLOCKS) { /* its exact sizes found no room: it waits and begins again */
+        kvf__live_lost(e, r);
+        return KVF_OK;
+    }
+    if (st) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    return n_held ? kvf__group_forked(e, r, err) : KVF_OK;
+}
+
 static kvf_status policy_moments(kvf_engine *e, const kvf_step *step, kvf_error *err) {
     double begin = kvf__clock();
     kvf_status st = kvf__engine_decode_events(e, step->n_decode, err);
     for (uint32_t i = step->n_decode; i < step->n_items && !st; i++) {
         kvf__live *r = e->rows[i];
-        if (!step->items[i].prompt_ends) continue;
+        if (!r || !step->items[i].prompt_ends) continue;
         r->in_prompt = 0;
         if ((st = kvf__engine_prompt_end(e, i, err))) break;
+        if (!e->rows[i]) continue; /* the room that was found was its own */
         r->blocks_needed = exact_need(e, i);
-        st = kvf_sched_prompt_done(e->sched, r->id);
-        if (st == KVF_E_NO_BLOCKS) { /* its exact sizes found no room: it waits and begins again */
-            r->seq = 0;
-            r->n_preempted++;
-            e->rows[i] = NULL;
-            st = KVF_OK;
-        } else if (st) {
-            kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
-        }
+        st = end_prompt(e, r, step->items[i].n_held, err);
     }
     e->stats.policy_s += kvf__clock() - begin;
     return st;
 }
 
+/* Who draws from which row: rows that fell out of the step leave none, a prompt's end has one for each that was forked.
+ * (What was forked is preempted before what it was forked from.) */
+static void list_draws(kvf_engine *e, uint32_t n_out) {
+    e->n_draws = 0;
+    for (uint32_t i = 0; i < n_out; i++) {
+        kvf__live *r = e->rows[e->sampled[i]];
+        const float *logits = e->logits + (size_t)i * e->info->n_vocab;
+        if (!r) continue;
+        bool beam = r->group && r->group->beams;
+        e->draws[e->n_draws++] = (kvf__draw){.live = r, .group = beam ? r->group : NULL, .logits = logits};
+        if (!r->group || beam) continue;
+        for (uint32_t k = 0; k < r->group->width; k++) {
+            kvf__live *sample = r->group->members[k];
+            if (!sample || sample->draws_from != r) continue;
+            sample->draws_from = NULL;
+            e->draws[e->n_draws++] = (kvf__draw){.live = sample, .logits = logits};
+        }
+    }
+}
+
+/* What has no token to generate ends with its prompt, and all that was forked off with it. */
+static void end_empty(kvf_engine *e, kvf__live *r) {
+    kvf__group *g = r->group;
+    for (uint32_t k = 0; g && !g->beams && k < g->width; k++) {
+        kvf__live *sample = g->members[k];
+        if (sample && sample->draws_from == r) kvf__live_finish(e, sample, KVF_FINISH_LENGTH, NULL);
+    }
+    kvf__live_finish(e, r, KVF_FINISH_LENGTH, NULL);
+}
+
 /* Sampling in parallel, then tokens, callbacks and ends in order. */
 static kvf_status sample(kvf_engine *e, const kvf_step *step, uint32_t n_out, kvf_error *err) {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < n_out; i++) { /* rows that fell out of the step leave no gap in the logits */
-        if (!e->rows[e->sampled[i]]) continue;
-        if (n != i)
-            memmove(e->logits + (size_t)n * e->info->n_vocab, e->logits + (size_t)i * e->info->n_vocab,
-                    e->info->n_vocab * sizeof(float));
-        e->sampled[n++] = e->sampled[i];
+    list_draws(e, n_out);
+    kvf__stream_for(e->stream, e->n_draws, draw_one, e);
+    for (uint32_t i = 0; i < e->n_draws; i++) {
+        if (e->draws[i].group) continue;
+        kvf_status st = take_token(e, e->draws[i].live, e->draws[i].token, e->draws[i].logprob, err);
+        if (st) return st;
     }
-    kvf__stream_for(e->stream, n, sample_row, e);
-    for (uint32_t i = 0; i < n; i++) {
-        kvf__live *r = e->rows[e->sampled[i]];
-        kvf_status st = r ? take_token(e, r, e->tokens[i], e->sampled_logprob[i], err) : KVF_OK;
+    for (uint32_t i = 0; i < e->n_draws; i++) {
+        /* The last draw of a group's stands for it: the beams of the others may be gone after the step. */
+        kvf__group *g = e->draws[i].group;
+        for (uint32_t k = i + 1; g && k < e->n_draws; k++)
+            if (e->draws[k].group == g) g = NULL;
+        kvf_status st = g && kvf__beams_ready(g) ? kvf__beams_advance(e, g, err) : KVF_OK;
         if (st) return st;
     }
     for (uint32_t i = step->n_decode; i < step->n_items; i++) /* nothing to generate */
-        if (e->rows[i] && step->items[i].prompt_ends && e->rows[i]->max_tokens == 0)
-            kvf__live_finish(e, e->rows[i], KVF_FINISH_LENGTH, NULL);
+        if (e->rows[i] && step->items[i].prompt_ends && e->rows[i]->max_tokens == 0) end_empty(e, e->rows[i]);
     return KVF_OK;
 }
 
@@ -216,9 +265,7 @@ static void note_full_bytes(kvf_engine *e) {
 /* Requests the scheduler preempted or ended. */
 static void fallen(kvf_engine *e, const kvf_step *step) {
     for (uint32_t i = 0; i < step->n_preempted; i++) {
-        kvf__live *r = step->preempted[i].user;
-        r->seq = 0;
-        r->n_preempted++;
+        kvf__live_lost(e, step->preempted[i].user);
         e->stats.n_preempted++;
     }
     for (uint32_t i = 0; i < step->n_ends; i++) {
@@ -233,7 +280,20 @@ static void fallen(kvf_engine *e, const kvf_step *step) {
         else if (step->ends[i].reason == KVF_END_REFUSED)
             kvf__fail(&why, KVF_E_INVALID, "its policy options are refused by the policy state");
         const char *error = why.text[0] ? why.text : NULL;
-        kvf__live_finish(e, r, error ? KVF_FINISH_ERROR : KVF_FINISH_LENGTH, error);
+        if (r->group && r->group->beams) { /* the others are in this list too, or run */
+            r->group->stuck = true;
+            r->group->error = why;
+        } else {
+            kvf__live_finish(e, r, error ? KVF_FINISH_ERROR : KVF_FINISH_LENGTH, error);
+        }
+    }
+    for (kvf__live *r = e->first; r;) {
+        bool stuck = r->group && r->group->stuck;
+        if (stuck) {
+            const char *error = r->group->error.text[0] ? r->group->error.text : NULL;
+            kvf__beams_stop(e, r->group, error ? KVF_FINISH_ERROR : KVF_FINISH_LENGTH, error);
+        }
+        r = stuck ? e->first : r->next;
     }
 }
 
@@ -248,11 +308,7 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     e->stats.n_waiting = step.n_waiting;
     e->stats.n_running_max = KVF__MAX(e->stats.n_running_max, step.n_running);
     fallen(e, &step);
-    if (step.copies.n) {
-        if ((st = kvf_copies_run(&e->pages, &e->scores, &step.copies)) ||
-            (st = kvf_copies_done(e->manager, &step.copies)))
-            return kvf__fail(err, st, "copies of a step: %s", kvf_manager_error(e->manager));
-    }
+    if ((st = kvf__engine_copies(e, &step.copies, err))) return st;
     if (!step.n_items) return (st = kvf_sched_done(e->sched)) == KVF_E_STATE ? KVF_OK : st;
     uint32_t n_out = lay_out(e, &step);
     if ((st = kvf_view_fill(e->manager, 0, e->seqs, step.n_items, &e->view)))
@@ -272,7 +328,7 @@ kvf_status kvf_engine_step(kvf_engine *e, int *more, kvf_error *err) {
     e->in_step = 0;
     for (kvf__live *r = e->first, *next; r; r = next) { /* aborted from within a callback */
         next = r->next;
-        if (!r->abort) continue;
+        if (!r->abort && !(r->group && r->group->abort)) continue;
         kvf__live_finish(e, r, KVF_FINISH_ABORTED, NULL);
         next = e->first; /* the callback may have aborted others */
     }

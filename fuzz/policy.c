@@ -48,6 +48,32 @@ static void set(kvf_policy_options *o, const char *name, const char *value) {
     FUZZ_MUST(kvf_policy_option_get(o, name, again, sizeof again) == KVF_OK && !strcmp(text, again), "the same value");
 }
 
+/* The budget changes, before and after the prompt: what is previewed comes, what is refused changes nothing. */
+static void change(kvf_policy_state *state, const kvf_policy_options *o, const head *h) {
+    kvf_error err = {""};
+    kvf_layer_size *sizes = calloc(h->n_layers, sizeof *sizes);
+    double *variance = calloc((size_t)h->n_layers * h->n_groups, sizeof *variance);
+    FUZZ_MUST(sizes && variance, "memory");
+    for (uint32_t i = 0; i < 4; i++) {
+        const kvf_policy_options *now = kvf_policy_get_options(state, 0);
+        double rho = (h->max_new + 37 * i) % 103 / 100.0, before = now->rho;
+        uint32_t tokens = i & 1 ? h->max_new / (i + 1) : 0;
+        int sized = 0;
+        kvf_status previewed = kvf_policy_preview_budget(state, 0, rho, tokens, sizes, &sized, &err);
+        kvf_status st = kvf_policy_set_budget(state, 0, rho, tokens, &err);
+        FUZZ_MUST(st == previewed && (st == KVF_OK || err.text[0]), kvf_status_name(st));
+        FUZZ_MUST(now->rho == (st ? before : rho), "all or nothing");
+        const kvf_layer_size *now_sizes = kvf_policy_sizes(state, 0);
+        if (!st) FUZZ_MUST(!sized == !now_sizes, "sizes");
+        if (!st && sized) FUZZ_MUST(!memcmp(sizes, now_sizes, h->n_layers * sizeof *sizes), "the sizes previewed");
+        if (i != 1 || !o->ops->budget) continue;
+        st = o->ops->budget(state, 0, o->ops->metric ? variance : NULL, h->n_prompt, &err);
+        FUZZ_MUST(st == KVF_OK || err.text[0], kvf_status_name(st));
+    }
+    free(variance);
+    free(sizes);
+}
+
 static void open_sequence(const kvf_policy_options *o, const head *h) {
     kvf_policy_state *state = NULL;
     kvf_error err = {""};
@@ -63,6 +89,7 @@ static void open_sequence(const kvf_policy_options *o, const head *h) {
     FUZZ_MUST(st == KVF_OK, err.text);
     st = kvf_policy_open(state, 0, o, &err);
     FUZZ_MUST(st == KVF_OK || err.text[0], kvf_status_name(st));
+    if (st == KVF_OK) change(state, o, h);
     kvf_policy_state_destroy(state);
 }
 

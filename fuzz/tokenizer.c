@@ -17,10 +17,10 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
 
 /* How many ids there are does not depend on the room, and bytes that BPE encodes come back. */
 static void encode(const kvf_tokenizer *t, const char *text, size_t n, uint32_t flags, bool bpe) {
-    uint32_t *ids = malloc((n + 2) * sizeof *ids), *less = malloc((n + 2) * sizeof *less);
-    size_t n_ids = 0, n_less = 0;
+    size_t n_ids = 0, n_less = 0, most = kvf_tokenizer_max_ids(t, n);
+    uint32_t *ids = malloc(most * sizeof *ids + 1), *less = malloc(most * sizeof *less + 1);
     FUZZ_MUST(ids && less, "memory");
-    FUZZ_MUST(kvf_tokenizer_encode(t, text, n, flags, ids, n + 2, &n_ids, NULL) == KVF_OK && n_ids <= n + 2, "encode");
+    FUZZ_MUST(kvf_tokenizer_encode(t, text, n, flags, ids, most, &n_ids, NULL) == KVF_OK && n_ids <= most, "encode");
     for (size_t i = 0; i < n_ids; i++) FUZZ_MUST(ids[i] < kvf_tokenizer_n_vocab(t), "an id");
     if (n_ids) {
         FUZZ_MUST(kvf_tokenizer_encode(t, text, n, flags, less, n_ids - 1, &n_less, NULL) == KVF_E_LIMIT, "no room");
@@ -54,11 +54,12 @@ static void dialogue(const kvf_tokenizer *t, const char *text, size_t n) {
         kvf_message messages[3] = {{"system", "Be brief.", 9}, {"user", text, n}, {"user", "a", 1}};
         rendered = kvf_chat_render(t, names[k], messages, 2, NULL, 0, &n_bytes, NULL);
         if (rendered != KVF_E_LIMIT) continue;
-        uint32_t *ids = malloc((n_bytes + 64) * sizeof *ids);
+        size_t most = kvf_tokenizer_max_ids(t, n_bytes) + 64; /* the plain dialogue may be the longer one */
+        uint32_t *ids = malloc(most * sizeof *ids);
         FUZZ_MUST(ids, "memory");
         for (int plain = 0; plain < 2; plain++) {
             if (plain) messages[1] = messages[2];
-            st = kvf_chat_encode(t, names[k], messages, 2, ids, n_bytes + 2 + (plain ? 62 : 0), &n_ids[plain], NULL);
+            st = kvf_chat_encode(t, names[k], messages, 2, ids, plain ? most : most - 64, &n_ids[plain], NULL);
             FUZZ_MUST(st == KVF_OK, names[k]);
             for (size_t i = 0; i < n_ids[plain]; i++)
                 for (size_t c = 0; c < 4; c++) n_found[plain][c] += ids[i] == kvf_tokenizer_find(t, controls[c]);

@@ -1,4 +1,5 @@
 /* The forward pass of a Llama decoder over paged K and V, for a mixed batch of decode and prefill rows. */
+#include "model/fast.h"
 #include "model/gemm.h"
 #include "model/gemv.h"
 #include "model/ops.h"
@@ -22,6 +23,7 @@ struct kvf_activations {
     uint32_t *position; /* (max_tokens) */
     float **col_sums;   /* (max_seqs): of the layer at hand */
     float *scratch;     /* (n_threads, scratch_floats of the weights) */
+    void *quantised;    /* (max_tokens, the widest input of a product): activations in 8 bits */
     void *workspace;
     size_t workspace_bytes;
 };
@@ -33,6 +35,7 @@ typedef struct pass {
     kvf_stream *stream;
     const kvf__ops *ops;
     const kvf__gemv_ops *gemv_ops;
+    const kvf__fast_ops *fast_ops; /* or NULL */
     kvf_forward f;
     kvf_view view;
     uint32_t n_rows;
@@ -57,6 +60,10 @@ static bool carve(kvf_activations *a, kvf__slab *s) {
     a->position = kvf__slab_take(s, n, sizeof *a->position);
     a->col_sums = kvf__slab_take(s, a->max_seqs, sizeof *a->col_sums);
     a->scratch = kvf__slab_take(s, a->n_threads, a->model->weights->scratch_floats * f);
+    size_t widest = KVF__MAX(KVF__MAX((size_t)info->n_embd, q), (size_t)info->n_ff);
+    size_t quantised_bytes = kvf__gemm_quantised_bytes(a->max_tokens, (uint32_t)widest);
+    a->quantised = kvf__slab_take(s, quantised_bytes, 1);
+    s->bad |= !quantised_bytes;
     a->workspace = kvf__slab_take(s, a->workspace_bytes, 1);
     return !s->bad;
 }
@@ -169,7 +176,10 @@ static kvf_status multiply(pass *p, const float *x, size_t x_stride, const kvf__
                    .x_stride = x_stride,
                    .y_stride = y_stride,
                    .accumulate = accumulate,
+                   .deterministic = p->f.deterministic != 0,
                    .ops = p->gemv_ops,
+                   .fast = p->fast_ops,
+                   .quantised = p->a->quantised,
                    .scratch = p->a->scratch,
                    .scratch_floats = p->m->weights->scratch_floats};
     kvf_status st = kvf__gemm_run(p->stream, &g);
@@ -269,6 +279,7 @@ static void prepare(pass *p) {
     kvf__cpu cpu = f->path == KVF_CPU_REF || f->path == KVF_CPU_SCALAR ? (kvf__cpu){0} : a->cpu;
     p->ops = kvf__ops_for(cpu.avx2_fma_f16c);
     p->gemv_ops = kvf__gemv_ops_for(cpu);
+    p->fast_ops = f->fast_activations ? kvf__fast_ops_for(cpu) : NULL;
     p->q = info->n_q_heads * info->head_dim;
     p->kv = info->n_kv_heads * info->head_dim;
     for (uint32_t i = 0; i < p->view.n_seqs; i++)

@@ -19,9 +19,11 @@ typedef struct kvf__matrix {
 } kvf__matrix;
 
 typedef enum kvf__gemm_way {
-    KVF__GEMM_AUTO,  /* by m */
-    KVF__GEMM_ROWS,  /* a few rows of w at a time, dequantised into the first-level cache, by kernels of our own */
-    KVF__GEMM_SLICES /* a slice of w dequantised into the second-level cache, by oneDNN */
+    KVF__GEMM_AUTO,   /* by m */
+    KVF__GEMM_ROWS,   /* a few rows of w at a time, dequantised into the first-level cache, by kernels of our own */
+    KVF__GEMM_SLICES, /* a slice of w dequantised into the second-level cache, by oneDNN */
+    KVF__GEMM_TILES   /* a slice of w dequantised into the second-level cache, by the kernels and with the bits of
+                       * KVF__GEMM_ROWS */
 } kvf__gemm_way;
 
 /* y (m, n) = x (m, k) times the transpose of w, added to y when accumulate is set. Rows of x and y are x_stride and
@@ -33,16 +35,23 @@ typedef struct kvf__gemm {
     float *y;
     size_t x_stride, y_stride;
     bool accumulate;
+    bool deterministic; /* KVF__GEMM_AUTO chooses between ROWS and TILES alone: a row's bits depend on the row and w */
     kvf__gemm_way way;
     const struct kvf__gemv_ops *ops; /* kvf__gemv_ops_for */
-    float *scratch;                  /* for each thread kvf__gemm_scratch_floats of the largest matrix */
-    size_t scratch_floats;           /* of one thread */
+    const struct kvf__fast_ops
+        *fast;             /* kvf__fast_ops_for: x in 8 bits where w's type is one of those of fast.h; or NULL */
+    void *quantised;       /* with fast: kvf__gemm_quantised_bytes of m and k, aligned as a cache line */
+    float *scratch;        /* for each thread kvf__gemm_scratch_floats of the largest matrix */
+    size_t scratch_floats; /* of one thread */
 } kvf__gemm;
 
-/* The work is cut into slices of fixed sizes, so that the result does not depend on the number of threads. It
- * may depend on m: logits of one token in batches of different sizes agree within rounding. KVF_E_NO_MEMORY: the library
- * behind it had none; y is then undefined. */
+/* The work is cut into slices of fixed sizes, so that the result does not depend on the number of threads. Unless
+ * `deterministic` is set it may depend on m: logits of one token in batches of different sizes agree within rounding. Products in 8 bits never do.
+ * KVF_E_NO_MEMORY: the library behind it had none; y is then undefined. */
 kvf_status kvf__gemm_run(kvf_stream *stream, const kvf__gemm *g);
+
+/* For m rows of k elements in 8 bits; 0 when that wraps. */
+size_t kvf__gemm_quantised_bytes(uint32_t m, uint32_t k);
 
 /* Of one thread, for products with this matrix; a multiple of a cache line. */
 size_t kvf__gemm_scratch_floats(const kvf__matrix *w);

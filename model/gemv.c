@@ -24,10 +24,10 @@ static void dots_plain(const kvf__dots *d) {
 }
 
 const kvf__gemv_ops *kvf__gemv_ops_for(kvf__cpu cpu) {
-    static const kvf__gemv_ops plain = {kvf__dequantize, dots_plain, 4};
+    static const kvf__gemv_ops plain = {kvf__dequantize, dots_plain, 4, 4};
 #if defined(__x86_64__)
-    static const kvf__gemv_ops avx2 = {kvf__dequantize_avx2, kvf__dots_avx2, 32};
-    static const kvf__gemv_ops avx512 = {kvf__dequantize_avx512, kvf__dots_avx512, 64};
+    static const kvf__gemv_ops avx2 = {kvf__dequantize_avx2, kvf__dots_avx2, 32, 3};
+    static const kvf__gemv_ops avx512 = {kvf__dequantize_avx512, kvf__dots_avx512, 64, 6};
     if (cpu.avx512) return &avx512;
     if (cpu.avx2_fma_f16c) return &avx2;
 #endif

@@ -21,7 +21,8 @@ typedef struct kvf__dots {
 typedef struct kvf__gemv_ops {
     bool (*dequantize)(uint32_t type, const void *src, size_t n, float *out); /* as kvf__dequantize */
     void (*dots)(const kvf__dots *d);
-    uint32_t few; /* rows of x up to which this is faster than oneDNN: measured */
+    uint32_t few;  /* rows of x up to which this is faster than oneDNN: measured */
+    uint32_t rows; /* of x that `dots` holds in registers */
 } kvf__gemv_ops;
 
 /* The best that `cpu` has. */

@@ -7,7 +7,7 @@
  * length of a token. */
 #include "model/tokenizer.h"
 
-#define SPACE "\xe2\x96\x81" /* U+2581 */
+#define SPACE KVF__SPM_SPACE
 enum { SPACE_BYTES = sizeof SPACE - 1, NO_SYMBOL = -1 };
 
 typedef struct symbol {

@@ -313,15 +313,18 @@ static kvf_status load_specials(const loading *l) {
     return KVF_OK;
 }
 
-/* The id that a key gives, KVF_NO_TOKEN without the key. */
+/* The id that a key gives, KVF_NO_TOKEN without the key and on failure. */
 static kvf_status load_id(const loading *l, const char *name, uint32_t *id) {
+    uint32_t value = KVF_NO_TOKEN;
     bool found;
     *id = KVF_NO_TOKEN;
-    kvf_status status = kvf__gguf_u32(l->gguf, name, 0, id, &found, l->err);
-    if (status == KVF_OK && found && *id >= l->t->n_vocab)
+    kvf_status status = kvf__gguf_u32(l->gguf, name, 0, &value, &found, l->err);
+    if (status != KVF_OK || !found) return status;
+    if (value >= l->t->n_vocab)
         return kvf__fail(l->err, KVF_E_FORMAT, "%s: key %s: %" PRIu32 ": must be below the %" PRIu32 " tokens",
-                         l->gguf->path.text, name, *id, l->t->n_vocab);
-    return status;
+                         l->gguf->path.text, name, value, l->t->n_vocab);
+    *id = value;
+    return KVF_OK;
 }
 
 /* Where generations begin and end. */
@@ -373,6 +376,25 @@ static kvf_status load_spm(const loading *l) {
     return status;
 }
 
+/* For kvf_tokenizer_max_ids: a space by its bytes, as spm.c writes what has no token, and the shortest control token. */
+static void load_bounds(const loading *l) {
+    kvf_tokenizer *t = l->t;
+    t->space_ids = 1;
+    uint32_t space = kvf_tokenizer_find(t, KVF__SPM_SPACE);
+    if (t->scores && (space == KVF_NO_TOKEN || !kvf__token_is_plain(t->types[space]))) {
+        bool known, after_unknown = false;
+        t->space_ids = 0;
+        for (const char *p = KVF__SPM_SPACE; *p; p++, after_unknown = !known) {
+            known = t->byte_ids[(unsigned char)*p] != KVF_NO_TOKEN;
+            t->space_ids += known || (!after_unknown && t->unknown_id != KVF_NO_TOKEN);
+        }
+    }
+    for (uint32_t id = 0; id < t->n_vocab; id++)
+        if (t->types[id] == KVF__TOKEN_CONTROL && t->texts[id].bytes &&
+            (!t->control_bytes || t->texts[id].bytes < t->control_bytes))
+            t->control_bytes = t->texts[id].bytes;
+}
+
 static kvf_status load_bpe(const loading *l) {
     kvf__text pre = {"default", 7};
     kvf_status status = kvf__gguf_text(l->gguf, "tokenizer.ggml.pre", 0, &pre, NULL, l->err);
@@ -398,7 +420,9 @@ static kvf_status load(const loading *l) {
     if (status == KVF_OK) status = load_bytes(l);
     if (status == KVF_OK) status = spm ? load_spm(l) : load_bpe(l);
     if (status == KVF_OK) status = load_specials(l);
-    return status == KVF_OK ? load_marks(l) : status;
+    if (status == KVF_OK) status = load_marks(l);
+    if (status == KVF_OK) load_bounds(l);
+    return status;
 }
 
 kvf_status kvf__tokenizer_create(const kvf__gguf *gguf, const kvf_allocator *allocator, kvf_tokenizer **out,
@@ -465,5 +489,21 @@ uint32_t kvf_tokenizer_find(const kvf_tokenizer *t, const char *text) {
 }
 
 int kvf_tokenizer_is_end(const kvf_tokenizer *t, uint32_t id) { return id < t->n_vocab && t->is_end[id]; }
+
+/* An id stands for at least one byte of the text as the vocabulary writes it, where a space has space_ids of them. To that
+ * come the begin token and a space before each text. The first text has no control token before it; each other one costs
+ * at least control_bytes + 1 bytes, gives the ids of its control token and its space, and is worth that only where they
+ * are more than those of so many bytes of text. */
+size_t kvf_tokenizer_max_ids(const kvf_tokenizer *t, size_t n_bytes) {
+    size_t most = t->bos_id != KVF_NO_TOKEN, per_byte = KVF__MAX(t->space_ids, 1), ids;
+    if (!n_bytes) return most;
+    if (t->add_space) {
+        size_t gained = 1 + t->space_ids, lost = SIZE_MAX;
+        if (t->control_bytes && !kvf__mul(t->control_bytes, per_byte, &lost)) lost = SIZE_MAX;
+        most += t->space_ids;
+        if (gained > lost) most += (n_bytes - 1) / (t->control_bytes + 1) * (gained - lost);
+    }
+    return kvf__mul(n_bytes, per_byte, &ids) && kvf__add(ids, most, &most) ? most : SIZE_MAX;
+}
 
 uint32_t kvf_tokenizer_n_vocab(const kvf_tokenizer *t) { return t->n_vocab; }

@@ -54,6 +54,9 @@ struct kvf_tokenizer {
     size_t max_text_bytes; /* of a token */
     uint32_t unknown_id;   /* what stands for a byte that has no token, or KVF_NO_TOKEN */
     bool add_space;        /* before a text: at its begin and after a control token */
+    /* What kvf_tokenizer_max_ids goes by. */
+    size_t space_ids;     /* ids of one space: 0 to 3 without a token of its own */
+    size_t control_bytes; /* of the shortest control token, 0: none can be written out */
 };
 
 /* What the text of a file may become. */
@@ -61,10 +64,9 @@ static inline bool kvf__token_is_plain(uint8_t type) {
     return type == KVF__TOKEN_NORMAL || type == KVF__TOKEN_USER_DEFINED || type == KVF__TOKEN_UNUSED;
 }
 
-/* Whether a text after this token is one of its own, with a space before it. A control token of one byte is none: in
- * exchange n bytes never have more than n + 2 ids. */
+/* Whether a text after this token is one of its own, with a space before it. */
 static inline bool kvf__token_begins_text(const kvf_tokenizer *tokenizer, uint32_t id) {
-    return tokenizer->types[id] == KVF__TOKEN_CONTROL && tokenizer->texts[id].bytes > 1;
+    return tokenizer->types[id] == KVF__TOKEN_CONTROL;
 }
 
 /* Reads the tokenizer of a checked file, which must outlive it. */
@@ -81,6 +83,9 @@ const kvf__merge *kvf__tokenizer_merge(const kvf_tokenizer *tokenizer, uint32_t 
 
 /* Code point that the byte-level alphabet writes for a byte. */
 uint32_t kvf__byte_to_code_point(unsigned byte);
+
+/* How a SentencePiece vocabulary writes a space: U+2581. */
+#define KVF__SPM_SPACE "\xe2\x96\x81"
 
 /* Bytes of the UTF-8 character at p, 0 when there is no valid one (surrogates and overlong forms are not). */
 uint32_t kvf__utf8_length(const char *p, size_t n);

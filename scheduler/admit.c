@@ -3,13 +3,10 @@
 
 #include "scheduler/sched.h"
 
-/* A policy that never evicts gives the same pages whether a token was prefilled or decoded; all others, and those
- * whose column sums are the prompt's alone, must see the first run again. */
-static bool replays(const kvf__req *r) {
-    const kvf_policy_options *o = &r->options;
-    bool never_evicts = !r->bounded && (!o->ops->match || o->ops == kvf_policy_find("full") ||
-                                        (o->rho >= 1.0 && o->budget_tokens == 0));
-    return !never_evicts || r->needs_sums;
+/* A policy that never evicts gives the same pages, within rounding, whether a token was prefilled or decoded; all others,
+ * and those whose column sums are the prompt's alone, must see the first run again. */
+static bool replays(const kvf_sched *s, const kvf__req *r) {
+    return r->bounded || kvf_policy_evicts(&r->options) || r->needs_sums || s->config.replay_all;
 }
 
 static uint64_t blocks_for(const kvf_sched *s, uint32_t slots) {
@@ -30,6 +27,21 @@ static kvf_status never_fits(kvf_sched *s, uint32_t n_prompt, const char *what, 
                      (unsigned long long)need, what, there_are, (unsigned long long)need, remedy);
 }
 
+/* A further sample over the same prompt. Bounded: its whole reservation, as a fork is promised it; that is what the
+ * prompt's end sets, and where the sizes are not known by then, the prompt's own. Unbounded: that of the layers that
+ * evict, and a block a table to grow by. */
+static uint64_t child_blocks(const kvf_sched *s, const kvf__req *r, const kvf_policy_need *need) {
+    const kvf_policy_options *o = &r->options;
+    if (r->bounded) {
+        bool sized = need->budget_tokens < r->n_prompt && !o->defer_first_decode;
+        return sized ? KVF__MIN(need->steady_blocks, blocks_for(s, r->max_table_slots)) : r->n_blocks;
+    }
+    if (!kvf_policy_n_arrays(o) && !o->ops->match) return s->n_tables;
+    if (o->rho >= 1.0 && o->budget_tokens == 0) return s->n_tables;
+    uint64_t slots = (uint64_t)need->budget_tokens + KVF__MAX(o->evict_every, s->block_size / 2);
+    return s->n_tables + blocks_for(s, (uint32_t)KVF__MIN(slots, r->max_table_slots));
+}
+
 /* Fills in what follows from n_prompt, max_new and options; refuses what could not even run alone. */
 kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
     kvf_policy_need need = {0};
@@ -39,9 +51,10 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
                                     &need, &s->error);
     if (status != KVF_OK) return status;
     r->bounded = need.bounded != 0;
-    r->needs_sums = (r->options.ops->needs & KVF_NEEDS_COL_SUMS) != 0;
+    r->budget = kvf_policy_evicts(&r->options) ? need.budget_tokens : UINT32_MAX;
+    r->needs_sums = (kvf_policy_needs(&r->options) & KVF_NEEDS_COL_SUMS) != 0;
     r->needs_scores = kvf_policy_n_arrays(&r->options) > 0;
-    r->replays = replays(r);
+    r->replays = replays(s, r);
     /* The last token is sampled and never computed. */
     uint64_t last = (uint64_t)r->n_prompt + KVF__MAX(r->max_new, 1) - 1;
     r->max_table_slots = (uint32_t)KVF__MIN(last, s->config.max_context - 1);
@@ -63,6 +76,7 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
     if (r->needs_scores && blocks > s->n_score_pages)
         return never_fits(s, r->n_prompt, "score pages", blocks, s->n_score_pages, by_budget);
     if (r->bounded) r->n_blocks = (uint32_t)blocks;
+    r->child_blocks = (uint32_t)KVF__MIN(child_blocks(s, r, &need), s->n_blocks);
     return KVF_OK;
 }
 
@@ -70,7 +84,7 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
 
 /* What admission counts, over all tables. Unbounded: what is prefilled and the next token, and not less than it needed
  * when it was preempted: else it would come back into the room that it has just made. */
-static uint64_t admission_blocks(const kvf_sched *s, const kvf__req *r) {
+uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r) {
     if (r->bounded) return r->n_blocks;
     uint64_t blocks = blocks_for(s, KVF__MAX(r->n_prefill, KVF__MIN(r->n_prefill + 1, r->max_table_slots)));
     return KVF__MAX(blocks, r->n_blocks);
@@ -109,6 +123,11 @@ static kvf_status promise_want(kvf_sched *s, const kvf__req *r) {
     return kvf_seq_reserve(s->config.manager, r->seq, s->want, r->needs_scores);
 }
 
+kvf_status kvf__sched_reserve_blocks(kvf_sched *s, kvf__req *r, kvf_seq seq, uint64_t n_blocks) {
+    want_blocks(s, n_blocks);
+    return kvf_seq_reserve(s->config.manager, seq, s->want, r->needs_scores);
+}
+
 /* While the sizes are not known a bounded request keeps what admission promised, since that covers its budget; an
  * unbounded one grows from the free pool. */
 kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
@@ -123,13 +142,28 @@ kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
     if (status != KVF_OK) return status;
     r->sized = sized;
     r->unpromised = false;
+    if (sizes && r->bounds) r->bounded = true;
     return KVF_OK;
+}
+
+/* The promise that a running request has under the budget `to` has. sized: s->sizes are those of its layers. A budget
+ * that gives nothing to evict is promised nothing. */
+kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to, bool sized) {
+    bool in_prompt = r->state != KVF__REQ_DECODE;
+    if (in_prompt && !to->bounded) return KVF_OK; /* what it was promised for its prompt */
+    if (!in_prompt && sized)
+        (void)want_sized(s, r, s->sizes);
+    else
+        want_blocks(s, to->bounded ? to->n_blocks : 0);
+    return promise_want(s, r);
 }
 
 /* Alone in the pool a promise keeps nobody else away: it only keeps one of its tables from what another needs now. */
 kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r) {
-    want_blocks(s, 0);
-    kvf_status status = promise_want(s, r);
+    kvf_status status = kvf__sched_reserve_blocks(s, r, r->seq, 0);
+    if (status != KVF_OK) return status;
+    for (kvf__req *h = kvf__sched_at(s, r->held); h && status == KVF_OK; h = kvf__sched_at(s, h->next))
+        if (h->seq) status = kvf__sched_reserve_blocks(s, r, h->seq, 0); /* it keeps its place */
     if (status != KVF_OK) return status;
     r->sized = false;
     r->unpromised = true;
@@ -145,6 +179,15 @@ static void give_sequence(kvf_sched *s, kvf__req *r) {
     r->seq = 0;
 }
 
+/* The promises that admission counts, with those of the samples that are held for it. */
+static kvf_status reserve_admission(kvf_sched *s, kvf__req *r) {
+    if (r->n_held) return kvf__group_reserve(s, r);
+    kvf_status status = kvf__sched_reserve_blocks(s, r, r->seq, kvf__sched_admission_blocks(s, r));
+    if (status == KVF_E_NO_BLOCKS && !r->bounded && s->running.n == 0) /* alone it needs no more than to begin */
+        status = kvf__sched_reserve_blocks(s, r, r->seq, blocks_for(s, r->n_prefill));
+    return status;
+}
+
 /* All or nothing: the request stays as it is unless everything was there. */
 kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
     kvf_manager *manager = s->config.manager;
@@ -153,13 +196,7 @@ kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
     if (kvf_seq_create(manager, &r->seq) != KVF_OK) goto no_sequence;
     r->n_prefill = r->replays ? r->n_prompt : r->n_known;
     result = KVF__ADMIT_NO_BLOCKS;
-    want_blocks(s, admission_blocks(s, r));
-    kvf_status status = promise_want(s, r);
-    if (status == KVF_E_NO_BLOCKS && !r->bounded && s->running.n == 0) { /* alone it needs no more than to begin */
-        want_blocks(s, blocks_for(s, r->n_prefill));
-        status = promise_want(s, r);
-    }
-    if (status != KVF_OK) goto no_room;
+    if (reserve_admission(s, r) != KVF_OK) goto no_room;
     result = KVF__ADMIT_REFUSED;
     if (kvf_seq_index(manager, r->seq, &r->seq_index) != KVF_OK ||
         kvf_policy_open(s->config.policies, r->seq_index, &r->options, &s->error) != KVF_OK)
@@ -168,9 +205,10 @@ kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
     kvf__sched_insert(s, &s->running, r);
     r->state = KVF__REQ_PREFILL;
     r->n_computed = 0;
-    r->sized = r->unpromised = false;
+    r->sized = r->unpromised = r->forked = r->untold = false;
     return KVF__ADMITTED;
 no_room:
+    kvf__group_unreserve(s, r);
     if (kvf_seq_free(manager, r->seq) != KVF_OK) result = KVF__ADMIT_REFUSED;
     r->seq = 0;
 no_sequence:
@@ -181,6 +219,7 @@ no_sequence:
 void kvf__sched_release(kvf_sched *s, kvf__req *r) {
     kvf__sched_remove(s, &s->running, r);
     kvf__sched_give_extent(s, r);
+    kvf__group_unreserve(s, r);
     give_sequence(s, r);
     r->n_computed = 0;
 }
@@ -200,18 +239,28 @@ static uint32_t present_blocks(kvf_sched *s, const kvf__req *r) {
 }
 
 void kvf__sched_requeue(kvf_sched *s, kvf__req *r) {
-    if (!r->bounded) r->n_blocks = KVF__MAX(r->n_blocks, present_blocks(s, r));
+    if (r->bounds)
+        r->bounded = true;
+    else if (!r->bounded)
+        r->n_blocks = KVF__MAX(r->n_blocks, present_blocks(s, r));
+    r->bounds = false;
     kvf__sched_release(s, r);
     r->state = KVF__REQ_WAITING;
     kvf__sched_insert(s, &s->queue, r);
 }
 
-void kvf__sched_drop(kvf_sched *s, kvf__req *r) {
-    if (r->state == KVF__REQ_WAITING)
+static void leave(kvf_sched *s, kvf__req *r) {
+    if (r->state == KVF__REQ_HELD)
+        kvf__group_leave(s, r);
+    else if (r->state == KVF__REQ_WAITING)
         kvf__sched_remove(s, &s->queue, r);
     else
         kvf__sched_release(s, r);
     kvf__sched_give_slot(s, r);
+}
+
+void kvf__sched_drop(kvf_sched *s, kvf__req *r) {
+    if (!kvf__group_promote(s, r)) leave(s, r);
 }
 
 void kvf__sched_end(kvf_sched *s, kvf__req *r, kvf_end_reason reason) {
@@ -220,5 +269,10 @@ void kvf__sched_end(kvf_sched *s, kvf__req *r, kvf_end_reason reason) {
         s->n_ends = s->n_preempted = 0;
     }
     s->ends[s->n_ends++] = (kvf_step_end){r->name, r->user, (uint32_t)reason};
-    kvf__sched_drop(s, r);
+    while (r->n_held) {
+        kvf__req *held = kvf__sched_at(s, r->held);
+        s->ends[s->n_ends++] = (kvf_step_end){held->name, held->user, (uint32_t)reason};
+        leave(s, held);
+    }
+    leave(s, r);
 }

@@ -23,7 +23,8 @@ kvf__req *kvf__sched_take_slot(kvf_sched *s, const kvf__req *request) {
     kvf__req *r = &s->slots[slot];
     *r = *request;
     r->name = ++s->serial << s->slot_bits | slot;
-    r->prev = r->next = r->extent_begin = KVF__SLOT_NONE;
+    r->prev = r->next = r->extent_begin = r->held = r->leader = KVF__SLOT_NONE;
+    if (!r->arrival) r->arrival = r->name;
     return r;
 }
 
@@ -38,9 +39,9 @@ void kvf__sched_give_slot(kvf_sched *s, kvf__req *r) {
  * the queue's front, which is searched from the head. */
 void kvf__sched_insert(kvf_sched *s, kvf__list *list, kvf__req *r) {
     uint32_t after = list->tail;
-    if (list->n && s->slots[list->tail].name > r->name) {
+    if (list->n && kvf__sched_before(r, &s->slots[list->tail])) {
         uint32_t before = list->head;
-        while (s->slots[before].name < r->name) before = s->slots[before].next;
+        while (kvf__sched_before(&s->slots[before], r)) before = s->slots[before].next;
         after = s->slots[before].prev;
     }
     uint32_t slot = kvf__sched_slot(s, r);
@@ -98,6 +99,7 @@ static bool req_is_valid(const kvf__req *r, bool running) {
     case KVF__REQ_PREFILL: return running && r->seq && r->n_computed < r->n_prefill && r->n_prefill <= r->n_known;
     case KVF__REQ_PROMPT_END: return running && r->seq && r->n_computed == r->n_prefill;
     case KVF__REQ_DECODE: return running && r->seq && r->extent_begin == KVF__SLOT_NONE;
+    case KVF__REQ_HELD:
     case KVF__REQ_FREE: break;
     }
     return false;
@@ -108,20 +110,44 @@ static bool list_is_valid(const kvf_sched *s, const kvf__list *list, bool runnin
     for (uint32_t i = list->head; i != KVF__SLOT_NONE; prev = i, i = s->slots[i].next) {
         const kvf__req *r = &s->slots[i];
         if (++n > list->n || r->prev != prev || !req_is_valid(r, running)) return false;
-        if (prev != KVF__SLOT_NONE && s->slots[prev].name >= r->name) return false;
+        if (prev != KVF__SLOT_NONE && !kvf__sched_before(&s->slots[prev], r)) return false;
     }
     return n == list->n && list->tail == prev;
 }
 
+/* The held ones behind the leaders of a list. */
+static bool held_are_valid(const kvf_sched *s, const kvf__list *list, bool running, uint32_t *n_held,
+                           uint32_t *n_reserved) {
+    for (uint32_t i = list->head; i != KVF__SLOT_NONE; i = s->slots[i].next) {
+        const kvf__req *leader = &s->slots[i];
+        uint32_t n = 0;
+        if (leader->n_held && (leader->state == KVF__REQ_DECODE || leader->n_known != leader->n_prompt)) return false;
+        for (uint32_t h = leader->held; h != KVF__SLOT_NONE; h = s->slots[h].next) {
+            const kvf__req *r = &s->slots[h];
+            if (r->state != KVF__REQ_HELD || r->leader != i || ++n > leader->n_held || r->n_known != r->n_prompt)
+                return false;
+            if (r->seq && !running) return false;
+            *n_reserved += r->seq != 0;
+        }
+        if (n != leader->n_held) return false;
+        *n_held += n;
+    }
+    return true;
+}
+
 bool kvf__sched_is_valid(const kvf_sched *s) {
-    uint32_t n_free = 0, n_holders = 0, end = 0;
+    uint32_t n_free = 0, n_holders = 0, end = 0, n_held = 0, n_reserved = 0;
     if (!list_is_valid(s, &s->queue, false) || !list_is_valid(s, &s->running, true)) return false;
     for (uint32_t i = s->free_slot; i != KVF__SLOT_NONE; i = s->slots[i].next)
         if (s->slots[i].state != KVF__REQ_FREE || ++n_free > s->n_slots_used) return false;
-    if (n_free + s->queue.n + s->running.n != s->n_slots_used) return false;
+    if (!held_are_valid(s, &s->queue, false, &n_held, &n_reserved)) return false;
+    if (!held_are_valid(s, &s->running, true, &n_held, &n_reserved)) return false;
+    if (n_held != s->n_held || n_reserved != s->n_reserved) return false;
+    if (n_free + n_held + s->queue.n + s->running.n != s->n_slots_used) return false;
     for (uint32_t i = s->running.head; i != KVF__SLOT_NONE; i = s->slots[i].next)
         n_holders += s->slots[i].extent_begin != KVF__SLOT_NONE;
     for (uint32_t i = 0; i < s->n_extents; end = s->extents[i++].end)
         if (s->extents[i].begin < end || s->extents[i].end <= s->extents[i].begin) return false;
-    return n_holders == s->n_extents && end <= s->config.max_prefill_tokens && s->running.n <= s->config.max_running;
+    return n_holders == s->n_extents && end <= s->config.max_prefill_tokens &&
+           s->running.n + s->n_reserved <= s->config.max_running;
 }

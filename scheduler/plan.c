@@ -20,14 +20,16 @@ static kvf_step_item make_item(const kvf__req *r, kvf_step_kind kind, uint32_t n
         .prompt_ends = kind == KVF_STEP_PREFILL && end == r->n_prefill,
         .samples = end == r->n_known && r->max_new > 0,
         .prefill_offset = kind == KVF_STEP_PREFILL ? r->extent_begin : KVF__SLOT_NONE,
+        .n_held = kind == KVF_STEP_PREFILL && end == r->n_prefill ? r->n_held : 0,
     };
 }
 
-static void push_item(kvf_sched *s, kvf_step_item item) {
+static void push_item(kvf_sched *s, kvf__req *r, kvf_step_kind kind, uint32_t n_tokens) {
     uint32_t i = s->n_items++;
-    for (; i > s->n_decode && s->items[i - 1].request > item.request; i--) s->items[i] = s->items[i - 1];
-    s->items[i] = item;
-    s->n_tokens += item.n_tokens;
+    for (; i > s->n_decode && kvf__sched_before(r, kvf__sched_find(s, s->items[i - 1].request)); i--)
+        s->items[i] = s->items[i - 1];
+    s->items[i] = make_item(r, kind, n_tokens);
+    s->n_tokens += n_tokens;
 }
 
 /* Every running request that decodes has one token, then the running prompts a chunk each while the tokens last. A
@@ -36,14 +38,14 @@ static void list_running(kvf_sched *s) {
     s->n_items = s->n_decode = s->n_tokens = 0;
     for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
         if (r->state != KVF__REQ_DECODE || r->n_computed == r->n_known || r->ended) continue;
-        push_item(s, make_item(r, KVF_STEP_DECODE, 1));
+        push_item(s, r, KVF_STEP_DECODE, 1);
         s->n_decode = s->n_items;
     }
     for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
         if (r->state != KVF__REQ_PREFILL) continue;
         uint32_t n = next_chunk(s, r->n_computed, r->n_prefill);
         if (n > s->config.max_batch_tokens - s->n_tokens) break;
-        push_item(s, make_item(r, KVF_STEP_PREFILL, n));
+        push_item(s, r, KVF_STEP_PREFILL, n);
     }
 }
 
@@ -67,12 +69,17 @@ static void shed_latest(kvf_sched *s) {
 }
 
 /* Reservations that could not be exact at the prompt's end: the sizes came with the overflow, or the first event was
- * put off. Where there is no room now the former promise stands, and growth is secured below. */
+ * put off. Where there is no room now the former promise stands, and growth is secured below. Those of forks are set
+ * anew each time, since what is shared changes with what others give up; twice, as one may give back what another lacks. */
 static void settle_reservations(kvf_sched *s) {
-    for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
-        if (r->state != KVF__REQ_DECODE || r->sized || !kvf_policy_sizes(s->config.policies, r->seq_index)) continue;
-        kvf_status status = kvf__sched_reserve_sized(s, r);
-        (void)status;
+    bool lacks = true;
+    for (int pass = 0; pass < 2 && lacks; pass++) {
+        lacks = false;
+        for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
+            if (r->state != KVF__REQ_DECODE || (r->sized && !r->forked)) continue;
+            if (!kvf_policy_sizes(s->config.policies, r->seq_index)) continue;
+            lacks |= kvf__sched_reserve_sized(s, r) != KVF_OK && r->forked;
+        }
     }
 }
 
@@ -89,7 +96,9 @@ static kvf_status grow_running(kvf_sched *s) {
 
 /* Why the head of the queue could not come in, when nothing runs that could give a block back. */
 static void end_head(kvf_sched *s, kvf__req *r, kvf__admission admission) {
-    if (admission == KVF__ADMIT_REFUSED)
+    if (r->n_held && !r->forks && admission != KVF__ADMIT_REFUSED)
+        kvf__group_dissolve(s, r);
+    else if (admission == KVF__ADMIT_REFUSED)
         kvf__sched_end(s, r, KVF_END_REFUSED);
     else
         kvf__sched_end(s, r, r->bounded ? KVF_END_NO_BLOCKS : KVF_END_LENGTH);
@@ -100,7 +109,7 @@ static void end_head(kvf_sched *s, kvf__req *r, kvf__admission admission) {
 static kvf_status admit_head(kvf_sched *s, bool *more) {
     kvf__req *r = kvf__sched_at(s, s->queue.head);
     *more = false;
-    if (!r || s->running.n == s->config.max_running) return KVF_OK;
+    if (!r || s->running.n + s->n_reserved + 1 + r->n_held > s->config.max_running) return KVF_OK;
     uint32_t n = next_chunk(s, 0, r->replays ? r->n_prompt : r->n_known);
     if (n > s->config.max_batch_tokens - s->n_tokens) return KVF_OK;
     kvf__admission admission = kvf__sched_admit(s, r);
@@ -111,13 +120,33 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
             kvf__sched_requeue(s, r);
             return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
         }
-        push_item(s, make_item(r, KVF_STEP_PREFILL, n));
+        push_item(s, r, KVF_STEP_PREFILL, n);
         *more = true;
     } else if (admission == KVF__ADMIT_REFUSED || (admission == KVF__ADMIT_NO_BLOCKS && s->running.n == 0)) {
         end_head(s, r, admission);
         *more = true;
     }
     return KVF_OK;
+}
+
+/* Nothing can run: all that is in the pool waits for tokens that the caller tells when another fork, which is in the
+ * queue, has computed its own. Room for that one comes from groups that came later; where there are none its group has
+ * the pool to itself, and that is not enough. */
+static kvf_status break_standstill(kvf_sched *s) {
+    kvf_status status = KVF_OK;
+    while (!s->n_items && !s->n_ends && s->queue.n && s->running.n && status == KVF_OK) {
+        kvf__req *tail = kvf__sched_at(s, s->running.tail), *head = kvf__sched_at(s, s->queue.head);
+        if (!tail->forks || tail->arrival < head->arrival) return KVF_OK;
+        if (tail->arrival == head->arrival) {
+            kvf__sched_end(s, head, KVF_END_LENGTH);
+            return KVF_OK;
+        }
+        s->preempted[s->n_preempted++] = (kvf_step_item){.request = tail->name, .user = tail->user};
+        kvf__sched_requeue(s, tail);
+        bool more;
+        status = admit_head(s, &more);
+    }
+    return status;
 }
 
 kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
@@ -129,15 +158,18 @@ kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
     if (sched->reported) sched->n_ends = sched->n_preempted = 0;
     sched->reported = false;
     sched->planned = false;
-    sched->copies.n = 0;
+    if (sched->copies_given) sched->copies.n = 0;
+    sched->copies_given = false;
     settle_reservations(sched);
     kvf_status status = grow_running(sched);
     if (status != KVF_OK) return status;
     for (bool more = true; more && status == KVF_OK;) status = admit_head(sched, &more);
+    if (status == KVF_OK) status = break_standstill(sched);
     if (status != KVF_OK && !sched->n_items) return status; /* what has its slots runs in any case */
     assert(kvf__sched_is_valid(sched));
     sched->planned = true;
     sched->reported = true;
+    sched->copies_given = true;
     *step = (kvf_step){
         .items = sched->items,
         .n_items = sched->n_items,
@@ -149,7 +181,7 @@ kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
         .copies = sched->copies,
         .n_tokens = sched->n_tokens,
         .n_running = sched->running.n,
-        .n_waiting = sched->queue.n,
+        .n_waiting = sched->queue.n + sched->n_held,
     };
     return KVF_OK;
 }

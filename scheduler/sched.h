@@ -2,13 +2,15 @@
  *
  * Glossary
  *   slot      a place for one live request in the slab; its number is the low bits of the request's name
- *   arrival   the request's name itself: names rise with each submission
+ *   arrival   the name of the group's first request: names rise with each submission
  *   known     the prompt and all that was generated
  *   computed  known tokens whose K and V are in the pages
  *   prefill   the known tokens computed in chunks: the prompt, or all that is known where a policy never evicts
  *   replays   after a preemption the generated tokens are computed again one a step
  *   extent    [begin, end) of the accumulators, in tokens, held by a prompt that needs column sums
  *   want      scratch: the slots asked for per table
+ *   group     requests over one prompt. Before the prompt's end one of them, the leader, is in a list; the others are
+ *             held: linked behind it, each with an empty sequence for its promises while the leader runs
  */
 #ifndef KVF_SCHEDULER_SCHED_H
 #define KVF_SCHEDULER_SCHED_H
@@ -23,10 +25,12 @@ typedef enum kvf__req_state {
     KVF__REQ_WAITING,    /* in the queue: holds no sequence, no block, no extent */
     KVF__REQ_PREFILL,    /* n_computed < n_prefill */
     KVF__REQ_PROMPT_END, /* n_computed = n_prefill, the caller's prompt events are not done */
-    KVF__REQ_DECODE      /* n_computed <= n_known, at most one token a step */
+    KVF__REQ_DECODE,     /* n_computed <= n_known, at most one token a step */
+    KVF__REQ_HELD /* behind its leader: in no list, n_known = n_prompt; seq: empty, or 0 while the leader waits */
 } kvf__req_state;
 
-/* A live request is in exactly one list: the queue when it waits, else the running list. Both ascend by arrival.
+/* A live request that is not held is in exactly one list: the queue when it waits, else the running list. Both ascend by
+ * arrival, then by name. n_held > 0 only before the prompt's end and with n_known = n_prompt.
  * n_computed <= n_known <= n_prompt + max_new. A waiting one has n_computed = 0 and seq = 0. */
 typedef struct kvf__req {
     kvf_request name; /* 0: the slot is free */
@@ -35,12 +39,21 @@ typedef struct kvf__req {
     uint32_t n_prompt, max_new;
     uint32_t n_known, n_computed, n_prefill;
     uint32_t max_table_slots; /* no table of it ever holds more */
-    uint32_t n_blocks;        /* bounded: what admission counts; else the most it needed when preempted */
+    uint32_t n_blocks;        /* bounded or bounds: what admission counts; else the most it needed when preempted */
+    uint32_t budget;          /* tokens a layer keeps; UINT32_MAX: all */
     uint32_t extent_begin;    /* KVF__SLOT_NONE: holds none */
     bool bounded, replays, needs_sums, needs_scores;
+    bool bounds;     /* its budget was tightened and the promise not yet had: with it, or in the queue, it is bounded */
     bool unpromised; /* unbounded, alone and short of blocks: it lives from the free pool */
     bool sized;      /* its reservation is the one its sizes ask for */
     bool ended;      /* its last token is known: the caller finishes it */
+    bool forks;      /* the caller forks and finishes it as beam search does */
+    bool untold;     /* a fork that found no room: its next token can be told while it waits */
+    bool forked;     /* its tables may share blocks: what it is owed changes with what others give up */
+    kvf_request arrival;
+    uint32_t child_blocks; /* what admission counts for each further sample */
+    uint32_t n_held, held; /* a leader's: how many, and the first one's slot */
+    uint32_t leader;       /* a held one's: slot */
     uint32_t seq_index;
     kvf_seq seq;
     void *user;
@@ -64,20 +77,27 @@ struct kvf_sched {
     uint32_t slot_bits;
     uint64_t serial;
     kvf__list queue, running;
-    kvf__extent *extents; /* [max_running], ascending and disjoint */
+    uint32_t n_held, n_reserved; /* held ones, and those of them whose leader runs */
+    kvf__extent *extents;        /* [max_running], ascending and disjoint */
     uint32_t n_extents;
-    uint32_t *want; /* [n_layers][n_groups] */
+    uint32_t *want;        /* [n_layers][n_groups] */
+    kvf_layer_size *sizes; /* [n_layers], of a budget that is about to change */
     /* the step */
     kvf_step_item *items;     /* [max_running], decode items first, each kind by arrival */
     kvf_append_item *appends; /* [max_running] */
-    kvf_step_item *preempted; /* [max_running] */
+    kvf_step_item *preempted; /* [2 * max_running]: a request may come back in one plan and go again */
     kvf_step_end *ends;       /* [n_slots + max_running] */
     kvf_copy_list copies;
+    bool copies_given; /* the caller has them: the next ones begin a new list */
     uint32_t n_items, n_decode, n_tokens, n_preempted, n_ends;
     bool reported; /* ends and preempted have been handed to the caller */
     bool planned;
     kvf_error error;
 };
+
+static inline bool kvf__sched_before(const kvf__req *a, const kvf__req *b) {
+    return a->arrival != b->arrival ? a->arrival < b->arrival : a->name < b->name;
+}
 
 /* lists.c: the queue, the running list, the slots, the extents */
 kvf__req *kvf__sched_find(kvf_sched *s, kvf_request name); /* NULL: not live */
@@ -101,10 +121,24 @@ typedef enum kvf__admission {
 } kvf__admission;
 kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r); /* the queue's head becomes running */
 kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r);
+kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to, bool sized);
 kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r);
+kvf_status kvf__sched_reserve_blocks(kvf_sched *s, kvf__req *r, kvf_seq seq, uint64_t n_blocks); /* spread evenly */
+uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r); /* of one request by itself */
 void kvf__sched_release(kvf_sched *s, kvf__req *r); /* running: gives up all it holds, leaves the list */
 void kvf__sched_requeue(kvf_sched *s, kvf__req *r); /* running: preempted, not reported */
 void kvf__sched_end(kvf_sched *s, kvf__req *r, kvf_end_reason reason); /* in any state; reported in the next step */
 void kvf__sched_drop(kvf_sched *s, kvf__req *r);                       /* in any state; not reported */
+
+/* group.c: samples of one prompt, forks */
+uint32_t kvf__group_fit(const kvf_sched *s, const kvf__req *r, uint32_t n, uint64_t *needed); /* the largest, <= n */
+void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r); /* r is in no list, and follows those held already */
+kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader);       /* the first one, in no list */
+kvf_status kvf__group_reserve(kvf_sched *s, kvf__req *leader);     /* the leader's own promise and the held ones' */
+void kvf__group_unreserve(kvf_sched *s, kvf__req *leader);         /* the held ones' promises */
+kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader);        /* all or none */
+void kvf__group_dissolve(kvf_sched *s, kvf__req *leader);          /* each held one becomes a request that waits */
+bool kvf__group_promote(kvf_sched *s, kvf__req *leader); /* the first held one takes over; false: there is none */
+void kvf__group_leave(kvf_sched *s, kvf__req *held);     /* its promises are gone, it is in no list */
 
 #endif

@@ -42,13 +42,17 @@ static kvf_status config_defaults(kvf_sched_config *c, const kvf_manager_config 
 
 static void lay_out(kvf_sched *s, kvf__slab *slab) {
     size_t n_copies = 0;
-    if (!kvf__mul(s->config.max_running, s->n_tables, &n_copies) || n_copies > UINT32_MAX) slab->bad = true;
+    /* A block a table in a step, and as many pages as there are: each copy takes a page that is pinned until it is done. */
+    if (!kvf__mul(s->config.max_running, s->n_tables, &n_copies)) slab->bad = true;
+    n_copies += s->n_score_pages;
+    if (n_copies > UINT32_MAX) slab->bad = true;
     kvf__slab_take(slab, 1, sizeof *s);
     s->want = kvf__slab_take(slab, s->n_tables, sizeof *s->want);
+    s->sizes = kvf__slab_take(slab, s->n_layers, sizeof *s->sizes);
     s->extents = kvf__slab_take(slab, (size_t)s->config.max_running + 1, sizeof *s->extents);
     s->items = kvf__slab_take(slab, (size_t)s->config.max_running + 1, sizeof *s->items);
     s->appends = kvf__slab_take(slab, s->config.max_running, sizeof *s->appends);
-    s->preempted = kvf__slab_take(slab, s->config.max_running, sizeof *s->preempted);
+    s->preempted = kvf__slab_take(slab, 2 * (size_t)s->config.max_running, sizeof *s->preempted);
     s->ends = kvf__slab_take(slab, (size_t)s->n_slots + s->config.max_running, sizeof *s->ends);
     s->copies.items = kvf__slab_take(slab, n_copies, sizeof *s->copies.items);
     s->copies.capacity = (uint32_t)n_copies;
@@ -100,6 +104,7 @@ kvf_status kvf_sched_create(const kvf_sched_config *config, kvf_sched **out, kvf
 
 void kvf_sched_destroy(kvf_sched *sched) {
     if (!sched) return;
+    /* What is held takes over, one after the other. */
     while (sched->running.n) kvf__sched_drop(sched, kvf__sched_at(sched, sched->running.head));
     kvf_allocator allocator = sched->config.allocator;
     kvf__free(&allocator, sched, sched->bytes);
@@ -117,7 +122,7 @@ static kvf_status find(kvf_sched *s, kvf_request name, kvf__req **out) {
                      (unsigned long long)name);
 }
 
-static kvf_status check_lengths(kvf_sched *s, const kvf_sched_request *given) {
+static kvf_status check_request(kvf_sched *s, const kvf_sched_request *given) {
     if (!given->options)
         return kvf__fail(&s->error, KVF_E_INVALID, "options: is NULL: fill them with kvf_policy_options_init");
     if (given->n_prompt == 0) return kvf__fail(&s->error, KVF_E_INVALID, "n_prompt 0: a prompt has at least 1 token");
@@ -125,10 +130,45 @@ static kvf_status check_lengths(kvf_sched *s, const kvf_sched_request *given) {
         return kvf__fail(&s->error, KVF_E_NEVER_FITS,
                          "n_prompt %u: the context has %u positions, one of them for an answer: at most %u",
                          given->n_prompt, s->config.max_context, s->config.max_context - 1);
-    if (s->queue.n >= s->config.max_waiting)
+    if (given->forks && given->n_samples > s->config.max_running)
+        return kvf__fail(&s->error, KVF_E_INVALID, "n_samples %u: must be at most max_running %u, with forks",
+                         given->n_samples, s->config.max_running);
+    uint32_t n_waiting = s->queue.n + s->n_held - s->n_reserved;
+    if (n_waiting >= s->config.max_waiting)
         return kvf__fail(&s->error, KVF_E_LIMIT,
                          "max_waiting %u: so many requests wait: run steps before more is submitted",
                          s->config.max_waiting);
+    if (given->n_samples > s->config.max_waiting - n_waiting)
+        return kvf__fail(&s->error, KVF_E_LIMIT,
+                         "n_samples %u: max_waiting is %u and %u wait: run steps, or ask for fewer", given->n_samples,
+                         s->config.max_waiting, n_waiting);
+    return KVF_OK;
+}
+
+/* As many groups as it takes: the samples behind one prompt are no more than the pool can hold together. */
+static kvf_status submit_groups(kvf_sched *s, const kvf_sched_request *given, kvf__req *candidate, kvf_request *out) {
+    uint64_t needed = 0;
+    uint32_t most = kvf__group_fit(s, candidate, given->n_samples, &needed);
+    if (given->forks && most < given->n_samples)
+        return kvf__fail(
+            &s->error, KVF_E_NEVER_FITS,
+            "n_samples %u over a prompt of %u: need %llu blocks together, the pool has %u: give it at least "
+            "%llu, or ask for at most %u",
+            given->n_samples, given->n_prompt, (unsigned long long)needed, s->n_blocks, (unsigned long long)needed,
+            most);
+    kvf__req *leader = NULL;
+    for (uint32_t i = 0; i < given->n_samples; i++) {
+        candidate->user = given->sample_users ? given->sample_users[i] : given->user;
+        kvf__req *r = kvf__sched_take_slot(s, candidate);
+        if (i % most) {
+            kvf__group_hold(s, leader, r);
+        } else {
+            kvf__sched_insert(s, &s->queue, r);
+            leader = r;
+        }
+        if (given->sample_names) given->sample_names[i] = r->name;
+        if (i == 0) *out = r->name;
+    }
     return KVF_OK;
 }
 
@@ -137,34 +177,37 @@ kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, 
     if (!sched) return KVF_E_INVALID;
     if (!out) return kvf__fail(&sched->error, KVF_E_INVALID, "out: is NULL");
     kvf_status status = kvf__config_read(&given, sizeof given, request, "kvf_sched_request", &sched->error);
-    if (status == KVF_OK) status = check_lengths(sched, &given);
+    if (given.n_samples == 0) given.n_samples = 1;
+    if (status == KVF_OK) status = check_request(sched, &given);
     if (status != KVF_OK) return status;
     kvf__req candidate = {.n_prompt = given.n_prompt,
                           .max_new = given.max_new,
                           .n_known = given.n_prompt,
-                          .user = given.user,
+                          .forks = given.forks != 0,
                           .state = KVF__REQ_WAITING};
     status = kvf__config_read(&candidate.options, sizeof candidate.options, given.options, "kvf_policy_options",
                               &sched->error);
     candidate.options.struct_size = sizeof candidate.options;
     if (status == KVF_OK) status = kvf__sched_size_request(sched, &candidate);
-    if (status != KVF_OK) return status;
-    kvf__req *r = kvf__sched_take_slot(sched, &candidate);
-    kvf__sched_insert(sched, &sched->queue, r);
-    *out = r->name;
-    return KVF_OK;
+    return status == KVF_OK ? submit_groups(sched, &given, &candidate, out) : status;
 }
 
 kvf_status kvf_sched_token(kvf_sched *sched, kvf_request request, int *ended) {
     kvf__req *r;
     kvf_status status = find(sched, request, &r);
     if (status != KVF_OK) return status;
+    if (r->n_held)
+        return kvf__fail(&sched->error, KVF_E_STATE,
+                         "request %llu: %u samples are held for its prompt: kvf_sched_prompt_done comes first",
+                         (unsigned long long)request, r->n_held);
     bool complete = (r->state == KVF__REQ_PROMPT_END || r->state == KVF__REQ_DECODE) && r->n_computed == r->n_known;
+    complete |= r->state == KVF__REQ_WAITING && r->untold;
     if (!complete || r->ended || r->n_known - r->n_prompt >= r->max_new)
         return kvf__fail(&sched->error, KVF_E_STATE,
                          "request %llu: %s: a token follows an item with samples set, after kvf_sched_done",
                          (unsigned long long)request,
                          complete ? "has its last token" : "has known tokens that are not computed");
+    r->untold = false;
     r->n_known++;
     r->ended = r->n_known - r->n_prompt == r->max_new || r->n_known == sched->config.max_context;
     if (ended) *ended = r->ended;
@@ -175,7 +218,8 @@ kvf_status kvf_sched_token(kvf_sched *sched, kvf_request request, int *ended) {
  * scheduler took blocks, or a policy that grows past its projection. */
 static kvf_status prompt_without_room(kvf_sched *s, kvf__req *r) {
     bool alone = s->running.n == 1;
-    if (alone && !r->bounded) {
+    if (alone && !r->forks) kvf__group_dissolve(s, r);
+    if (alone && !r->bounded && !r->n_held) {
         kvf_status status = kvf__sched_reserve_nothing(s, r);
         if (status != KVF_OK) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
         kvf__sched_give_extent(s, r);
@@ -186,7 +230,7 @@ static kvf_status prompt_without_room(kvf_sched *s, kvf__req *r) {
         kvf__fail(&s->error, KVF_E_NO_BLOCKS, "request %llu: its sizes need more blocks than are free: %s",
                   (unsigned long long)r->name, alone ? "ended, being alone in the pool" : "put back in the queue");
     if (alone)
-        kvf__sched_end(s, r, KVF_END_NO_BLOCKS);
+        kvf__sched_end(s, r, r->bounded ? KVF_END_NO_BLOCKS : KVF_END_LENGTH);
     else
         kvf__sched_requeue(s, r);
     return status;
@@ -201,6 +245,13 @@ kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
                          "request %llu: its prompt has not just ended: call this once after an item with prompt_ends",
                          (unsigned long long)request);
     status = kvf__sched_reserve_sized(sched, r);
+    if (status == KVF_OK && r->n_held) {
+        status = kvf__group_fork(sched, r);
+        if (status == KVF_E_NO_BLOCKS && sched->running.n == 1 && !r->forks) { /* one after the other then */
+            kvf__group_dissolve(sched, r);
+            status = KVF_OK;
+        }
+    }
     if (status == KVF_E_NO_BLOCKS) return prompt_without_room(sched, r);
     if (status != KVF_OK) return kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
     kvf__sched_give_extent(sched, r);
@@ -219,6 +270,57 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
     if (status == KVF_E_NO_BLOCKS && !r->bounded) return KVF_OK; /* it grows from the free pool; each plan asks again */
     if (status != KVF_OK) kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
     return status;
+}
+
+/* A candidate with the new budget, checked as at its submission. */
+static kvf_status change_candidate(kvf_sched *s, const kvf__req *r, double rho, uint32_t budget_tokens, kvf__req *to) {
+    *to = *r;
+    if (r->options.ops == kvf_policy_find("full"))
+        return kvf__fail(&s->error, KVF_E_INVALID, "policy full: has no budget to change, it keeps every token");
+    to->options.rho = rho;
+    to->options.budget_tokens = budget_tokens;
+    if (r->seq && kvf_policy_needs(&r->options)) to->options.budget_may_change = 1; /* it goes on observing */
+    if (r->bounded || r->bounds) to->n_blocks = 0; /* an unbounded one remembers what it needed */
+    return kvf__sched_size_request(s, to);
+}
+
+/* All or nothing: what can fail comes before the policy's state changes. */
+static kvf_status change_running(kvf_sched *s, kvf__req *r, const kvf__req *to) {
+    const kvf_policy_options *o = &to->options;
+    int sized = 0;
+    kvf_status status = kvf_policy_preview_budget(s->config.policies, r->seq_index, o->rho, o->budget_tokens, s->sizes,
+                                                  &sized, &s->error);
+    if (status != KVF_OK) return status;
+    kvf_status promise = kvf__sched_reserve_change(s, r, to, sized);
+    bool looser = to->budget > r->budget;
+    if (promise == KVF_E_NO_BLOCKS && looser)
+        return kvf__fail(&s->error, KVF_E_NO_BLOCKS,
+                         "request %llu: a budget of %u tokens a layer in place of %u needs more blocks than are free: "
+                         "unchanged, try again when others have ended",
+                         (unsigned long long)r->name, to->budget, r->budget);
+    if (promise != KVF_OK && promise != KVF_E_NO_BLOCKS)
+        return kvf__fail(&s->error, promise, "%s", kvf_manager_error(s->config.manager));
+    status = kvf_policy_set_budget(s->config.policies, r->seq_index, o->rho, o->budget_tokens, &s->error);
+    if (status != KVF_OK) return status;
+    r->options = *o;
+    r->replays = to->replays;
+    r->budget = to->budget;
+    r->n_blocks = to->n_blocks;
+    r->bounds = to->bounded; /* a tighter one without room for its promise has it after its compaction */
+    r->bounded = to->bounded && promise == KVF_OK;
+    r->sized = false;
+    if (promise == KVF_OK) r->unpromised = false;
+    return KVF_OK;
+}
+
+kvf_status kvf_sched_set_budget(kvf_sched *sched, kvf_request request, double rho, uint32_t budget_tokens) {
+    kvf__req *r, to;
+    kvf_status status = find(sched, request, &r);
+    if (status == KVF_OK) status = change_candidate(sched, r, rho, budget_tokens, &to);
+    if (status != KVF_OK) return status;
+    if (r->seq) return change_running(sched, r, &to);
+    *r = to;
+    return KVF_OK;
 }
 
 kvf_status kvf_sched_finish(kvf_sched *sched, kvf_request request) {

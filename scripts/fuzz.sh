@@ -1,11 +1,18 @@
 #!/usr/bin/env bash
-# Builds the libFuzzer targets of fuzz/ and runs each, two at a time. Usage: scripts/fuzz.sh [SECONDS [TARGET...]]
-# SECONDS of each target: 20; `scripts/fuzz.sh 60` is the long form. Exit code 1 when one crashed (its input then lies in
-# build/fuzz/found/), 77 when clang or its libFuzzer is missing. build/fuzz/results.txt has a line a target.
+# Builds the libFuzzer targets of fuzz/ and runs each, two at a time, from the stored corpus with a fixed seed: the same
+# inputs in the same order each time, as far as the time goes. Usage: scripts/fuzz.sh [--explore] [SECONDS [TARGET...]]
+# SECONDS of each target: 60. --explore: another seed each time, beginning with what earlier such runs found. Exit code 1
+# when one failed (its input lies in build/fuzz/found/ and is printed in base64), 77 when clang or its libFuzzer is missing.
+# build/fuzz/results.txt has a line a target.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-seconds=${1:-20}
+explore=
+if [ "${1:-}" = --explore ]; then
+    explore=1
+    shift
+fi
+seconds=${1:-60}
 targets=("${@:2}")
 [ ${#targets[@]} -gt 0 ] || targets=(gguf tokenizer lines policy)
 if ! [[ $seconds =~ ^[1-9][0-9]{0,5}$ ]]; then
@@ -20,7 +27,9 @@ for target in "${targets[@]}"; do
 done
 
 build=build/fuzz
-mkdir -p "$build/found" "$build/logs"
+mkdir -p "$build/logs"
+rm -rf "$build/found"
+mkdir "$build/found"
 : >"$build/results.txt"
 if ! echo 'int LLVMFuzzerTestOneInput(const char *p, unsigned long n) { return p && n ? 0 : 0; }' |
     clang -x c -fsanitize=fuzzer,address,undefined -o "$build/probe" - 2>"$build/logs/probe.txt"; then
@@ -32,23 +41,36 @@ if ! { cmake --preset fuzz -DKVF_WERROR=ON && cmake --build --preset fuzz -- --q
     echo "fuzz failed 1 build" >>"$build/results.txt"
     exit 1
 fi
-mkdir -p "$build/corpus/gguf"
-if ! "$build/fuzz/kvfold-fuzz-seeds" "$build/corpus/gguf"; then
+rm -rf "$build/seeds"
+mkdir "$build/seeds"
+if ! "$build/fuzz/kvfold-fuzz-seeds" "$build/seeds"; then
     echo "fuzz failed 1 seeds" >>"$build/results.txt"
     exit 1
 fi
 
-# What a run finds new stays in build/fuzz/corpus/TARGET and is where the next begins, beside the stored inputs.
+# An input that failed, so that it can be had from a log alone.
+show() { # file
+    echo "fuzz: $1 ($(wc -c <"$1") bytes), in base64; \`base64 -d >FILE\` gives it back:"
+    base64 "$1"
+}
 run() { # target
-    local options=(-max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=4096 -print_final_stats=1)
-    local stored="fuzz/corpus/$1" log="$build/logs/$1.txt" status=passed
-    [ "$1" = gguf ] && options+=(-max_len=16384)
+    local options=(-max_total_time="$seconds" -timeout=30 -rss_limit_mb=4096 -max_len=4096 -print_final_stats=1)
+    local log="$build/logs/$1.txt" status=passed corpus=("fuzz/corpus/$1") file new="$build/explored/$1"
+    if [ -z "$explore" ]; then
+        options+=(-seed=1)
+        new="$build/new/$1"
+        rm -rf "$new"
+    fi
+    [ "$1" = gguf ] && options+=(-max_len=16384) && corpus+=("$build/seeds")
     [ -f "fuzz/$1.dict" ] && options+=(-dict="fuzz/$1.dict")
-    mkdir -p "$build/corpus/$1"
-    "$build/fuzz/kvfold-fuzz-$1" "${options[@]}" -artifact_prefix="$build/found/$1-" "$build/corpus/$1" "$stored" \
-        >"$log" 2>&1 || status=failed
+    mkdir -p "$new" # inputs that reach something new go into the first folder
+    "$build/fuzz/kvfold-fuzz-$1" "${options[@]}" -artifact_prefix="$build/found/$1-" "$new" "${corpus[@]}" >"$log" 2>&1 ||
+        status=failed
     if [ "$status" = failed ]; then
-        grep -v '^#[0-9]' "$log" | tail -60
+        grep -av '^#[0-9]' "$log" | tail -60
+        for file in "$build/found/$1-"*; do
+            [ -f "$file" ] && show "$file"
+        done
     fi
     echo "fuzz: $1: $status: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") inputs in $seconds s," \
         "coverage $(sed -n 's/.* cov: \([0-9]*\) .*/\1/p' "$log" | tail -1)"
@@ -62,6 +84,6 @@ for target in "${targets[@]}"; do
 done
 wait
 if grep -q failed "$build/results.txt"; then
-    echo "fuzz: an input that fails lies in $build/found/; again: $build/fuzz/kvfold-fuzz-TARGET FILE"
+    echo "fuzz: an input that fails, again: $build/fuzz/kvfold-fuzz-TARGET FILE"
     exit 1
 fi

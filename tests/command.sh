@@ -1,13 +1,15 @@
 #!/bin/sh
-# The kvfold command from outside: command.sh BINARY MODEL. Prints "ok NAME" or "FAIL NAME" per case, then the sum.
-# MODEL is any GGUF file; nothing here depends on what it answers.
+# The kvfold command from outside: command.sh BINARY MODEL [QUANTISED]. Prints "ok NAME" or "FAIL NAME" per case, then the
+# sum. MODEL is any GGUF file; nothing here depends on what it answers. QUANTISED, of a tiny model, is for what quantised
+# weights change.
 set -u
-if [ $# -ne 2 ]; then
-    echo "usage: command.sh BINARY MODEL" >&2
+if [ $# -lt 2 ] || [ $# -gt 3 ]; then
+    echo "usage: command.sh BINARY MODEL [QUANTISED]" >&2
     exit 2
 fi
 kvfold=$(realpath "$1")
 model=$(realpath "$2")
+quantised=$(realpath "${3:-$2}")
 here=$(realpath "$(dirname "$0")")
 examples=$(realpath "$here/../examples")
 work=$(mktemp -d)
@@ -516,9 +518,57 @@ bad = ['{"prompt": "x", "n": 0}', '{"prompt": "x", "n": 129}', '{"prompt": "x", 
        '{"prompt": "x", "logprobs": -1}']
 assert [r["finish_reason"] for r in batch("\n".join(bad), code=1)[0]] == ["error"] * 5
 END
+check best_of_and_beams <<'END'
+from helper import *
+base = {"prompt": "Once upon", "seed": 7, "temperature": 1, "max_tokens": 6, "policy": "d2o", "min_tokens": 16}
+beams = {**base, "temperature": 0, "beam_width": 4, "n": 3}
+rows = [{"id": "all", **base, "n": 6}, {"id": "best", **base, "n": 2, "best_of": 6}, {"id": "one", **base, "best_of": 6},
+        {"id": "beams", **beams}, {"id": "longer", **beams, "length_penalty": 0, "logprobs": 2}, {"id": "plain", **base}]
+out, _ = batch("\n".join(map(json.dumps, rows)))
+by_id = {r["id"]: r for r in out}
+keys = ["index", "text", "token_ids", "finish_reason", "completion_tokens", "score", "kv"]
+order = sorted(by_id["all"]["choices"], key=lambda c: -c["score"])
+best = by_id["best"]["choices"]
+assert [list(c) for c in best] == [keys] * 2 and [c["index"] for c in best] == [0, 1]
+assert [c["token_ids"] for c in best] == [c["token_ids"] for c in order[:2]] and by_id["one"]["token_ids"] == best[0]["token_ids"]
+assert list(by_id["one"]) == ["id", "text", "token_ids", "finish_reason", "score", "prompt_tokens", "completion_tokens", "kv"]
+for r in (by_id["beams"], by_id["longer"]):
+    scores = [c["score"] for c in r["choices"]]
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True) and len({str(c["token_ids"]) for c in r["choices"]}) == 3
+for c in by_id["longer"]["choices"]:
+    assert abs(sum(t["logprob"] for t in c["logprobs"]) - c["score"]) < 1e-5 and all(len(t["top_logprobs"]) == 2 for t in c["logprobs"])
+for r in (by_id["all"], by_id["beams"]):
+    assert all(sum(c["kv"]["blocks"]) == c["kv"]["own_blocks"] + c["kv"]["shared_blocks"] for c in r["choices"])
+assert by_id["all"]["choices"][0]["kv"]["shared_blocks"] >= 0 and "own_blocks" not in by_id["plain"]["kv"] and "score" not in by_id["plain"]
+bad = [({"best_of": 2, "n": 3}, "best_of 2: must be at least n, 3"), ({"best_of": 129}, "best_of 129"), ({"beam_width": 0}, "beam_width 0"),
+       ({"beam_width": 2, "n": 3}, "beam_width 2: must be at least n, 3"), ({"beam_width": 4, "temperature": 1}, "temperature 1"),
+       ({"beam_width": 4, "best_of": 4}, "best_of 4"), ({"length_penalty": "x"}, "length_penalty: is a text"), ({"length_penalty": 101}, "length_penalty 101"),
+       ({"beam_width": 100}, "beam_width 100: must be from n 1 to 64, the lesser of 128 and --max-running")]
+out, _ = batch("\n".join(json.dumps({"prompt": "x", **b}) for b, _ in bad), code=1)
+by_line = {r["line"]: r["error"] for r in out}
+assert all(words in by_line[i + 1] for i, (_, words) in enumerate(bad)), by_line
+line = {"custom_id": "c", "method": "POST", "url": "/v1/completions",
+        "body": {"model": "m", "prompt": "Once upon", "n": 2, "best_of": 6, "seed": 7, "max_tokens": 6, "kvfold": {"min_tokens": 16}}}
+body = batch(json.dumps(line), "--any-model")[0][0]["response"]["body"]
+assert [c["text"] for c in body["choices"]] == [c["text"] for c in best]
+chosen = batch('{"prompt": "Once upon", "max_tokens": 6}', "--n", "3", "--beam-width", "4", "--min-tokens", "16")[0][0]["choices"]
+assert [c["token_ids"] for c in chosen] == [c["token_ids"] for c in by_id["beams"]["choices"]]
+END
 
 . "$here/command_resume.sh"
 . "$here/command_edges.sh"
+. "$here/command_profile.sh"
+
+if [ $# -eq 3 ]; then
+    for options in "" "--part vary --fast-activations"; do
+        # shellcheck disable=SC2086
+        if python3 "$here/determinism.py" "$kvfold" "$quantised" --tight 160KiB $options >log 2>&1; then
+            ok "deterministic_answers $options"
+        else
+            fail "deterministic_answers $options" "$(tail -c 1900 log)"
+        fi
+    done
+fi
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -69,7 +69,9 @@ os.chmod("r", 0o640)
 os.symlink("r", "link")
 before = open("r", "rb").read()
 for more, text in ((("--seed", "3"), "seed 0 (now 3)"), (("--rho", "0.3"), "rho"), (("--temperature", "0.5"), "temperature null (now 0.5)"),
-                   (("--system", "S"), "system null"), (("--kv-dtype", "fp32"), "kv-dtype")):
+                   (("--system", "S"), "system null"), (("--kv-dtype", "fp32"), "kv-dtype"),
+                   (("--deterministic",), "deterministic false (now true)"),
+                   (("--fast-activations",), "fast-activations false (now true)")):
     _, err = run(*base, "--resume", *more, code=2)
     assert text in err and "--force" in err and open("r", "rb").read() == before, err
 base[-1] = "link"

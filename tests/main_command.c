@@ -1,4 +1,4 @@
-/* Runs command.sh, the tests of the kvfold command, with a tiny random model. */
+/* Runs command.sh, the tests of the kvfold command, with tiny random models. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,24 +23,25 @@ static int find_command(char *path, size_t capacity) {
 }
 
 int main(void) {
-    char command[3100], model[256];
+    char command[3100], model[256], quantised[256];
     if (!find_command(command, sizeof command)) {
         puts("skipped: the kvfold command was not built");
         return SKIP;
     }
-    gw w = {.version = 3, .alignment = 32};
     struct tiny_model_params params = {.seed = 1};
-    kvf_test_tiny_model(&w, &params);
     gw_temp_path(model, sizeof model);
-    int bad = gw_write(&w, model);
-    gw_free(&w);
+    int bad = kvf_test_write_tiny_model(model, &params);
+    params.weight_type = GW_Q4_1;
+    gw_temp_path(quantised, sizeof quantised);
+    bad = kvf_test_write_tiny_model(quantised, &params) || bad;
     pid_t child = bad ? -1 : fork();
     if (child == 0) {
-        execlp("sh", "sh", KVF_SOURCE_DIR "/tests/command.sh", command, model, (char *)NULL);
+        execlp("sh", "sh", KVF_SOURCE_DIR "/tests/command.sh", command, model, quantised, (char *)NULL);
         _exit(127);
     }
     int status = -1;
     if (child < 0 || waitpid(child, &status, 0) != child) status = -1;
     unlink(model);
+    unlink(quantised);
     return status == 0 ? 0 : 1;
 }

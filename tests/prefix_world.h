@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "blockmgr/manager.h"
+#include "kvfold/profile.h"
 
 enum {
     BS = 8,
@@ -146,6 +147,8 @@ static inline void world_open(world *w, kvf_manager_config config, uint64_t seed
     config.prefix_cache = 1;
     config.n_snapshot_pages = config.n_snapshot_pages ? config.n_snapshot_pages : N_PAGES;
     config.n_score_pages = 256;
+    kvf_profile_config profile = kvf_profile_config_default(); /* the audit then compares it too */
+    if (seed & 1) config.profile = &profile;
     if (kvf_manager_create(&config, &w->m, &err)) {
         fprintf(stderr, "create: %s\n", err.text);
         abort();

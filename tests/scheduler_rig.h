@@ -26,7 +26,7 @@
         cr_assert(ok_status_ == KVF_OK, "%s: %s", #call, kvf_status_name(ok_status_)); \
     } while (0)
 
-typedef enum rig_state { RIG_WAITING, RIG_RUNNING, RIG_DECODES, RIG_GONE } rig_state;
+typedef enum rig_state { RIG_WAITING, RIG_RUNNING, RIG_DECODES, RIG_GONE, RIG_HELD } rig_state;
 
 typedef struct rig_request {
     kvf_request name;
@@ -36,9 +36,10 @@ typedef struct rig_request {
     uint32_t prefill_offset;
     uint32_t *tokens;
     uint64_t seed;
+    uint32_t sample; /* of a group: each samples tokens of its own */
     kvf_policy_options options;
-    bool finished, aborted;
-    uint32_t end; /* kvf_end_reason, of those the scheduler ended */
+    bool finished, aborted, changed; /* changed: its budget */
+    uint32_t end;                    /* kvf_end_reason, of those the scheduler ended */
     uint32_t end_order;
 } rig_request;
 
@@ -53,6 +54,7 @@ typedef struct rig {
     rig_request requests[RIG_MAX_REQUESTS];
     uint32_t n_requests, n_live, n_ended;
     uint32_t n_steps, n_idle, n_preempted, n_bounced; /* bounced: kvf_sched_prompt_done had no room */
+    uint32_t n_forked, n_copies, n_shed;
     uint32_t most_running;
     kvf_step step;
     /* called with the step planned and not yet done */
@@ -185,6 +187,42 @@ static inline kvf_status rig_try_submit(rig *g, uint64_t seed, uint32_t n_prompt
     return KVF_OK;
 }
 
+/* n requests over one prompt, the last n of g->requests on success. */
+static inline kvf_status rig_try_group(rig *g, uint64_t seed, uint32_t n, uint32_t n_prompt, uint32_t max_new,
+                                       kvf_policy_options o) {
+    cr_assert(n && g->n_requests + n <= RIG_MAX_REQUESTS);
+    rig_request *first = &g->requests[g->n_requests];
+    void *users[64];
+    kvf_request names[64], name;
+    for (uint32_t i = 0; i < n; i++) {
+        rig_request *r = &first[i];
+        *r = (rig_request){.n_prompt = n_prompt, .max_new = max_new, .n_known = n_prompt, .seed = seed, .options = o};
+        r->sample = i;
+        r->state = i ? RIG_HELD : RIG_WAITING;
+        r->tokens = malloc(((size_t)n_prompt + max_new + 1) * sizeof *r->tokens);
+        for (uint32_t k = 0; k < n_prompt; k++) r->tokens[k] = (uint32_t)rig_mix(seed, k);
+        users[i] = r;
+    }
+    const kvf_sched_request request = {.struct_size = sizeof request,
+                                       .n_prompt = n_prompt,
+                                       .max_new = max_new,
+                                       .options = &first->options,
+                                       .n_samples = n,
+                                       .sample_users = users,
+                                       .sample_names = names};
+    kvf_status status = kvf_sched_submit(g->sched, &request, &name);
+    for (uint32_t i = 0; i < n && status != KVF_OK; i++) free(first[i].tokens);
+    if (status != KVF_OK) return status;
+    for (uint32_t i = 0; i < n; i++) {
+        first[i].name = names[i];
+        cr_assert(names[i] > (i ? names[i - 1] : 0));
+    }
+    cr_assert(name == names[0]);
+    g->n_requests += n;
+    g->n_live += n;
+    return KVF_OK;
+}
+
 static inline rig_request *rig_submit(rig *g, uint64_t seed, uint32_t n_prompt, uint32_t max_new,
                                       kvf_policy_options o) {
     kvf_status status = rig_try_submit(g, seed, n_prompt, max_new, o);
@@ -210,6 +248,23 @@ static inline void rig_abort(rig *g, rig_request *r) {
     OK(kvf_sched_finish(g->sched, r->name));
     r->aborted = true;
     rig_gone(g, r);
+}
+
+/* Changes the budget; the status of the call. */
+static inline kvf_status rig_set_budget(rig *g, rig_request *r, double rho, uint32_t budget_tokens) {
+    kvf_status status = kvf_sched_set_budget(g->sched, r->name, rho, budget_tokens);
+    const kvf_policy_options *now = NULL;
+    uint32_t index;
+    if (r->seq && kvf_seq_index(g->manager, r->seq, &index) == KVF_OK) now = kvf_policy_get_options(g->policies, index);
+    if (status != KVF_OK) {
+        cr_assert(!now || (now->rho == r->options.rho && now->budget_tokens == r->options.budget_tokens));
+        return status;
+    }
+    r->changed = true;
+    r->options.rho = rho;
+    r->options.budget_tokens = budget_tokens;
+    if (now) r->options = *now;
+    return status;
 }
 
 /* ---- The toy model -------------------------------------------------------------------------------- */
@@ -240,7 +295,7 @@ static inline void rig_forward(rig *g, const kvf_step_item *item) {
 }
 
 static inline uint32_t rig_sample(rig *g, const rig_request *r) {
-    uint64_t h = 1;
+    uint64_t h = 1 + r->sample;
     for (uint32_t i = 0; i < r->n_known; i++) h = rig_mix(h, r->tokens[i]);
     for (uint32_t t = 0; t < g->mc.n_layers * g->n_groups; t++) {
         uint32_t n = rig_table_slots(g, r, t);
@@ -267,6 +322,42 @@ static inline void rig_budget(rig *g, rig_request *r, uint32_t seq_index) {
     cr_assert(status == KVF_OK, "%s", err.text);
 }
 
+static inline void rig_lose(rig *g, rig_request *r) {
+    r->state = RIG_WAITING;
+    r->n_computed = 0;
+    r->seq = 0;
+    r->n_preempted++;
+    g->n_preempted++;
+}
+
+/* The copies of forks and of appends to shared blocks. */
+static inline void rig_copies(rig *g, kvf_copy_list *copies) {
+    size_t bs = g->mc.block_size;
+    for (uint32_t i = 0; i < copies->n; i++) {
+        const kvf_copy *c = &copies->items[i];
+        if (c->kind == KVF_COPY_BLOCK)
+            memcpy(g->slots + c->dst * bs, g->slots + c->src * bs, c->n_slots * sizeof *g->slots);
+    }
+    g->n_copies += copies->n;
+    OK(kvf_copies_done(g->manager, copies));
+}
+
+/* Begun and committed; where there are too few blocks the latest arrivals make room. False when it is r itself. */
+static inline bool rig_compact(rig *g, const rig_request *r, const kvf_compact_item *items, uint32_t n_items) {
+    kvf_compaction compaction;
+    kvf_status status;
+    while ((status = kvf_compact_begin(g->manager, items, n_items, &compaction)) == KVF_E_NO_BLOCKS) {
+        kvf_step_item shed;
+        OK(kvf_sched_shed(g->sched, &shed));
+        g->n_shed++;
+        rig_lose(g, shed.user);
+        if (shed.user == r) return false;
+    }
+    OK(status);
+    OK(kvf_compact_commit(g->manager));
+    return true;
+}
+
 static inline void rig_events(rig *g, rig_request *r, kvf_moment moment) {
     uint32_t n_slots[RIG_MAX_LAYERS], keep[RIG_MAX_LAYERS], cover[RIG_MAX_LAYERS * 8], index, n_items = 0;
     kvf_compact_item items[RIG_MAX_LAYERS];
@@ -280,17 +371,23 @@ static inline void rig_events(rig *g, rig_request *r, kvf_moment moment) {
     }
     if (moment == KVF_AT_PROMPT_END && kvf_policy_n_arrays(&r->options))
         OK(kvf_seq_take_scores(g->manager, r->seq, cover));
-    if (n_items) {
-        kvf_compaction compaction;
-        OK(kvf_compact_begin(g->manager, items, n_items, &compaction));
-        OK(kvf_compact_commit(g->manager));
-    }
+    if (n_items) (void)rig_compact(g, r, items, n_items);
 }
 
 /* ---- One step ------------------------------------------------------------------------------------- */
 
+/* A held one that took its leader's place begins where that one was. */
+static inline void rig_take_over(rig_request *r, const kvf_step_item *item) {
+    if (r->state != RIG_HELD) return;
+    r->state = RIG_RUNNING;
+    r->n_computed = item->token_begin;
+    r->prefill_offset = item->prefill_offset;
+    r->seq = item->seq;
+}
+
 static inline void rig_check_item(rig *g, const kvf_step_item *item, uint32_t i) {
     rig_request *r = item->user;
+    rig_take_over(r, item);
     const kvf_step *step = &g->step;
     uint32_t next_pos = 0, end = item->token_begin + item->n_tokens;
     cr_assert(r->name == item->request && r->state != RIG_GONE);
@@ -311,7 +408,7 @@ static inline void rig_check_item(rig *g, const kvf_step_item *item, uint32_t i)
     cr_assert(r->state != RIG_DECODES);
     cr_assert(item->n_tokens <= chunk - item->token_begin % chunk && (end % chunk == 0 || item->prompt_ends),
               "chunk [%u, %u) is off the grid of %u", item->token_begin, end, chunk);
-    bool sums = r->options.ops->needs & KVF_NEEDS_COL_SUMS;
+    bool sums = kvf_policy_needs(&r->options) & KVF_NEEDS_COL_SUMS;
     cr_assert(sums == (item->prefill_offset != UINT32_MAX));
     if (item->prompt_ends) cr_assert(end == r->n_prompt || (end == r->n_known && !sums));
     if (r->seq && item->token_begin) cr_assert(item->prefill_offset == r->prefill_offset);
@@ -337,13 +434,10 @@ static inline void rig_note_losses(rig *g) {
     for (uint32_t i = 0; i < g->step.n_preempted; i++) {
         rig_request *r = g->step.preempted[i].user;
         cr_assert(r->name == g->step.preempted[i].request && (r->state == RIG_RUNNING || r->state == RIG_DECODES));
-        for (uint32_t k = 0; k < g->step.n_items; k++) /* neither it nor a later one runs in the room it made */
-            cr_assert(g->step.items[k].request < r->name);
-        r->state = RIG_WAITING;
-        r->n_computed = 0;
-        r->seq = 0;
-        r->n_preempted++;
-        g->n_preempted++;
+        for (uint32_t k = 0; k < g->step.n_items;
+             k++) /* no later one runs in the room it made; a fork may, by itself */
+            cr_assert(g->step.items[k].request < r->name || (g->n_forked && g->step.items[k].user == r));
+        rig_lose(g, r);
     }
     for (uint32_t i = 0; i < g->step.n_ends; i++) {
         rig_request *r = g->step.ends[i].user;
@@ -359,6 +453,7 @@ static inline void rig_plan(rig *g) {
         rig_request *r = &g->requests[i];
         if (r->state != RIG_DECODES) continue;
         rig_events(g, r, KVF_BEFORE_APPEND);
+        if (r->state != RIG_DECODES) continue;
         if (rig_mix(r->seed, g->n_steps) % 2) continue; /* the plan notices sizes by itself */
         kvf_status status = kvf_sched_resize(g->sched, r->name);
         cr_assert(status == KVF_OK || status == KVF_E_NO_BLOCKS);
@@ -390,19 +485,65 @@ static inline void rig_plan(rig *g) {
             cr_assert(r->n_run == g->n_steps, "a decoding request was left out of step %u", g->n_steps);
     }
     if (!g->n_bounced) cr_assert(first_waiting > last_running, "a request was overtaken");
-    cr_assert(g->step.copies.n == 0);
+    cr_assert(g->step.copies.n == 0 || g->n_forked);
+    rig_copies(g, &g->step.copies);
     rig_check_extents(g);
     rig_audit(g);
 }
 
+static inline void rig_take_token(rig *g, rig_request *r, int *ended) {
+    r->tokens[r->n_known] = rig_sample(g, r);
+    r->n_known++;
+    OK(kvf_sched_token(g->sched, r->name, ended));
+    cr_assert(*ended == (r->n_known - r->n_prompt == r->max_new || r->n_known == g->sc.max_context));
+    if (*ended) rig_finish(g, r);
+}
+
+/* A prompt that samples are held for: its events are done, all of them run, or none. */
+static inline void rig_end_group(rig *g, rig_request *leader) {
+    kvf_status status = kvf_sched_prompt_done(g->sched, leader->name);
+    uint32_t n = 0;
+    if (status == KVF_E_NO_BLOCKS) {
+        g->n_bounced++;
+        rig_lose(g, leader);
+        return;
+    }
+    cr_assert(status == KVF_OK, "%s", kvf_sched_error(g->sched));
+    rig_copies(g, kvf_sched_copies(g->sched));
+    leader->state = RIG_DECODES;
+    for (rig_request *r = leader + 1; r < g->requests + g->n_requests && r->sample > leader->sample; r++) {
+        if (r->state != RIG_HELD || r->options.ops != leader->options.ops) continue;
+        r->seq = kvf_sched_seq(g->sched, r->name);
+        if (!r->seq) continue; /* of a group of its own */
+        r->state = RIG_DECODES;
+        r->n_computed = r->n_prompt;
+        g->n_forked++;
+        n++;
+    }
+    for (rig_request *r = leader; r < g->requests + g->n_requests && (r == leader || r->sample > leader->sample); r++) {
+        int ended = 0;
+        if (r->state != RIG_DECODES || r->n_known != r->n_prompt) continue;
+        if (r->max_new)
+            rig_take_token(g, r, &ended);
+        else
+            rig_finish(g, r);
+    }
+    (void)n;
+}
+
 static inline void rig_end_item(rig *g, const kvf_step_item *item) {
     rig_request *r = item->user;
-    if (r->state == RIG_GONE) return;
+    if (r->state == RIG_GONE || (r->state == RIG_WAITING && !r->seq)) return; /* shed in this step */
     r->n_computed += item->n_tokens;
     if (item->prompt_ends)
         rig_events(g, r, KVF_AT_PROMPT_END);
     else if (item->kind == KVF_STEP_DECODE)
         rig_events(g, r, KVF_AFTER_STEP);
+    if (r->state == RIG_WAITING) return;
+    if (item->n_held) {
+        rig_end_group(g, r);
+        return;
+    }
     int ended = r->max_new == 0 && item->prompt_ends;
     if (item->samples) {
         r->tokens[r->n_known] = rig_sample(g, r);
@@ -438,6 +579,7 @@ static inline bool rig_step(rig *g) {
     if (g->mid_step) g->mid_step(g, g->mid_ctx);
     for (uint32_t i = 0; i < g->step.n_items; i++) {
         rig_request *r = g->step.items[i].user;
+        rig_take_over(r, &g->step.items[i]);
         if (r->state != RIG_GONE) rig_forward(g, &g->step.items[i]);
     }
     kvf_step_item items[64];
@@ -483,6 +625,7 @@ static inline void rig_expect_undisturbed(const rig *g, const rig_request *r) {
     mc.max_seqs = 1;
     rig *alone = rig_create(mc, sc);
     rig_request *twin = rig_submit(alone, r->seed, r->n_prompt, r->max_new, r->options);
+    twin->sample = r->sample;
     rig_run(alone, 4096);
     cr_assert(twin->finished && twin->n_known >= r->n_known);
     for (uint32_t i = 0; i < r->n_known; i++)

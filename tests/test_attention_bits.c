@@ -8,6 +8,7 @@ static const shape shapes[] = {
     {1, 1, 8, 96, 256, 2, {0, 7}, {30, 11}, KVF_F32, false},
     {1, 1, 7, 24, 64, 1, {200}, {5}, KVF_F16, false},
     {1, 2, 5, 88, 16, 2, {519, 31}, {9, 2}, KVF_BF16, true},
+    {1, 64, 1, 8, 8, 1, {1030}, {3}, KVF_F16, true}, /* so many heads that an item of decode takes all tiles */
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 static const kvf_cpu_path fast = KVF_CPU_AUTO;

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kvfold/blockmgr.h"
+#include "kvfold/profile.h"
 
 enum { SEQS = 6, LAYERS = 3, GROUPS_MAX = 2, TABLES_MAX = LAYERS * GROUPS_MAX, BS = 8, ROW = 6, SLOTS = ROW * BS - 3 };
 enum { BLOCKS_MAX = 48, HOLDS = 6, PENDING_MAX = 512, NONE = -1 };
@@ -69,6 +69,10 @@ typedef struct world {
     kvf_compact_item ci[SEQS * LAYERS];
     uint32_t ci_seq[SEQS * LAYERS];
     uint32_t held_max, pages_held_max, layer_max[LAYERS];
+    /* where the manager keeps a profile */
+    int profiled;
+    uint32_t layer_of[BLOCKS_MAX]; /* LAYERS: in no layer */
+    uint64_t n_events[KVF_PROFILE_KINDS], taken, freed;
 } world;
 
 #define CHECK(w, cond, ...)                                                                                          \
@@ -222,12 +226,63 @@ static inline void compare_figures(world *w, const refs *r, const refs *pr) {
     }
 }
 
+/* The profile's gauges against what the model counts, and the sums over all events against the gauges. */
+static inline void compare_profile(world *w, const refs *r) {
+    kvf_profile p = {.struct_size = sizeof p};
+    kvf_profile_layer layers[LAYERS];
+    uint64_t held[LAYERS + 1] = {0}, shared[LAYERS + 1] = {0};
+    for (uint32_t b = 0; b < w->n_blocks; b++)
+        if (!r->holders[b] && !r->pins[b]) w->layer_of[b] = LAYERS;
+    for (int i = 0; i < SEQS; i++)
+        for (uint32_t k = 0; w->s[i].alive && k < w->n_tables; k++) {
+            const table *t = &w->s[i].t[k];
+            for (uint32_t b = 0; b < t->n_blocks; b++) w->layer_of[t->row[b]] = k / w->n_groups;
+            for (uint32_t b = 0; b < t->n_fresh; b++) w->layer_of[t->fresh[b]] = k / w->n_groups;
+        }
+    for (uint32_t b = 0; b < w->n_blocks; b++) {
+        held[w->layer_of[b]] += r->holders[b] || r->pins[b];
+        shared[w->layer_of[b]] += r->holders[b] > 1;
+    }
+    STATUS(w, kvf_profile_read(w->m, &p, layers, LAYERS), KVF_OK);
+    CHECK(w, p.total == w->n_blocks && p.free == r->n_free && p.held + p.cached + p.free == p.total, "free %llu\n",
+          (unsigned long long)p.free);
+    CHECK(w, p.shared == r->n_shared && p.promised == r->n_promised && p.outside == held[LAYERS], "shared %llu\n",
+          (unsigned long long)p.shared);
+    CHECK(w, p.held_max == w->held_max, "held_max %llu, not %u\n", (unsigned long long)p.held_max, w->held_max);
+    for (int l = 0; l < LAYERS; l++)
+        CHECK(w, layers[l].held == held[l] && layers[l].shared == shared[l], "layer %d: %llu held, not %llu\n", l,
+              (unsigned long long)layers[l].held, (unsigned long long)held[l]);
+    kvf_profile_event e[32];
+    for (uint32_t n = 32; n == 32;) {
+        STATUS(w, kvf_profile_drain(w->m, e, 32, &n), KVF_OK);
+        for (uint32_t i = 0; i < n; i++) {
+            CHECK(w, e[i].kind && e[i].kind < KVF_PROFILE_KINDS && e[i].time <= p.now, "event of kind %u\n", e[i].kind);
+            w->n_events[e[i].kind]++;
+            w->taken += e[i].kind == KVF_PROFILE_ALLOC ? e[i].n_blocks : 0;
+            w->freed += e[i].kind == KVF_PROFILE_FREE ? e[i].n_blocks : 0;
+        }
+    }
+    CHECK(w,
+          p.events_dropped == 0 && w->taken == p.taken_blocks && w->freed == p.freed_blocks && //
+              w->taken - w->freed == p.held,
+          "events: %llu taken, %llu freed, %llu held\n", (unsigned long long)w->taken, (unsigned long long)w->freed,
+          (unsigned long long)p.held);
+    CHECK(w, p.lifetime.n == p.freed_blocks && p.idle_time.n == p.freed_blocks && p.idle_time.sum <= p.lifetime.sum,
+          "histograms\n");
+    CHECK(w, p.reuse_gap.n == p.shared_blocks && w->n_events[KVF_PROFILE_COPY] == p.copied_blocks, "copies\n");
+    CHECK(w,
+          p.freed_by_end + p.freed_by_compaction + p.freed_by_rollback + p.freed_by_release + p.freed_by_eviction ==
+              p.freed_blocks,
+          "causes\n");
+}
+
 static inline void compare(world *w) {
     kvf_error err = {""};
     CHECK(w, kvf_audit(w->m, &err) == KVF_OK, "audit: %s\n", err.text);
     refs r, pr;
     count(w, &r, &pr);
     compare_figures(w, &r, &pr);
+    if (w->profiled) compare_profile(w, &r);
     kvf_seq handles[SEQS];
     uint32_t n = 0;
     for (int i = 0; i < SEQS; i++)

@@ -588,6 +588,8 @@ static void wind_up(world *w) {
     CHECK(w, kvf_audit(w->m, &err) == KVF_OK, "audit: %s\n", err.text);
 }
 
+static uint64_t ticks(void *ctx) { return ((const world *)ctx)->step; }
+
 static void run(uint64_t seed, uint32_t n_groups, uint32_t n_blocks, uint32_t n_pages, uint32_t n_steps) {
     static world w;
     memset(&w, 0, sizeof w);
@@ -606,6 +608,10 @@ static void run(uint64_t seed, uint32_t n_groups, uint32_t n_blocks, uint32_t n_
     c.n_score_pages = n_pages;
     c.max_seqs = SEQS;
     c.max_slots = SLOTS;
+    w.profiled = seed & 1;
+    for (uint32_t b = 0; b < BLOCKS_MAX; b++) w.layer_of[b] = LAYERS;
+    kvf_profile_config pc = {.struct_size = sizeof pc, .clock = ticks, .clock_ctx = &w};
+    if (w.profiled) c.profile = &pc;
     kvf_error err = {""};
     cr_assert_eq(kvf_manager_create(&c, &w.m, &err), KVF_OK, "%s", err.text);
     for (int i = 0; i < 2; i++) w.lists[i] = (kvf_copy_list){w.items[i], 0, PENDING_MAX};

@@ -353,6 +353,52 @@ Test(engine, preempted_requests_lose_and_change_nothing) {
     }
 }
 
+/* With `deterministic` all that differs is how long it takes: to the bit, and merges included. */
+Test(engine, deterministic_is_bit_for_bit_in_any_batch) {
+    enum { N = 6 };
+    static const uint32_t chunks[] = {64, 8, 256}, threads[] = {2, 1, 3};
+    for (int p = 0; p < N_POLICIES; p++) {
+        kvf_engine_config c = config_of(1200);
+        c.deterministic = 1;
+        c.kv_dtype = p % 2 ? KVF_F16 : KVF_F32;
+        struct answer alone[N], together[N];
+        for (uint32_t i = 0; i < N; i++) answer_alone(&c, &alone[i], 20 + 50 * i, i, 60, policies[p]);
+        for (int cut = 0; cut < 3; cut++) {
+            c.chunk = chunks[cut];
+            c.n_threads = threads[cut];
+            memset(together, 0, sizeof together);
+            kvf_engine *e = create(&c);
+            for (uint32_t i = N; i-- > 0;) submit(e, &together[i], 20 + 50 * i, i, 60, policies[p]);
+            run(e);
+            kvf_engine_destroy(e);
+            for (uint32_t i = 0; i < N; i++) expect_same(&alone[i], &together[i], 0, policies[p]);
+        }
+    }
+}
+
+Test(engine, deterministic_is_bit_for_bit_after_a_preemption) {
+    static const char *const kinds[] = {"full", "d2o rho=1", "streaming rho=1",
+                                        "h2o rho=0.9 min_tokens=0 full_layers=1",
+                                        "d2o rho=0.9 min_tokens=0 full_layers=1"};
+    kvf_engine_config roomy = config_of(1200), tight = config_of(60);
+    roomy.deterministic = tight.deterministic = 1;
+    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++) {
+        struct answer a[4], alone;
+        memset(a, 0, sizeof a);
+        kvf_engine *e = create(&tight);
+        for (uint32_t i = 0; i < 4; i++) submit(e, &a[i], 30 + i, i, 100, kinds[kind]);
+        run(e);
+        kvf_engine_stats s = {.struct_size = sizeof s};
+        cr_assert_eq(kvf_engine_get_stats(e, &s), KVF_OK);
+        cr_expect_gt(s.n_preempted, 0u, "%s: the pool was not tight", kinds[kind]);
+        kvf_engine_destroy(e);
+        for (uint32_t i = 0; i < 4; i++) {
+            answer_alone(&roomy, &alone, 30 + i, i, 100, kinds[kind]);
+            expect_same(&alone, &a[i], 0, kinds[kind]);
+        }
+    }
+}
+
 Test(engine, a_short_prompt_overflows_under_a_deferred_policy_too) {
     static const char *const kinds[] = {"d2o authors full_layers=none budget_tokens=40",
                                         "h2o budget_tokens=40 defer_first_decode=1"};

@@ -177,6 +177,81 @@ Test(forward, the_real_model_has_the_listed_logits) {
     free(logits);
 }
 
+/* ---- Activations in 8 bits ------------------------------------------------------------------------- */
+
+/* As run_all: n tokens, in a chunk of n_first and single ones, and the logits of all. */
+static void run_fast(const kvf_model *m, const uint32_t *ids, uint32_t n, uint32_t n_first, int fast, kvf_cpu_path path,
+                     float *logits) {
+    forward_rig r;
+    size_t n_vocab = kvf_model_get_info(m)->n_vocab, n_layers = kvf_model_get_info(m)->n_layers;
+    rig_open(&r, m, KVF_F32, 2, 0, (uint32_t)n_layers * ((n + 15) / 16), n, n + 16);
+    for (uint32_t at = 0, now = n_first; at < n; at += now, now = 1) {
+        uint32_t row, which = 0, *rows = malloc(now * sizeof *rows);
+        kvf_forward f = rig_append(&r, &which, &now, 1, at > 0, ids + at, &row, logits + at * n_vocab);
+        for (uint32_t i = 0; i < now; i++) rows[i] = i;
+        f.out_rows = rows;
+        f.n_out = now;
+        f.path = path;
+        f.fast_activations = fast;
+        f.deterministic = 1;
+        cr_assert_eq(kvf_model_forward(m, r.activations, r.stream, &f, &r.err), KVF_OK, "%s", r.err.text);
+        free(rows);
+    }
+    rig_close(&r);
+}
+
+/* Off by something, by no more than what is said, and for weights of other types by nothing. */
+Test(forward, activations_in_8_bits_move_logits_of_tiny_models_within_a_bound) {
+    static const struct {
+        uint32_t type;
+        double bound; /* logits are up to 10 */
+    } kinds[] = {{GW_Q4_0, 0.8}, {GW_Q4_1, 0.8}, {GW_Q8_0, 0.8}, {GW_F32, 0}, {GW_Q5_0, 0}};
+    uint32_t ids[TINY_TOKENS];
+    size_t n = TINY_TOKENS * TINY_N_VOCAB;
+    tiny_tokens(ids, TINY_TOKENS);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        struct tiny_model_params params = {.weight_type = kinds[i].type, .seed = 20 + (uint32_t)i};
+        kvf_model *m = open_tiny(&params);
+        float *want = floats(n), *have = floats(n);
+        run_fast(m, ids, TINY_TOKENS, 20, 0, KVF_CPU_AUTO, want);
+        run_fast(m, ids, TINY_TOKENS, 20, 1, KVF_CPU_AUTO, have);
+        double worst = worst_of(want, have, n);
+        printf("type %u: 8 bits move logits by %g\n", kinds[i].type, worst);
+        cr_assert(worst <= kinds[i].bound && (worst > 0) == (kinds[i].bound > 0), "type %u: %g", kinds[i].type, worst);
+        run_fast(m, ids, TINY_TOKENS, 20, 1, KVF_CPU_SCALAR, want);
+        cr_assert(worst_of(want, have, n) <= kinds[i].bound + 1e-3, "in plain C");
+        free(want);
+        free(have);
+        kvf_model_close(m);
+    }
+}
+
+/* The bound that the option's help states. */
+Test(forward, activations_in_8_bits_move_logits_of_the_real_model_within_the_stated_bound) {
+    const char *path = kvf_test_real_model();
+    if (!path) cr_skip_test("SmolLM2-135M-Instruct is not in the cache (scripts/fetch_model.sh fetches it)");
+    json_t *j = load_json("smollm2_logits.json"), *list = json_object_get(j, "ids");
+    uint32_t n = (uint32_t)json_array_size(list), ids[1024];
+    kvf_error err;
+    kvf_model *m;
+    for (uint32_t i = 0; i < n; i++) ids[i] = (uint32_t)json_integer_value(json_array_get(list, i));
+    kvf_model_config config = {.struct_size = sizeof config};
+    cr_assert(kvf_model_open(path, &config, &m, &err) == KVF_OK, "%s", err.text);
+    size_t n_vocab = kvf_model_get_info(m)->n_vocab;
+    float *want = floats(n * n_vocab), *have = floats(n * n_vocab);
+    run_fast(m, ids, n, n - 8, 0, KVF_CPU_AUTO, want);
+    run_fast(m, ids, n, n - 8, 1, KVF_CPU_AUTO, have);
+    double worst = worst_of(want, have, n * n_vocab), squares = 0;
+    for (size_t i = 0; i < n * n_vocab; i++) squares += pow((double)want[i] - (double)have[i], 2);
+    squares = sqrt(squares / (double)(n * n_vocab));
+    printf("8 bits move logits of %u tokens by up to %g, %g in the mean square\n", n, worst, squares);
+    cr_assert(worst > 0 && worst <= 2.5 && squares <= 0.3, "off by %g, %g in the mean square", worst, squares);
+    free(want);
+    free(have);
+    json_decref(j);
+    kvf_model_close(m);
+}
+
 /* ---- Rotation ------------------------------------------------------------------------------------- */
 
 /* Files hold the rows of Q and K for rotation in pairs. A decoder that rotates halves over the rows put back gives the

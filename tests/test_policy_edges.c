@@ -168,6 +168,128 @@ Test(policy_edges, cosines_stay_within_one) {
         }
 }
 
+/* What one evicted row meets straight from the pages is what it would meet packed, bit for bit, in every form. */
+Test(policy_edges, cosines_from_pages_are_those_of_panels) {
+    static const kvf_dtype dtypes[] = {KVF_F16, KVF_BF16, KVF_F32};
+    const kvf__kernels *paths[] = {&kvf__policy_kernels_scalar, &kvf__policy_kernels_scalar,
+                                   &kvf__policy_kernels_scalar};
+#if defined(__x86_64__)
+    if (kvf__cpu_detect().avx2_fma_f16c) paths[1] = &kvf__policy_kernels_avx2;
+    if (kvf__cpu_detect().avx512) paths[2] = &kvf__policy_kernels_avx512;
+#endif
+    enum { D = 64, ROWS = 16 };
+    uint64_t seed = 11;
+    for (int turn = 0; turn < 60; turn++)
+        for (int p = 0; p < 3; p++) {
+            const kvf__kernels *k = paths[p];
+            kvf_dtype dtype = dtypes[turn % 3];
+            static unsigned char pages[ROWS * D * 4];
+            float row[D], panels[ROWS / 8][D * 8], norms[ROWS], x[D * 8], x_norms[8], u[ROWS];
+            const void *at[ROWS];
+            for (int r = 0; r < ROWS; r++) {
+                at[r] = pages + (size_t)r * D * kvf_dtype_bytes(dtype);
+                for (int i = 0; i < D; i++) row[i] = (float)(rig_normal(&seed) * (r == 5 ? 0 : 1));
+                if (r == 7) row[3] = NAN;
+                k->store(dtype, row, D, pages + (size_t)r * D * kvf_dtype_bytes(dtype));
+            }
+            for (int half = 0; half < ROWS / 8; half++)
+                k->pack(dtype, at + 8 * half, D, panels[half], norms + 8 * half);
+            k->pack(dtype, at + 8, D, x, x_norms);
+            k->cosines(dtype, pages, pages, D, x + 2, x_norms[2], u); /* row 10 */
+            for (int r = 0; r < ROWS; r++) {
+                kvf__tile tile = {.panels = panels[r / 8], .rnorm = {norms[r]}, .n = 1};
+                float one[3 * D * 8] = {0};
+                for (int i = 0; i < D; i++) one[i * 8] = panels[r / 8][i * 8 + r % 8];
+                tile.panels = one;
+                kvf__best best = {-2, UINT32_MAX, UINT32_MAX};
+                k->nearest(&tile, x, 2, 1, x_norms + 2, D, &best);
+                cr_assert(memcmp(&best.u, &u[r], sizeof u[r]) == 0 || best.u == u[r], "row %d: %.9g and %.9g", r,
+                          best.u, u[r]);
+            }
+            cr_assert(u[5] == 0 && u[7] == 0 && u[10] > 0.999999f);
+        }
+}
+
+/* The fast form finds the same nearest key: it is within the slack, 0 for a zero row, NaN where the exact one must tell. */
+Test(policy_edges, near_cosines_are_within_their_slack) {
+    const kvf__kernels *paths[] = {&kvf__policy_kernels_scalar, &kvf__policy_kernels_scalar};
+#if defined(__x86_64__)
+    if (kvf__cpu_detect().avx2_fma_f16c) paths[0] = &kvf__policy_kernels_avx2;
+    if (kvf__cpu_detect().avx512) paths[1] = &kvf__policy_kernels_avx512;
+#endif
+    enum { MOST = 256, ROWS = 16 };
+    uint64_t seed = 12;
+    for (int turn = 0; turn < 200; turn++)
+        for (int p = 0; p < 2; p++) {
+            const kvf__kernels *k = paths[p];
+            const uint32_t dims[] = {8, 24, 64, 256}, d = dims[turn % 4];
+            static uint16_t pages[ROWS * MOST];
+            static float x[MOST * 8];
+            float row[MOST], x_norms[8], exact[ROWS], near[ROWS];
+            if (!k->near_cosines) continue;
+            for (uint32_t r = 0; r < ROWS; r++) {
+                for (uint32_t i = 0; i < d; i++) row[i] = (float)(rig_normal(&seed) * (r == 5 ? 0 : r == 6 ? 1e-4 : 1));
+                if (r == 7) row[3] = NAN;
+                if (r == 8) row[d - 1] = INFINITY;
+                k->store(KVF_F16, row, d, pages + (size_t)r * d);
+            }
+            const void *at[8];
+            for (int i = 0; i < 8; i++) at[i] = pages + (size_t)(turn % 5) * d;
+            k->pack(KVF_F16, at, d, x, x_norms);
+            for (uint32_t i = 0; i < d; i++) row[i] = x[i * 8];
+            k->cosines(KVF_F16, pages, pages, d, x, x_norms[0], exact);
+            k->near_cosines(pages, pages, d, row, x_norms[0], near);
+            for (int r = 0; r < ROWS; r++) {
+                if (r == 7 || r == 8)
+                    cr_assert(isnan(near[r]), "row %d: %g", r, near[r]);
+                else
+                    cr_assert(fabsf(near[r] - exact[r]) <= kvf__cosine_slack(d), "row %d of %u: %.9g and %.9g", r, d,
+                              near[r], exact[r]);
+            }
+            cr_assert(near[5] == 0 && near[turn % 5] > 0.9999f);
+        }
+}
+
+/* An event that evicts one slot, in all forms: the same plan, among keys of which many are nearly the same. */
+Test(policy_edges, one_victim_finds_the_same_key_on_every_path) {
+    static const kvf_cpu_path paths[] = {KVF_CPU_SCALAR, KVF_CPU_AVX2, KVF_CPU_AVX512};
+    for (uint32_t turn = 0; turn < 30; turn++) {
+        kvf_plan_entry first = {0};
+        for (int p = 0; p < 3; p++) {
+            if (!kvf_cpu_has_path(paths[p])) continue;
+            rig *r = rig_new((rig_config){.n_seqs = 1,
+                                          .n_layers = 1,
+                                          .n_kv = 1,
+                                          .g = 1,
+                                          .hpg = 1,
+                                          .dtype = turn % 3 ? KVF_F16 : KVF_F32,
+                                          .bs = turn % 4 < 2 ? 8 : 32,
+                                          .d = 8,
+                                          .cap = 128,
+                                          .n_arrays = 1,
+                                          .threads = 1,
+                                          .mass = true});
+            r->c.path = paths[p];
+            kvf_policy_options o = rig_policy("d2o", NULL);
+            o.sinks = turn % 3;
+            rig_open_sized(r, 0, &o, 40, 5);
+            uint64_t seed = 77 + turn;
+            for (int i = 0; i < 46; i++) {
+                double angle = turn % 2 ? rig_uniform(&seed) * 1e-3 : rig_normal(&seed);
+                rig_put2(r, cos(angle), sin(angle), i, rig_uniform(&seed));
+            }
+            rig_event0(r, 45, KVF_EVENT_DECODE, 0);
+            const kvf_plan_entry *e = r->plan->entries;
+            cr_assert(e->target != UINT32_MAX && e->target != e->slot);
+            if (paths[p] == KVF_CPU_SCALAR) first = *e;
+            cr_assert(e->slot == first.slot && e->target == first.target && e->u == first.u,
+                      "turn %u: slot %u to %u (%.9g), not %u to %u (%.9g)", turn, e->slot, e->target, e->u, first.slot,
+                      first.target, first.u);
+            rig_free(r);
+        }
+    }
+}
+
 /* D4: keys keep their rotation and the next position never follows from what is held. */
 Test(policy_edges, positions_outlive_eviction) {
     rig *r = rig_small(2, 1, 1);

@@ -21,7 +21,7 @@ Test(policy_options, every_value_reads_back_as_itself) {
                                              {"d2o", NULL}};
     uint32_t n;
     const kvf_policy_option_info *list = kvf_policy_option_list(&n);
-    cr_assert_eq(n, 22);
+    cr_assert_eq(n, 23);
     for (size_t p = 0; p < sizeof presets / sizeof *presets; p++) {
         kvf_policy_options o = init(presets[p][0], presets[p][1]), copy = init("d2o", "paper");
         copy.ops = o.ops;
@@ -29,6 +29,7 @@ Test(policy_options, every_value_reads_back_as_itself) {
         for (uint32_t i = 0; i < n; i++) cr_assert_str_eq(get(&copy, list[i].name), get(&o, list[i].name));
         cr_assert(memcmp(&o, &copy, offsetof(kvf_policy_options, gate)) == 0);
         cr_assert(o.evict_every == copy.evict_every && o.defer_first_decode == copy.defer_first_decode);
+        cr_assert(o.budget_may_change == copy.budget_may_change && !o.budget_may_change);
         OK(kvf_policy_options_check(&o, 32, 16, err));
     }
     kvf_policy_options o = init("d2o", NULL);

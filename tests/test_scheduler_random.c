@@ -30,7 +30,9 @@ static kvf_policy_options random_policy(uint64_t *s) {
     case 3: return rig_set(paper, "evict_every", "5");
     case 4: return rig_set(rig_set(rig_options("d2o", "serving"), "min_tokens", "28"), "rho", "0.3");
     case 5: return rig_set(paper, "defer_first_decode", "1");
-    case 6: return rig_set(rig_options("d2o", "paper"), "rho", "1");
+    case 6:
+        return rig_set(rig_set(rig_options("d2o", "paper"), "rho", "1"), "budget_may_change",
+                       rig_below(s, 2) ? "1" : "0");
     case 7: return rig_set(rig_set(paper, "budget_tokens", "60"), "full_layers", "0");
     case 8: return rig_set(rig_options("d2o", "authors"), "rho", "0.4");
     default: return rig_options("full", NULL);
@@ -39,7 +41,7 @@ static kvf_policy_options random_policy(uint64_t *s) {
 
 typedef struct workload {
     uint64_t seed;
-    bool full_only, aborts, outsiders;
+    bool full_only, aborts, outsiders, changes;
 } workload;
 
 static void check_ends(const rig *g, bool outsiders) {
@@ -49,8 +51,28 @@ static void check_ends(const rig *g, bool outsiders) {
         cr_assert(r->aborted || r->finished || r->end == KVF_END_LENGTH || (outsiders && r->end == KVF_END_NO_BLOCKS),
                   "request %u ended by %u", i, r->end);
         if (r->finished) cr_assert(r->n_known == r->n_prompt + r->max_new || r->n_known == g->sc.max_context);
-        if (i % 3 == 0 || !r->finished) rig_expect_undisturbed(g, r);
+        if (!r->changed && (i % 3 == 0 || !r->finished)) rig_expect_undisturbed(g, r);
     }
+}
+
+static uint32_t n_changes[2]; /* refused for want of room, made */
+
+/* A budget of some request becomes another one; what is refused has a reason. */
+static void change_some(rig *g, uint64_t *s) {
+    rig_request *r = &g->requests[rig_below(s, g->n_requests)];
+    if (r->state == RIG_GONE) return;
+    uint32_t tokens = rig_below(s, 3) ? 16 + rig_below(s, 60) : 0;
+    double rho = rig_below(s, 3) ? 0.1 + 0.1 * rig_below(s, 8) : 1;
+    bool waits = r->state == RIG_WAITING, observes = kvf_policy_needs(&r->options) || !r->options.ops->needs;
+    kvf_status status = rig_set_budget(g, r, rho, tokens);
+    if (status == KVF_OK) cr_assert(waits || observes || (rho >= 1 && !tokens));
+    if (status == KVF_E_STATE) cr_assert(!observes && !waits);
+    if (status == KVF_E_INVALID) cr_assert(!strcmp(r->options.ops->name, "full") || r->options.n_full_layers);
+    cr_assert(status == KVF_OK || status == KVF_E_STATE || status == KVF_E_INVALID || status == KVF_E_NEVER_FITS ||
+                  status == KVF_E_NO_BLOCKS,
+              "%s", kvf_sched_error(g->sched));
+    n_changes[status == KVF_OK] += status == KVF_OK || status == KVF_E_NO_BLOCKS;
+    rig_audit(g);
 }
 
 /* Returns how often a request was preempted. */
@@ -81,6 +103,7 @@ static uint32_t run_workload(workload w) {
             for (uint32_t i = rig_below(&s, 20);
                  i && n_held < 512 && kvf_block_take(g->manager, &held[n_held]) == KVF_OK; i--)
                 n_held++;
+        if (w.changes && g->n_live && rig_below(&s, 3) == 0) change_some(g, &s);
         rig_step(g);
         while (n_held && (rig_below(&s, 8) || g->n_live < 2)) OK(kvf_block_release(g->manager, held[--n_held]));
         if (w.aborts && g->n_live && rig_below(&s, 6) == 0) {
@@ -88,8 +111,9 @@ static uint32_t run_workload(workload w) {
             if (r->state != RIG_GONE) rig_abort(g, r);
         }
     }
-    if (!w.outsiders) cr_assert(g->n_steps <= step_bound(g), "%u steps, at most %u", g->n_steps, step_bound(g));
-    if (!w.outsiders) cr_assert(g->n_bounced == 0, "sizes larger than what admission counted");
+    if (!w.outsiders && !w.changes)
+        cr_assert(g->n_steps <= step_bound(g), "%u steps, at most %u", g->n_steps, step_bound(g));
+    if (!w.outsiders && !w.changes) cr_assert(g->n_bounced == 0, "sizes larger than what admission counted");
     check_ends(g, w.outsiders);
     uint32_t n_preempted = g->n_preempted;
     rig_destroy(g);
@@ -117,6 +141,15 @@ Test(scheduler_random, pressure_from_outside, .fini = print_seed) {
     for (uint64_t seed = 2001; seed <= 2060; seed++)
         n_preempted += run_workload((workload){.seed = seed, .aborts = seed % 2, .outsiders = true});
     cr_assert(n_preempted > 100, "%u preemptions", n_preempted);
+}
+
+/* Budgets that change in every state of a request: promises hold, and all still end. */
+Test(scheduler_random, budgets_that_change, .fini = print_seed) {
+    uint32_t n_preempted = 0;
+    for (uint64_t seed = 4001; seed <= 4120; seed++)
+        n_preempted += run_workload((workload){.seed = seed, .aborts = seed % 3 == 0, .changes = true});
+    cr_assert(n_preempted > 100, "%u preemptions", n_preempted);
+    cr_assert(n_changes[0] > 10 && n_changes[1] > 500, "%u had no room, %u were made", n_changes[0], n_changes[1]);
 }
 
 Test(scheduler_random, a_hundred_requests_in_few_blocks, .fini = print_seed) {

@@ -25,6 +25,7 @@ typedef struct vocabulary {
     const char *charsmap;     /* NULL: absent */
     const char *chat;         /* template; NULL: absent */
     size_t n_scores, n_types; /* 0: n */
+    uint32_t unknown_id;      /* 0: UNK_ID */
 } vocabulary;
 
 static void write_vocabulary(gw *w, void *ctx) {
@@ -35,7 +36,7 @@ static void write_vocabulary(gw *w, void *ctx) {
     size_t n_scores = v->n_scores ? v->n_scores : v->n, n_types = v->n_types ? v->n_types : v->n;
     if (gw_key_array(w, "tokenizer.ggml.scores", GW_FLOAT, n_scores)) gw_put(&w->keys, v->scores, n_scores * 4);
     if (gw_key_array(w, "tokenizer.ggml.token_type", GW_I32, n_types)) gw_put(&w->keys, v->types, n_types * 4);
-    gw_key_u32(w, "tokenizer.ggml.unknown_token_id", UNK_ID);
+    gw_key_u32(w, "tokenizer.ggml.unknown_token_id", v->unknown_id);
     gw_key_u32(w, "tokenizer.ggml.bos_token_id", BOS_ID);
     gw_key_u32(w, "tokenizer.ggml.eos_token_id", EOS_ID);
     if (v->no_space) gw_key_bool(w, "tokenizer.ggml.add_space_prefix", 0);
@@ -167,7 +168,7 @@ Test(spm, agrees_with_the_reference) {
             /* User-defined tokens are found in any text there, and here where the caller asks for it. */
             size_t n = encode(model, text, strlen(text), strstr(text, "<tool>") ? KVF_ENCODE_SPECIAL : 0, ids, MAX_IDS);
             cr_assert(n == n_wanted && !memcmp(ids, wanted, n * sizeof *ids), "%s, case %zu: \"%s\"", name, i, text);
-            cr_assert_leq(n, strlen(text) + 2);
+            cr_assert_leq(n, kvf_tokenizer_max_ids(kvf_model_tokenizer(model), strlen(text)));
             n_cases++;
             if (strstr(text, "\xe2\x96\x81") || !strcmp(name, "no_bytes")) continue;
             must_decode(model, ids, n, 1, text); /* what the reference does not do for every text */
@@ -200,7 +201,7 @@ static void must_chat(const json_t *item, const kvf_model *model, const char *te
     cr_assert(n == n_wanted && !memcmp(ids, wanted, n * sizeof *ids), "dialogue %zu", i);
     cr_assert_eq(kvf_chat_render(kvf_model_tokenizer(model), template_name, list, (uint32_t)k, NULL, 0, &n_bytes, &err),
                  KVF_E_LIMIT);
-    cr_assert_leq(n, n_bytes + 2);
+    cr_assert_leq(n, kvf_tokenizer_max_ids(kvf_model_tokenizer(model), n_bytes));
 }
 
 Test(spm, encodes_dialogues_as_the_reference_does) {
@@ -443,7 +444,7 @@ Test(spm, puts_a_space_before_a_text) {
     MUST_ENCODE(model, "x<tool>x", special, SPACE_X, TOOL, X); /* of the text, which goes on */
     MUST_ENCODE(model, "<tool>x", special, SPACE, TOOL, X);
     MUST_ENCODE(model, "<s><tool>", special, BOS_ID, SPACE, TOOL);
-    MUST_ENCODE(model, "|x", special, PIPE, X); /* of one byte: begins no text */
+    MUST_ENCODE(model, "|x", special, PIPE, SPACE_X);
     must_decode(model, (uint32_t[]){SPACE_X, EOS_ID, SPACE_X}, 3, 1, "x</s>x");
     must_decode(model, (uint32_t[]){SPACE_X, EOS_ID, SPACE_X}, 3, 0, "x x");
     must_decode(model, (uint32_t[]){BOS_ID, SPACE_X, SPACE_X}, 3, 0, "x x");
@@ -465,6 +466,76 @@ Test(spm, puts_a_space_before_a_text) {
     MUST_ENCODE(model, "x x", 0, X, SPACE_X);
     MUST_ENCODE(model, "</s> x", special, EOS_ID, SPACE_X);
     must_decode(model, (uint32_t[]){SPACE_X, EOS_ID, SPACE_X}, 3, 1, " x</s> x");
+    kvf_model_close(model);
+}
+
+/* The most ids of any text of n bytes over the alphabet, and of a dialogue of such a text. */
+static size_t most_ids(const kvf_model *model, const char *alphabet, size_t n) {
+    const kvf_tokenizer *t = kvf_model_tokenizer(model);
+    size_t n_letters = strlen(alphabet), n_texts = 1, most = 0;
+    char text[16];
+    uint32_t ids[256];
+    for (size_t i = 0; i < n; i++) n_texts *= n_letters;
+    for (size_t k = 0; k < n_texts; k++) {
+        size_t rest = k, n_ids = 0;
+        for (size_t i = 0; i < n; i++, rest /= n_letters) text[i] = alphabet[rest % n_letters];
+        for (uint32_t flags = 0; flags < 4; flags++) {
+            n_ids = encode(model, text, n, flags, ids, 256);
+            if (n_ids > most) most = n_ids;
+        }
+        kvf_error err;
+        kvf_message message = {"user", text, n};
+        cr_assert_eq(kvf_chat_encode(t, "none", &message, 1, ids, 256, &n_ids, &err), KVF_OK, "%s", err.text);
+        if (n_ids > most) most = n_ids;
+    }
+    return most;
+}
+
+/* kvf_tokenizer_max_ids is what some text has, and no text has more: by every text of few bytes. */
+Test(spm, bounds_the_ids_of_a_text) {
+    static const struct {
+        const char *space, *control, *unknown; /* unknown: byte tokens that are none */
+        bool no_space;
+        size_t most[7]; /* by bytes */
+    } cases[] = {
+        {"\xe2\x96\x81", "||||", "", false, {1, 3, 4, 5, 6, 7, 8}},
+        {"\xe2\x96\x81", "||", "", false, {1, 3, 4, 5, 6, 7, 8}},
+        {"\xe2\x96\x81", "|", "", false, {1, 3, 4, 6, 7, 9, 10}},
+        {"\xe2\x96\x81", "|", "", true, {1, 2, 3, 4, 5, 6, 7}},
+        {"y", "||", "", false, {1, 7, 10, 13, 16, 19, 22}},
+        {"y", "|", "", false, {1, 7, 10, 14, 17, 21, 24}},
+        {"y", "|", "", true, {1, 4, 7, 10, 13, 16, 19}},
+        {"y", "|", "\xe2\x96", false, {1, 5, 7, 10, 12, 15, 17}}, /* a run of unknown bytes, and a byte */
+        {"y", "|", "\x96", false, {1, 7, 10, 14, 17, 21, 24}},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        static vocabulary v;
+        begin_vocabulary(&v, (const char *const[]){"x", cases[c].space, cases[c].control}, 3);
+        v.types[261] = CONTROL;
+        v.no_space = cases[c].no_space;
+        for (const char *p = cases[c].unknown; *p; p++) v.types[BYTE_ID(*p)] = NORMAL;
+        kvf_model *model = open_vocabulary(&v);
+        for (size_t n = 0; n < 7; n++) {
+            cr_assert_eq(kvf_tokenizer_max_ids(kvf_model_tokenizer(model), n), cases[c].most[n],
+                         "case %zu, %zu bytes: at most %zu", c, n,
+                         kvf_tokenizer_max_ids(kvf_model_tokenizer(model), n));
+            cr_assert_eq(most_ids(model, " x|", n), cases[c].most[n], "case %zu, %zu bytes", c, n);
+        }
+        cr_assert_eq(kvf_tokenizer_max_ids(kvf_model_tokenizer(model), SIZE_MAX), SIZE_MAX);
+        kvf_model_close(model);
+    }
+}
+
+/* What a fuzzer found: the token of the space is a control token, so that text writes a space by three bytes. */
+Test(spm, takes_a_space_that_is_a_control_token) {
+    static vocabulary v;
+    small_vocabulary(&v);
+    v.types[SPACE] = CONTROL;
+    v.texts[SPACE_X] = "y";
+    kvf_model *model = open_vocabulary(&v);
+    const uint32_t a = BYTE_ID('\xe2'), b = BYTE_ID('\x96'), c = BYTE_ID('\x81');
+    MUST_ENCODE(model, " x", KVF_ENCODE_SPECIAL, a, b, c, a, b, c, X);
+    cr_assert_eq(kvf_tokenizer_max_ids(kvf_model_tokenizer(model), 2), 1 + 3 + 2 * 3);
     kvf_model_close(model);
 }
 
@@ -509,6 +580,7 @@ Test(spm, refuses_files_that_make_no_sense) {
         {{.n_types = 258}, "key tokenizer.ggml.token_type: 258 elements", KVF_E_FORMAT},
         {{.scores = {NAN}}, "token 259 has score NaN", KVF_E_FORMAT},
         {{.true_key = "tokenizer.ggml.remove_extra_whitespaces"}, "remove_extra_whitespaces: true", KVF_E_UNSUPPORTED},
+        {{.unknown_id = 0x40000000}, "unknown_token_id: 1073741824: must be below the 267 tokens", KVF_E_FORMAT},
         {{.charsmap = "abc"}, "precompiled_charsmap: a table of 3 elements", KVF_E_UNSUPPORTED},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -521,6 +593,7 @@ Test(spm, refuses_files_that_make_no_sense) {
         v.n_types = cases[i].v.n_types;
         v.true_key = cases[i].v.true_key;
         v.charsmap = cases[i].v.charsmap;
+        v.unknown_id = cases[i].v.unknown_id;
         if (isnan(cases[i].v.scores[0])) v.scores[X] = NAN;
         cr_assert_eq(open_status(&v, NULL, &model, &err), cases[i].status, "case %zu: %s", i, err.text);
         cr_assert(!model && strstr(err.text, cases[i].says), "case %zu: %s", i, err.text);

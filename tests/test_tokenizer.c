@@ -592,6 +592,7 @@ Test(tokenizer, leaves_a_buffer_that_is_too_small) {
     kvf_error err;
     cr_assert_eq(kvf_tokenizer_encode(kvf_model_tokenizer(model), "xyzxy", 5, 0, ids, 4, &n, &err), KVF_E_LIMIT);
     cr_assert(n == 5 && ids[0] == 7 && ids[3] == 7 && strstr(err.text, "capacity of 4 ids: the text has 5"));
+    cr_assert_eq(kvf_tokenizer_max_ids(kvf_model_tokenizer(model), 5), 5 + 1); /* and the begin token */
     cr_assert_eq(kvf_tokenizer_encode(kvf_model_tokenizer(model), "a", (size_t)1 << 31, 0, ids, 4, &n, &err),
                  KVF_E_LIMIT);
     cr_assert(n == 5 && strstr(err.text, "text of 2147483648 bytes"));

@@ -117,6 +117,10 @@ static json_t *kv_json(const kvf__answer *a, const kvf_result *r) {
     json_object_set_new(kv, "kept", count_if(known, r->kept));
     json_object_set_new(kv, "merged", count_if(known, r->counts.merged));
     json_object_set_new(kv, "dropped", count_if(known, r->counts.dropped));
+    if (a->several) {
+        json_object_set_new(kv, "own_blocks", count_if(known, r->own_blocks));
+        json_object_set_new(kv, "shared_blocks", count_if(known, r->shared_blocks));
+    }
     return kv;
 }
 
@@ -129,6 +133,7 @@ static json_t *own_choice(const kvf__answer *a, const kvf_tokenizer *tokenizer, 
     if (a->logprobs) json_object_set_new(o, "logprobs", tokens_json(false, tokenizer, r));
     json_object_set_new(o, "finish_reason", json_string(reasons[r->finish]));
     json_object_set_new(o, "completion_tokens", json_integer(r->n_tokens));
+    if (a->several) json_object_set_new(o, "score", kvf__json_number(r->score));
     json_object_set_new(o, "kv", kv_json(a, r));
     return o;
 }
@@ -161,6 +166,7 @@ bool kvf__answer_begin(kvf__answer *a, const kvf__line *line, uint32_t n_layers)
     *a = (kvf__answer){.line = line->number,
                        .openai = line->openai,
                        .logprobs = line->logprobs,
+                       .several = line->n_samples > 1 || line->best_of > 1 || line->beam_width,
                        .form = line->form,
                        .id = json_incref(line->id),
                        .model = json_incref((json_t *)line->model),
@@ -182,18 +188,15 @@ void kvf__answer_free(kvf__answer *a) {
     a->error = NULL;
 }
 
-void kvf__answer_fail(kvf__answer *a, const char *text) {
-    if (!a->error) a->error = strdup(text);
-}
-
 void kvf__answer_add(kvf__answer *a, const kvf_tokenizer *tokenizer, uint32_t index, const kvf_result *r) {
     json_t *choice = a->openai ? openai_choice(a, tokenizer, index, r) : own_choice(a, tokenizer, index, r);
     json_array_set_new(a->choices, index, choice);
+    while (json_array_size(a->choices) > r->n_results) json_array_remove(a->choices, json_array_size(a->choices) - 1);
     a->prompt_tokens = r->n_prompt;
     a->completion_tokens += r->n_tokens;
     if (r->finish != KVF_FINISH_ERROR) return;
     char words[KVF__WORDS_BYTES];
-    kvf__answer_fail(a, kvf__request_words(NULL, r->error ? r->error : "failed", words));
+    if (!a->error) a->error = strdup(kvf__request_words(NULL, r->error ? r->error : "failed", words));
 }
 
 /* ---- A line's answer: kvfold's form ---------------------------------------------------------------------------- */
@@ -202,7 +205,7 @@ static json_t *own_json(const kvf__answer *a) {
     json_t *o = json_object();
     json_object_set(o, "id", a->id);
     if (a->n_samples == 1) { /* the choice's fields stand in the line itself */
-        static const char *const before[] = {"text", "token_ids", "logprobs", "finish_reason"};
+        static const char *const before[] = {"text", "token_ids", "logprobs", "finish_reason", "score"};
         const json_t *choice = json_array_get(a->choices, 0);
         for (size_t i = 0; i < sizeof before / sizeof before[0]; i++)
             if (json_object_get(choice, before[i])) json_object_set(o, before[i], json_object_get(choice, before[i]));
@@ -269,7 +272,7 @@ static json_t *openai_json(const kvf__answer *a) {
     json_object_set_new(usage, "total_tokens", count(a->prompt_tokens + a->completion_tokens));
     json_object_set_new(body, "id", made_id(chat ? "chatcmpl" : "cmpl", a->line));
     json_object_set_new(body, "object", json_string(chat ? "chat.completion" : "text_completion"));
-    json_object_set_new(body, "created", json_integer((json_int_t)time(NULL)));
+    json_object_set_new(body, "created", json_integer(a->undated ? 0 : (json_int_t)time(NULL)));
     json_object_set(body, "model", a->model);
     json_object_set(body, "choices", a->choices);
     json_object_set_new(body, "usage", usage);

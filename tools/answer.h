@@ -8,11 +8,13 @@
 typedef struct kvf__answer {
     uint64_t line;
     bool openai, logprobs;
+    bool undated; /* the OpenAI form's `created` is 0, so that answers of two runs can be equal; false after begin */
+    bool several; /* samples or beams over one prompt */
     kvf__form form;
     json_t *id, *model;
     kvf_policy_options policy;
     uint32_t n_layers, n_samples;
-    json_t *choices; /* [n_samples], null until a sample has ended */
+    json_t *choices; /* null until that sample has ended; fewer where there were no more hypotheses */
     char *error;     /* of the first sample that failed, or NULL */
     uint64_t prompt_tokens, completion_tokens;
 } kvf__answer;
@@ -23,8 +25,6 @@ void kvf__answer_free(kvf__answer *answer);
 
 /* One sample has ended. */
 void kvf__answer_add(kvf__answer *answer, const kvf_tokenizer *tokenizer, uint32_t index, const kvf_result *result);
-/* A sample could not be run. */
-void kvf__answer_fail(kvf__answer *answer, const char *text);
 /* All have. */
 json_t *kvf__answer_json(const kvf__answer *answer);
 

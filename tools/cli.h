@@ -27,10 +27,16 @@ typedef struct kvf__cli {
     kvf__arg_list policy_options; /* names and values as given */
     kvf__arg_list stop, served_names;
     uint32_t block_size, heads_per_group, chunk, threads, max_running, context, max_tokens, top_k, n_prompt;
+    uint32_t n, best_of, beam_width; /* 0: not given */
     uint64_t kv_memory, seed;
     double temperature, top_p; /* temperature below 0: not given */
+    double length_penalty;
     const char *sync;
-    int raw, special, plain, json, quiet, resume, force, any_model;
+    int raw, special, plain, json, quiet, resume, force, any_model, deterministic, fast_activations;
+    const char *report, *trace, *record, *metrics; /* occupancy: page, Chrome trace, request trace, figures */
+    const char *densities, *arrivals;              /* kvfold profile, as are those below */
+    uint32_t n_blocks, n_layers, n_kv_heads, head_dim, limit, generate, prefix_groups, shared_tokens;
+    double rate, burst, prompt_mean, prompt_sigma, output_mean, output_sigma, grouped, speed, step_ms, token_us;
 } kvf__cli;
 
 /* options.c: the commands, ended by one without a name, and the defaults. */
@@ -43,6 +49,7 @@ int kvf__run_command(const void *cli);
 int kvf__tokenize_command(const void *cli);
 int kvf__info_command(const void *cli);
 int kvf__eval_command(const void *cli);
+int kvf__profile_command(const void *cli);
 
 /* ---- setup.c ---------------------------------------------------------------------------------------- */
 

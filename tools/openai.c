@@ -242,7 +242,7 @@ static kvf_status read_logprobs(kvf__line *line, const json_t *body, kvf_error *
 static kvf_status read_numbers(const kvf__line_rules *rules, kvf__line *line, const json_t *body, kvf_error *err) {
     /* What the form itself says where the body and the command line say nothing. */
     kvf__line_defaults(rules, line, line->form == KVF__FORM_CHAT ? UINT32_MAX : 16, 1);
-    uint64_t max_tokens = line->max_tokens, top_k = line->sampling.top_k, n = 1, best_of;
+    uint64_t max_tokens = line->max_tokens, top_k = line->sampling.top_k, n = line->n_samples;
     bool ignore_end = false;
     kvf_status st;
     if ((st = kvf__field_count(body, "max_tokens", 1, UINT32_MAX, &max_tokens, err)) ||
@@ -253,18 +253,13 @@ static kvf_status read_numbers(const kvf__line_rules *rules, kvf__line *line, co
         (st = kvf__field_real(body, "top_p", 1, &line->sampling.top_p, err)) ||
         (st = read_flag(body, "ignore_eos", &ignore_end, err)) || (st = read_logprobs(line, body, err)))
         return st;
-    best_of = n;
-    if ((st = kvf__field_count(body, "best_of", 1, UINT32_MAX, &best_of, err))) return st;
-    if (best_of != n)
-        return refuse(line, "unsupported_parameter",
-                      kvf__field_fail(err, KVF_E_UNSUPPORTED, "best_of %llu: must be as n, %llu",
-                                      (unsigned long long)best_of, (unsigned long long)n));
+    line->n_samples = (uint32_t)n;
+    if ((st = kvf__line_ranked(rules, line, body, err))) return st;
     const json_t *seed = json_object_get(body, "seed");
     if (seed && !json_is_integer(seed)) return kvf__field_wrong_type(err, "seed", seed, "a whole number");
     if (seed) line->sampling.seed = (uint64_t)json_integer_value(seed);
     line->max_tokens = (uint32_t)max_tokens;
     line->sampling.top_k = (uint32_t)top_k;
-    line->n_samples = (uint32_t)n;
     line->ignore_end = ignore_end;
     return KVF_OK;
 }

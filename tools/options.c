@@ -70,6 +70,15 @@ static const kvf__arg sampling_args[] = {
      KVF__ARG_NUMBER, AT(top_p), 0, 1, NULL},
     {"seed", "N", "of sampling; line n of the input gets seed N + n - 1", "0", KVF__ARG_SEED, AT(seed), 0, 0, NULL},
     {"stop", "TEXT", "end before this text; may be given several times", NULL, KVF__ARG_LIST, AT(stop), 0, 0, NULL},
+    {"n", "N", "answers to each request, over one computation of its prompt; sample i has the request's seed + i", "1",
+     KVF__ARG_COUNT, AT(n), 1, KVF_SAMPLES_MAX, NULL},
+    {"best-of", "N", "draw N samples and answer with the n of the best mean log-probability", "n", KVF__ARG_COUNT,
+     AT(best_of), 1, KVF_SAMPLES_MAX, NULL},
+    {"beam-width", "N", "beam search over N hypotheses in place of sampling; the n best are the answers", "no beams",
+     KVF__ARG_COUNT, AT(beam_width), 1, KVF_SAMPLES_MAX, NULL},
+    {"length-penalty", "X",
+     "a hypothesis' score is the sum of its log-probabilities / its tokens ^ X; 0 compares sums, more favours longer ones",
+     "1", KVF__ARG_NUMBER, AT(length_penalty), -100, 100, NULL},
 };
 static const kvf__arg_group sampling_group = {"Generation (a line of the input may set its own)", sampling_args,
                                               N(sampling_args), NULL};
@@ -102,6 +111,14 @@ static const kvf__arg memory_args[] = {
      NULL},
     {"context", "N", "positions a request may reach; it then ends with length", "the model's", KVF__ARG_COUNT,
      AT(context), 2, U32_LIMIT, NULL},
+    {"deterministic", NULL,
+     "an answer is the same to the byte whatever runs beside it: for any max-running, threads, chunk and order of "
+     "lines, after --resume, and when memory was short; long prompts take about a tenth longer",
+     NULL, KVF__ARG_FLAG, AT(deterministic), 0, 0, NULL},
+    {"fast-activations", NULL,
+     "products with weights of Q4_0, Q4_1 and Q8_0 take their inputs in 8 bits too: faster, but answers change (logits of "
+     "SmolLM2 by 0.2 in the mean square, 2.5 at most); other types are multiplied as without it",
+     NULL, KVF__ARG_FLAG, AT(fast_activations), 0, 0, NULL},
 };
 static const kvf__arg_group memory_group = {"Memory and batch", memory_args, N(memory_args), NULL};
 
@@ -116,6 +133,83 @@ static const kvf__arg report_args[] = {
     {"quiet", NULL, "no summary, progress or warnings; errors are still reported", NULL, KVF__ARG_FLAG, AT(quiet), 0, 0,
      NULL},
 };
+static const kvf__arg occupancy_args[] = {
+    {"report", "FILE",
+     "occupancy of the KV cache as one HTML page that needs nothing else: blocks of each layer over time, the budgets and "
+     "why, held against full-cache bytes, the slowest moments",
+     NULL, KVF__ARG_TEXT, AT(report), 0, 0, NULL},
+    {"trace", "FILE", "what ran when, and the blocks of each layer, in the Chrome trace format (opens in Perfetto)",
+     NULL, KVF__ARG_TEXT, AT(trace), 0, 0, NULL},
+    {"record", "FILE",
+     "the requests as a trace that kvfold profile replays (docs/trace.md), with the layers' densities", NULL,
+     KVF__ARG_TEXT, AT(record), 0, 0, NULL},
+    {"metrics", "FILE",
+     "occupancy figures at the end: a name that ends with .json or .csv (a row per moment) gives that, every other the "
+     "Prometheus text format",
+     NULL, KVF__ARG_TEXT, AT(metrics), 0, 0, NULL},
+};
+static const kvf__arg_group occupancy_group = {"Occupancy", occupancy_args, N(occupancy_args), NULL};
+
+static const kvf__arg replay_args[] = {
+    {"limit", "N", "replay the first N requests alone", "all", KVF__ARG_COUNT, AT(limit), 1, U32_LIMIT, NULL},
+    {"speed", "X", "arrivals come X times as fast", "1", KVF__ARG_NUMBER, AT(speed), 1e-6, 1e9, NULL},
+    {"step-ms", "X", "milliseconds that a step takes", "20", KVF__ARG_NUMBER, AT(step_ms), 0.001, 1e6, NULL},
+    {"token-us", "X", "microseconds that each token of a step takes beside", "100", KVF__ARG_NUMBER, AT(token_us), 0,
+     1e6, NULL},
+    {"densities", "FILE",
+     "densities of the layers, one number each, for requests that bring none of their own; else they are made from --seed",
+     NULL, KVF__ARG_TEXT, AT(densities), 0, 0, NULL},
+    {"seed", "N", "of --generate and of made densities", "0", KVF__ARG_SEED, AT(seed), 0, 0, NULL},
+    {"json", NULL, "the summary as one JSON object on standard output", NULL, KVF__ARG_FLAG, AT(json), 0, 0, NULL},
+    {"quiet", NULL, "no summary; errors are still reported", NULL, KVF__ARG_FLAG, AT(quiet), 0, 0, NULL},
+};
+static const kvf__arg_group replay_group = {"Replay", replay_args, N(replay_args), NULL};
+
+static const kvf__arg make_args[] = {
+    {"generate", "N", "make a trace of N requests in place of reading one; --record FILE keeps it", NULL,
+     KVF__ARG_COUNT, AT(generate), 1, 100000000, NULL},
+    {"arrivals", "KIND", "poisson, or bursty: several at once, then a longer gap, at the same rate", "poisson",
+     KVF__ARG_CHOICE, AT(arrivals), 0, 0, "poisson|bursty"},
+    {"rate", "X", "requests a second", "2", KVF__ARG_NUMBER, AT(rate), 1e-6, 1e6, NULL},
+    {"burst", "X", "requests of a burst, on average", "8", KVF__ARG_NUMBER, AT(burst), 1, 1e6, NULL},
+    {"prompt-mean", "X", "mean of the prompts' lengths, which are log-normal", "512", KVF__ARG_NUMBER, AT(prompt_mean),
+     1, 1e6, NULL},
+    {"prompt-sigma", "X", "sigma of their logarithm", "0.8", KVF__ARG_NUMBER, AT(prompt_sigma), 0, 4, NULL},
+    {"output-mean", "X", "mean of the outputs' lengths, log-normal too", "128", KVF__ARG_NUMBER, AT(output_mean), 1,
+     1e6, NULL},
+    {"output-sigma", "X", "sigma of their logarithm", "0.8", KVF__ARG_NUMBER, AT(output_sigma), 0, 4, NULL},
+    {"prefix-groups", "N", "groups of requests that begin alike", "0", KVF__ARG_COUNT, AT(prefix_groups), 0, 1024,
+     NULL},
+    {"shared-tokens", "N", "tokens that those of a group begin with, before their own", "256", KVF__ARG_COUNT,
+     AT(shared_tokens), 1, 1048576, NULL},
+    {"grouped", "X", "share of the requests that are of a group", "0.5", KVF__ARG_NUMBER, AT(grouped), 0, 1, NULL},
+};
+static const kvf__arg_group make_group = {"A made trace", make_args, N(make_args), NULL};
+
+static const kvf__arg pool_args[] = {
+    {"blocks", "N", "blocks of the pool, in place of --kv-memory", NULL, KVF__ARG_COUNT, AT(n_blocks), 1, 2147483648.0,
+     NULL},
+    {"kv-memory", "SIZE", "memory for K and V that the pool stands for: plain bytes, or with KiB, MiB or GiB", "512MiB",
+     KVF__ARG_BYTES, AT(kv_memory), 0, 0, NULL},
+    {"layers", "N", "layers", "those of the trace's densities, else 30", KVF__ARG_COUNT, AT(n_layers), 1, 1024, NULL},
+    {"kv-heads", "N", "KV heads of a layer", "3", KVF__ARG_COUNT, AT(n_kv_heads), 1, 1024, NULL},
+    {"head-dim", "N", "width of a head", "64", KVF__ARG_COUNT, AT(head_dim), 1, 1024, NULL},
+    {"kv-dtype", "TYPE", "type of K and V: fp16, bf16 or fp32", "fp16", KVF__ARG_CHOICE, AT(kv_dtype), 0, 0,
+     "fp16|bf16|fp32"},
+    {"heads-per-group", "N", "KV heads that share a block table; divides the KV heads", "all of a layer",
+     KVF__ARG_COUNT, AT(heads_per_group), 1, 1024, NULL},
+    {"block-size", "N", "tokens a block holds: 8, 16, 32, 64, 128 or 256", "16", KVF__ARG_COUNT, AT(block_size), 8, 256,
+     "8|16|32|64|128|256"},
+    {"chunk", "N", "tokens of a prompt computed in one step; a multiple of the block size", "512", KVF__ARG_COUNT,
+     AT(chunk), 8, 1048576, NULL},
+    {"max-running", "N", "requests in the batch at once, at most", "64", KVF__ARG_COUNT, AT(max_running), 1, 65536,
+     NULL},
+    {"context", "N", "positions a request may reach", "as many as the trace needs", KVF__ARG_COUNT, AT(context), 2,
+     1073741824, NULL},
+};
+static const kvf__arg_group pool_group = {"The pool (by default that of kvfold run with its default model)", pool_args,
+                                          N(pool_args), NULL};
+
 static const kvf__arg_group report_group = {"Reports", report_args, N(report_args), NULL};
 
 static const kvf__arg tokenize_args[] = {
@@ -151,10 +245,13 @@ static const kvf__arg_group eval_group = {"What is scored", eval_args, N(eval_ar
 
 /* ---- Commands ----------------------------------------------------------------------------------- */
 
-static const kvf__arg_group *const run_groups[] = {&run_group,      &batch_group,  &model_group,  &policy_group,
-                                                   &sampling_group, &memory_group, &report_group, NULL};
+static const kvf__arg_group *const run_groups[] = {&run_group,    &batch_group,     &model_group,
+                                                   &policy_group, &sampling_group,  &memory_group,
+                                                   &report_group, &occupancy_group, NULL};
 static const kvf__arg_group *const tokenize_groups[] = {&tokenize_group, NULL};
 static const kvf__arg_group *const info_groups[] = {&info_group, NULL};
+static const kvf__arg_group *const profile_groups[] = {&replay_group, &make_group,      &pool_group,
+                                                       &policy_group, &occupancy_group, NULL};
 static const kvf__arg_group *const eval_groups[] = {&eval_group, &model_group, &policy_group, &memory_group, NULL};
 
 static const char run_notes[] =
@@ -168,6 +265,9 @@ static const char run_notes[] =
     "  max_tokens, temperature, top_k, top_p, seed, stop (text or list), policy, preset,\n"
     "  and the policy's options by name\n"
     "  n               answers, with seed, seed + 1, ...; of 2 and more the output has `choices`\n"
+    "  best_of         so many samples, of which the n of the best mean log-probability are the answers\n"
+    "  beam_width, length_penalty\n"
+    "                  beam search in place of sampling; the n best hypotheses are the answers, best first\n"
     "  logprobs        true: the log-probability of each token; a number up to 20: of that many likeliest tokens too\n"
     "  A bad line is reported with its number, on standard error and as a result with finish_reason error;\n"
     "  the rest runs.\n"
@@ -176,6 +276,8 @@ static const char run_notes[] =
     "  id, text, token_ids, finish_reason (stop, length or error), prompt_tokens, completion_tokens,\n"
     "  kv: policy, rho, held_tokens and full_tokens (slots over all layers: held at the end, and with a full cache),\n"
     "  blocks (per layer, at the end), kept, merged, dropped (tokens over layers and KV heads);\n"
+    "  of several samples or beams, each: index, score (mean log-probability; beams: see length_penalty), and in kv\n"
+    "  own_blocks and shared_blocks (over all layers, at its end: held by it alone, and by another of them too);\n"
     "  with finish_reason error: error and the line's number; a figure of kv that is not known is null\n"
     "  --output FILE begins with a line {\"kvfold\": ...}: the model and options, for --resume.\n"
     "\n"
@@ -184,7 +286,8 @@ static const char run_notes[] =
     "   \"body\": {\"model\": \"...\", \"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}}\n"
     "  url             /v1/chat/completions or /v1/completions, line by line\n"
     "  body            model, messages or prompt, max_tokens, max_completion_tokens, temperature, top_p, seed, stop, n,\n"
-    "                  logprobs, top_logprobs, top_k, ignore_eos; kvfold: {policy, preset and the policy's options};\n"
+    "                  best_of (completions), logprobs, top_logprobs, top_k, ignore_eos; kvfold: {policy, preset and the\n"
+    "                  policy's options};\n"
     "                  fields that ask for nothing (user, stream false, frequency_penalty 0, ...) are accepted\n"
     "  A bad line has error, and response with status_code 400 (404: another model's name) and body.error.\n"
     "  The header of such an output is a file beside it, OUTPUT.kvfold-header.json. Lines of both forms may be mixed:\n"
@@ -208,6 +311,14 @@ const kvf__command kvf__commands[] = {
      "  kvfold eval nll (--ids FILE | --text FILE) --prompt N [options]",
      "  nll: the negative log-likelihood, in nats, of every token after the prompt, each step fed with the true token.",
      eval_groups, 1, 1, "nll", kvf__eval_command},
+    {"profile", "Replay a trace of requests against a pool, without a model.",
+     "  kvfold profile TRACE [options]\n  kvfold profile --generate N [options]",
+     "  TRACE: kvfold's own form (docs/trace.md), as kvfold run --record writes it, a table of the Azure LLM inference\n"
+     "  traces (TIMESTAMP, ContextTokens, GeneratedTokens) or of BurstGPT (Timestamp, Request tokens, Response tokens), or\n"
+     "  a Mooncake trace (JSON lines: timestamp, input_length, output_length, hash_ids); plain, gzip or zstd; - is\n"
+     "  standard input. Scheduler, pool and budgets are the real ones; of the model only the densities of the layers\n"
+     "  count, which are the trace's, those of --densities, or made. A step takes --step-ms and --token-us a token.",
+     profile_groups, 0, 1, "TRACE", kvf__profile_command},
     {NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL},
 };
 
@@ -222,7 +333,21 @@ kvf__cli kvf__cli_default(void) {
     cli.kv_memory = (uint64_t)512 << 20;
     cli.top_p = 1;
     cli.temperature = -1;
+    cli.length_penalty = 1;
     cli.sync = "second";
+    cli.arrivals = "poisson";
+    cli.n_kv_heads = 3;
+    cli.head_dim = 64;
+    cli.shared_tokens = 256;
+    cli.rate = 2;
+    cli.burst = 8;
+    cli.prompt_mean = 512;
+    cli.output_mean = 128;
+    cli.prompt_sigma = cli.output_sigma = 0.8;
+    cli.grouped = 0.5;
+    cli.speed = 1;
+    cli.step_ms = 20;
+    cli.token_us = 100;
     return cli;
 }
 

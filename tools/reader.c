@@ -201,6 +201,11 @@ kvf__read kvf__reader_next(kvf__reader *r, bool wait, const char **line, size_t 
             return KVF__READ_FAILED;
         }
         if (r->end) return KVF__READ_END;
+        if (r->max_line && r->used - r->begin > r->max_line) {
+            kvf__say("%s line %llu: is longer than %zu bytes", r->name, (unsigned long long)r->n_lines + 1,
+                     r->max_line);
+            return KVF__READ_FAILED;
+        }
         r->scanned = r->used;
         kvf__read got = fill(r, wait);
         if (got != KVF__READ_LINE) return got;

@@ -27,6 +27,7 @@ typedef struct kvf__reader {
     size_t raw_begin, raw_used;
     bool raw_end, full; /* full: the last step filled all the room it had */
     const char *broken; /* what is wrong with the packed bytes */
+    size_t max_line;    /* set after opening: a longer line fails; 0: any length */
 } kvf__reader;
 
 typedef enum kvf__read { KVF__READ_LINE, KVF__READ_LATER, KVF__READ_END, KVF__READ_FAILED } kvf__read;

@@ -54,7 +54,7 @@ void kvf__tally_add(kvf__tally *t, const kvf_result *r, bool pool_was_full) {
     t->dropped += r->counts.dropped;
     t->held_tokens += r->held_tokens;
     t->full_tokens += r->full_tokens;
-    t->prompt_tokens += r->n_prompt;
+    if (r->index == 0) t->prompt_tokens += r->n_prompt; /* once for all answers to it */
     t->completion_tokens += r->n_tokens;
     if (!r->full_tokens || !r->layers) return;
     uint64_t positions = r->full_tokens / ((uint64_t)t->n_layers * t->n_groups);

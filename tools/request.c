@@ -10,19 +10,52 @@
 
 enum { MAX_MESSAGES = 4096, MAX_VALUE = 512 };
 
-static const char *const keys[] = {"id",    "prompt", "messages", "token_ids", "max_tokens", "temperature", "top_k",
-                                   "top_p", "seed",   "stop",     "policy",    "preset",     "n",           "logprobs"};
+static const char *const keys[] = {"id",    "prompt",   "messages", "token_ids",  "max_tokens",    "temperature",
+                                   "top_k", "top_p",    "seed",     "stop",       "policy",        "preset",
+                                   "n",     "logprobs", "best_of",  "beam_width", "length_penalty"};
 
 /* ---- Numbers and stop strings ---------------------------------------------------------------------------- */
 
 void kvf__line_defaults(const kvf__line_rules *rules, kvf__line *line, uint32_t max_tokens, double temperature) {
     const kvf__cli *cli = rules->cli;
     line->max_tokens = cli->max_tokens ? cli->max_tokens : max_tokens;
-    line->n_samples = 1;
+    line->n_samples = cli->n ? cli->n : 1;
     line->sampling.temperature = (float)(cli->temperature < 0 ? temperature : cli->temperature);
     line->sampling.top_p = (float)cli->top_p;
     line->sampling.top_k = cli->top_k;
     line->sampling.seed = cli->seed + line->number - 1;
+}
+
+kvf_status kvf__line_ranked(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err) {
+    const kvf__cli *cli = rules->cli;
+    const json_t *penalty = json_object_get(object, "length_penalty");
+    uint64_t best_of = 0, beam_width = cli->beam_width;
+    kvf_status st;
+    if ((st = kvf__field_count(object, "best_of", 1, KVF__MAX_SAMPLES, &best_of, err)) ||
+        (st = kvf__field_count(object, "beam_width", 1, KVF__MAX_SAMPLES, &beam_width, err)))
+        return st;
+    line->length_penalty = cli->length_penalty;
+    if (penalty && !json_is_number(penalty)) return kvf__field_wrong_type(err, "length_penalty", penalty, "a number");
+    if (penalty) line->length_penalty = json_number_value(penalty);
+    if (!(line->length_penalty >= -100 && line->length_penalty <= 100))
+        return kvf__field_fail(err, KVF_E_INVALID, "length_penalty %g: must be from -100 to 100", line->length_penalty);
+    if (beam_width && best_of > line->n_samples)
+        return kvf__field_fail(err, KVF_E_INVALID, "best_of %llu: beam search has none; leave out one of the two",
+                               (unsigned long long)best_of);
+    if (best_of && best_of < line->n_samples)
+        return kvf__field_fail(err, KVF_E_INVALID, "best_of %llu: must be at least n, %u", (unsigned long long)best_of,
+                               line->n_samples);
+    if (beam_width && beam_width < line->n_samples)
+        return kvf__field_fail(err, KVF_E_INVALID, "beam_width %llu: must be at least n, %u",
+                               (unsigned long long)beam_width, line->n_samples);
+    if (!best_of && !beam_width && cli->best_of > line->n_samples) best_of = cli->best_of;
+    line->best_of = (uint32_t)best_of;
+    line->beam_width = (uint32_t)beam_width;
+    if (beam_width && cli->temperature < 0 && !json_object_get(object, "temperature")) line->sampling.temperature = 0;
+    if (beam_width && line->sampling.temperature > 0)
+        return kvf__field_fail(err, KVF_E_INVALID, "temperature %g: beam search draws nothing; it must be 0",
+                               (double)line->sampling.temperature);
+    return KVF_OK;
 }
 
 /* false: none; true or 0: of the tokens taken; n: and of n likeliest at each step. */
@@ -39,7 +72,8 @@ static kvf_status read_logprobs(kvf__line *line, kvf_error *err) {
 
 static kvf_status read_numbers(const kvf__line_rules *rules, kvf__line *line, kvf_error *err) {
     kvf__line_defaults(rules, line, 256, 0);
-    uint64_t max_tokens = line->max_tokens, top_k = line->sampling.top_k, seed = line->sampling.seed, n = 1;
+    uint64_t max_tokens = line->max_tokens, top_k = line->sampling.top_k, seed = line->sampling.seed,
+             n = line->n_samples;
     kvf_status st;
     if ((st = kvf__field_count(line->root, "max_tokens", 1, UINT32_MAX, &max_tokens, err)) ||
         (st = kvf__field_count(line->root, "top_k", 0, UINT32_MAX, &top_k, err)) ||
@@ -52,7 +86,8 @@ static kvf_status read_numbers(const kvf__line_rules *rules, kvf__line *line, kv
     line->n_samples = (uint32_t)n;
     line->sampling.top_k = (uint32_t)top_k;
     line->sampling.seed = seed;
-    return read_logprobs(line, err);
+    kvf_status ranked = kvf__line_ranked(rules, line, line->root, err);
+    return ranked ? ranked : read_logprobs(line, err);
 }
 
 kvf_status kvf__line_stop(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err) {
@@ -186,11 +221,11 @@ static kvf_status render(const kvf__line_rules *rules, kvf__line *line, const kv
     err->text[0] = '\0';
     kvf_status st = kvf_chat_render(rules->tokenizer, name, messages, n, NULL, 0, &needed, err);
     if (st && st != KVF_E_LIMIT) return st;
-    /* The text, counted, bounds the tokens. */
-    if (needed >= SIZE_MAX / sizeof *line->tokens - 2 || !(line->tokens = malloc((needed + 2) * sizeof *line->tokens)))
+    size_t most = kvf_tokenizer_max_ids(rules->tokenizer, needed);
+    if (most > SIZE_MAX / sizeof *line->tokens || !(line->tokens = malloc(most ? most * sizeof *line->tokens : 1)))
         return kvf__field_fail(err, KVF_E_NO_MEMORY, "messages: out of memory");
     err->text[0] = '\0';
-    st = kvf_chat_encode(rules->tokenizer, name, messages, n, line->tokens, needed + 2, &line->n_tokens, err);
+    st = kvf_chat_encode(rules->tokenizer, name, messages, n, line->tokens, most, &line->n_tokens, err);
     return st ? st : check_tokens(line, "messages", err);
 }
 

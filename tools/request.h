@@ -10,7 +10,7 @@
 
 #include "tools/cli.h"
 
-enum { KVF__MAX_SAMPLES = 128, KVF__MAX_STOP_OPENAI = 16 };
+enum { KVF__MAX_SAMPLES = KVF_SAMPLES_MAX, KVF__MAX_STOP_OPENAI = 16 };
 
 /* What the lines of one run have in common. */
 typedef struct kvf__line_rules {
@@ -36,7 +36,9 @@ typedef struct kvf__line {
     size_t n_tokens;
     const char **stop; /* into root or the command line */
     uint32_t n_stop, max_tokens;
-    uint32_t n_samples, n_top; /* n_top: alternatives of each token, with logprobs */
+    uint32_t n_samples, n_top;    /* answers; n_top: alternatives of each token, with logprobs */
+    uint32_t best_of, beam_width; /* 0: n_samples, no beams */
+    double length_penalty;
     bool logprobs;
     int ignore_end;
     kvf_sampling sampling;
@@ -61,6 +63,9 @@ void kvf__line_free(kvf__line *line);
 
 /* ---- What both forms share: request.c ------------------------------------------------------------------- */
 
+/* best_of, beam_width and length_penalty out of an object, after n: what is left out is as the command line says. With
+ * beams the temperature is 0 where neither says anything. */
+kvf_status kvf__line_ranked(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err);
 /* Sampling and stop strings of the command line; max_tokens and temperature where that says nothing of them. */
 void kvf__line_defaults(const kvf__line_rules *rules, kvf__line *line, uint32_t max_tokens, double temperature);
 kvf_status kvf__line_stop(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err);

@@ -59,6 +59,12 @@ static json_t *options_json(const kvf__cli *cli, const kvf_policy_options *polic
     json_object_set_new(o, "top_p", json_real(cli->top_p));
     json_object_set_new(o, "seed", json_integer((json_int_t)cli->seed));
     json_object_set_new(o, "stop", stop);
+    if (cli->n || cli->best_of || cli->beam_width) { /* left out as they are in headers from before there were such */
+        json_object_set_new(o, "n", json_integer(cli->n));
+        json_object_set_new(o, "best_of", json_integer(cli->best_of));
+        json_object_set_new(o, "beam_width", json_integer(cli->beam_width));
+        json_object_set_new(o, "length_penalty", json_real(cli->length_penalty));
+    }
     json_object_set_new(o, "system", cli->system ? kvf__json_text(cli->system, strlen(cli->system)) : json_null());
     json_object_set_new(o, "chat_template", json_string(cli->chat_template));
     json_object_set_new(o, "special", json_boolean(cli->special));
@@ -67,6 +73,8 @@ static json_t *options_json(const kvf__cli *cli, const kvf_policy_options *polic
     json_object_set_new(o, "heads_per_group", json_integer(cli->heads_per_group));
     json_object_set_new(o, "chunk", json_integer(cli->chunk));
     json_object_set_new(o, "context", json_integer(cli->context));
+    json_object_set_new(o, "deterministic", json_boolean(cli->deterministic));
+    json_object_set_new(o, "fast_activations", json_boolean(cli->fast_activations));
     return o;
 }
 
@@ -170,6 +178,7 @@ static void add_differences(const json_t *was, const json_t *now, const char *wh
         json_object_foreach((json_t *)sides[side], key, unused) {
             json_t *a = json_object_get(was, key), *b = json_object_get(now, key);
             if ((side && b) || (a && b && json_equal(a, b))) continue;
+            if (!a && json_is_false(b)) continue; /* an option that is younger than the output */
             char *was_text = a ? json_dumps(a, DUMP | JSON_ENCODE_ANY) : NULL;
             char *now_text = b ? json_dumps(b, DUMP | JSON_ENCODE_ANY) : NULL;
             size_t used = strlen(text);

@@ -13,6 +13,7 @@
 #include "tools/reader.h"
 #include "tools/report.h"
 #include "tools/resume.h"
+#include "tools/watch.h"
 
 typedef struct run { /* the command */
     const kvf__cli *cli;
@@ -33,6 +34,8 @@ typedef struct run { /* the command */
     bool resumable; /* the output is a file with a header */
     bool streams, some_failed, engine_failed;
     json_t *result; /* of --prompt with --json */
+    kvf__watch watch;
+    bool watch_failed;
 } run;
 
 typedef struct pass { /* the batch, once through, with one policy */
@@ -43,29 +46,23 @@ typedef struct pass { /* the batch, once through, with one policy */
     kvf__ids ids;
     kvf__tally *tally;
     kvf__sink *output;
+    kvf__watch *watch; /* of the first pass; else one that watches nothing */
     kvf__printer printer;
     kvf__progress progress;
     bool ended, stopping;
-    uint32_t pending, ahead; /* requests submitted and not ended, and how many there may be */
+    uint32_t pending, ahead; /* answers that are to come, and how many there may be */
     uint64_t n_ended, step_prompt_tokens, step_decode_tokens;
     double started;
 } pass;
 
-typedef struct job job;
-
-typedef struct sample { /* one submitted request: all of a line's differ in the seed alone */
-    job *job;
-    uint32_t index;
-} sample;
-
-struct job { /* a line that runs */
+typedef struct job { /* a line that runs */
     pass *pass;
     kvf__answer answer;
     uint32_t max_tokens;
-    uint32_t n_left; /* samples submitted and not ended */
-    bool cut;        /* one was stopped before its end: nothing is written */
-    sample samples[];
-};
+    uint32_t n_left;         /* answers that are still to come */
+    bool cut;                /* one was stopped before its end: nothing is written */
+    kvf__watched *watched[]; /* [n_samples] */
+} job;
 
 static volatile sig_atomic_t caught_signal;
 
@@ -116,7 +113,7 @@ static void reject(pass *p, const kvf__line *line, const char *text) {
 }
 
 static void on_token(void *user, kvf_request request, uint32_t token, double logprob) {
-    pass *p = ((sample *)user)->job->pass;
+    pass *p = ((job *)user)->pass;
     char bytes[512], *larger = NULL, *text = bytes;
     (void)request;
     (void)logprob;
@@ -150,64 +147,83 @@ static bool pool_was_full(const job *j, const kvf_result *result) {
            (uint64_t)result->n_prompt + result->n_tokens < context;
 }
 
+/* Several answers are printed as they end, each below its index. */
+static void print_answer(pass *p, const kvf_result *r) {
+    char head[160];
+    int n = snprintf(head, sizeof head, "%s[%u] score %.4f, %llu blocks of its own, %llu shared\n",
+                     p->printer.used ? "\n" : "", r->index, r->score, (unsigned long long)r->own_blocks,
+                     (unsigned long long)r->shared_blocks);
+    kvf__printer_add(&p->printer, head, (size_t)n);
+    kvf__printer_add(&p->printer, r->text, r->text_bytes);
+}
+
 static void on_finish(void *user, const kvf_result *result) {
-    sample *s = user;
-    job *j = s->job;
+    job *j = user;
     pass *p = j->pass;
     p->pending--;
+    kvf__watch_finish(p->watch, j->watched[result->index], result);
+    j->n_left--;
+    if (result->index + 1 == result->n_results && result->n_results < j->answer.n_samples) { /* there are no more */
+        for (uint32_t i = result->n_results; i < j->answer.n_samples; i++) kvf__watch_refused(p->watch, j->watched[i]);
+        p->pending -= j->n_left;
+        j->n_left = 0;
+    }
     if (p->stopping || result->finish == KVF_FINISH_ABORTED) {
         p->tally->n_unfinished++;
         j->cut = true;
     } else {
         kvf__tally_add(p->tally, result, pool_was_full(j, result));
-        kvf__answer_add(&j->answer, p->rules.tokenizer, s->index, result);
+        kvf__answer_add(&j->answer, p->rules.tokenizer, result->index, result);
+        if (p->run->streams && !p->index && j->answer.several) print_answer(p, result);
     }
-    if (--j->n_left == 0) job_end(j);
+    if (j->n_left == 0) job_end(j);
 }
 
 /* ---- Requests ------------------------------------------------------------------------------------------- */
 
-static kvf_status submit_sample(pass *p, const kvf__line *line, sample *s, kvf_error *err) {
+static kvf_status submit_job(pass *p, const kvf__line *line, job *j, kvf_error *err) {
     kvf_generate g = {.struct_size = sizeof g, .tokens = line->tokens, .n_tokens = (uint32_t)line->n_tokens};
     g.max_tokens = line->max_tokens;
     g.sampling = line->sampling;
-    g.sampling.seed += s->index;
     g.stop = line->stop;
     g.n_stop = line->n_stop;
     g.ignore_end = line->ignore_end;
     g.n_top_logprobs = line->n_top;
     g.policy = &line->policy;
-    g.user = s;
-    g.on_token = p->run->streams && !p->index ? on_token : NULL;
+    g.n = line->n_samples;
+    g.best_of = line->best_of;
+    g.beam_width = line->beam_width;
+    g.length_penalty = line->length_penalty;
+    g.user = j;
+    g.on_token = p->run->streams && !p->index && !j->answer.several ? on_token : NULL;
     g.on_finish = on_finish;
-    return kvf_engine_submit(p->engine, &g, NULL, err);
+    for (uint32_t i = 0; i < line->n_samples; i++)
+        j->watched[i] = kvf__watch_submit(p->watch, line->tokens, line->n_tokens);
+    kvf_status st = kvf_engine_submit(p->engine, &g, NULL, err);
+    for (uint32_t i = 0; i < line->n_samples && st; i++) kvf__watch_refused(p->watch, j->watched[i]);
+    return st;
 }
 
-/* submit_sample never calls back, so the job lives until its last sample has ended in a step. */
+/* submit_job never calls back, so the job lives until its last answer has come in a step. */
 static void submit(pass *p, kvf__line *line) {
     kvf_error err = {""};
-    job *j = calloc(1, sizeof *j + line->n_samples * sizeof *j->samples);
+    job *j = calloc(1, sizeof *j + line->n_samples * sizeof *j->watched);
     if (!j || !kvf__answer_begin(&j->answer, line, p->tally->n_layers)) {
         reject(p, line, "out of memory");
         if (j) job_free(j);
         return;
     }
     j->pass = p;
+    j->answer.undated = p->run->cli->deterministic;
     j->max_tokens = line->max_tokens;
-    kvf_status st = KVF_OK;
-    for (uint32_t i = 0; i < line->n_samples && !st; i++) {
-        j->samples[i] = (sample){j, i};
-        if ((st = submit_sample(p, line, &j->samples[i], &err))) break;
-        p->pending++;
-        j->n_left++;
-    }
-    if (!st) return;
-    char words[KVF__WORDS_BYTES];
-    const char *text = kvf__request_words(p->engine, err.text[0] ? err.text : kvf_status_text(st), words);
-    if (j->n_left) { /* those that run end first */
-        kvf__answer_fail(&j->answer, text);
+    j->n_left = line->n_samples;
+    kvf_status st = submit_job(p, line, j, &err);
+    if (!st) {
+        p->pending += line->n_samples;
         return;
     }
+    char words[KVF__WORDS_BYTES];
+    const char *text = kvf__request_words(p->engine, err.text[0] ? err.text : kvf_status_text(st), words);
     line->code = st == KVF_E_NEVER_FITS ? "context_length_exceeded" : line->code;
     line->status = st == KVF_E_NO_MEMORY ? 500 : line->status;
     reject(p, line, text);
@@ -265,6 +281,7 @@ static void take_line(pass *p, const char *text, size_t n_bytes, uint64_t number
 }
 
 static void take_prompt(pass *p) {
+    const kvf__cli *cli = p->run->cli;
     kvf__line line;
     kvf_error err = {""};
     kvf_status st = kvf__line_from_prompt(&p->rules, &line, &err);
@@ -272,10 +289,11 @@ static void take_prompt(pass *p) {
         reject(p, &line, err.text[0] ? err.text : kvf_status_text(st));
     else
         submit(p, &line);
-    p->printer.stop = (const char *const *)p->run->cli->stop.values;
-    p->printer.n_stop = p->run->cli->stop.n;
-    kvf__line_free(&line);
     p->ended = true;
+    kvf__line_free(&line);
+    if (cli->n > 1 || cli->best_of > 1 || cli->beam_width) return; /* printed when they have ended, and cut by then */
+    p->printer.stop = (const char *const *)cli->stop.values;
+    p->printer.n_stop = cli->stop.n;
 }
 
 /* Submits lines while there is room for more ahead of those that run. */
@@ -325,6 +343,7 @@ static void after_step(pass *p) {
     kvf__sink_tick(p->output);
     kvf_engine_stats s = {.struct_size = sizeof s};
     if (kvf_engine_get_stats(p->engine, &s)) return;
+    kvf__watch_step(p->watch, p->engine, &s);
     if (p->run->stats.is_open) write_step(p, &s);
     const kvf_pool_occupancy *blocks = &s.occupancy.blocks;
     if (kvf__progress_due(&p->progress))
@@ -341,6 +360,7 @@ static void steps(pass *p) {
         if (!p->pending) continue;
         int more = 0;
         kvf_error err = {""};
+        kvf__watch_stepping(p->watch);
         kvf_status st = kvf_engine_step(p->engine, &more, &err);
         if (st) {
             kvf__say("the engine failed: %s", err.text[0] ? err.text : kvf_status_text(st));
@@ -366,6 +386,13 @@ static bool run_pass(run *r, uint32_t index) {
     p.engine = r->engine ? r->engine : kvf__setup_engine(cli, r->model, &r->policies[index], !cli->prompt);
     r->engine = NULL;
     if (!p.engine) return false;
+    kvf__watch none = {0};
+    p.watch = index ? &none : &r->watch;
+    if (!index && !kvf__watch_begin(p.watch, cli, r->info, p.engine, p.tally->label)) {
+        r->watch_failed = !kvf__watch_end(p.watch, p.engine);
+        kvf_engine_destroy(p.engine);
+        return false;
+    }
     bool shows = !cli->quiet && !(r->streams && isatty(STDOUT_FILENO));
     p.progress = kvf__progress_begin(
         shows, p.tally->label, shows && !cli->prompt && isatty(STDERR_FILENO) ? kvf__reader_count(&r->reader) : 0);
@@ -378,6 +405,7 @@ static bool run_pass(run *r, uint32_t index) {
     kvf_engine_stats s = {.struct_size = sizeof s};
     p.stopping = true;
     if (!kvf_engine_get_stats(p.engine, &s)) kvf__tally_end(p.tally, &s, wall);
+    if (!index) r->watch_failed = !kvf__watch_end(p.watch, p.engine);
     kvf_engine_destroy(p.engine);
     kvf__ids_free(&p.ids);
     return !r->engine_failed && !output_failed(&p) && !caught_signal;
@@ -392,6 +420,10 @@ static bool check_files(const kvf__cli *cli) {
                    {"compare-output", cli->compare_output},
                    {"stats", cli->stats},
                    {"json", cli->json ? "-" : NULL},
+                   {"report", cli->report},
+                   {"trace", cli->trace},
+                   {"record", cli->record},
+                   {"metrics", cli->metrics},
                    {"prompt", cli->prompt && !cli->output && !cli->json ? "-" : NULL}};
     size_t n = sizeof outputs / sizeof outputs[0];
     for (size_t i = 0; i < n; i++) {
@@ -485,9 +517,15 @@ static bool open_sinks(run *r, const char *const *paths, kvf__sink *const *sinks
 
 static bool open_outputs(run *r) {
     const kvf__cli *cli = r->cli;
-    const char *paths[] = {cli->input && !cli->output ? "-" : cli->output, cli->compare_output, cli->stats};
+    const char *paths[] = {cli->input && !cli->output ? "-" : cli->output,
+                           cli->compare_output,
+                           cli->stats, /* those of the sinks; then those of the watch */
+                           cli->report,
+                           cli->trace,
+                           cli->record,
+                           cli->metrics};
     kvf__sink *sinks[] = {&r->outputs[0], &r->outputs[1], &r->stats};
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         if (cli->input && paths[i] && kvf__reader_is(&r->reader, paths[i])) {
             kvf__say("%s: is the input; writing there would destroy it", kvf__shown(paths[i]).text);
             return false;
@@ -495,7 +533,7 @@ static bool open_outputs(run *r) {
     }
     bool named = cli->input && cli->output && strcmp(cli->output, "-") != 0;
     if (named && !(r->header = kvf__header_make(cli, r->model_path, r->info, &r->policies[0]))) return false;
-    if (!open_sinks(r, paths, sinks, 3)) return false;
+    if (!kvf__watch_check(cli) || !open_sinks(r, paths, sinks, 3)) return false;
     r->resumable = named && r->outputs[0].regular;
     if (r->header && (!r->resumable || r->resume.has_header)) {
         json_decref(r->header);
@@ -549,6 +587,7 @@ int kvf__run_command(const void *options) {
         bool started = r.tallies[0].stats.struct_size != 0;
         if (caught_signal) say_interrupted(&r);
         bool written = !started || summarize(&r);
+        written &= !r.watch_failed;
         for (int i = 0; i < 2; i++) written &= kvf__sink_close(&r.outputs[i]);
         written &= kvf__sink_close(&r.stats);
         code = !written          ? KVF__EXIT_OUTPUT

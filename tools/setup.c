@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tools/cli.h"
+#include "tools/watch.h"
 
 #define DEFAULT_MODEL "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -85,8 +85,11 @@ kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const
     config.kv_bytes = cli->kv_memory;
     config.max_running = cli->max_running;
     config.max_context = cli->context;
+    config.deterministic = cli->deterministic;
+    config.fast_activations = cli->fast_activations;
     config.n_score_arrays = any ? most_score_arrays() : kvf_policy_n_arrays(policy);
     config.want_mass_bias = any || policy->merge == KVF_MERGE_MASS;
+    config.profile = kvf__watch_profile(cli);
     if (!cli->quiet) config.log.write = log_line;
     kvf_engine *engine = NULL;
     kvf_error err = {""};
@@ -182,16 +185,17 @@ char *kvf__read_file(const char *path, const char *option, size_t *n_bytes) {
 
 uint32_t *kvf__encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes, uint32_t flags, size_t *n_ids,
                       kvf_error *err) {
-    if (n_bytes >= SIZE_MAX / sizeof(uint32_t) - 2) {
+    size_t most = kvf_tokenizer_max_ids(tokenizer, n_bytes);
+    if (most > SIZE_MAX / sizeof(uint32_t)) {
         (void)fail(err, KVF_E_OVERFLOW, "text: too long");
         return NULL;
     }
-    uint32_t *ids = malloc((n_bytes + 2) * sizeof *ids);
+    uint32_t *ids = malloc(most ? most * sizeof *ids : 1);
     if (!ids) {
         (void)fail(err, KVF_E_NO_MEMORY, "out of memory");
         return NULL;
     }
-    kvf_status st = kvf_tokenizer_encode(tokenizer, text, n_bytes, flags, ids, n_bytes + 2, n_ids, err);
+    kvf_status st = kvf_tokenizer_encode(tokenizer, text, n_bytes, flags, ids, most, n_ids, err);
     if (!st) return ids;
     if (!err->text[0]) (void)fail(err, st, kvf_status_text(st));
     free(ids);

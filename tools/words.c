@@ -14,6 +14,7 @@ static const char *const words[][2] = {{"kv_bytes", "--kv-memory"},
                                        {"block_size", "--block-size"},
                                        {"heads_per_group", "--heads-per-group"},
                                        {"max_new", "--max-tokens"},
+                                       {"n_samples", "beam_width"},
                                        {"more KV memory", "more --kv-memory"},
                                        {"a smaller budget", "a smaller budget (--rho, --min-tokens, --budget-tokens)"}};
 

@@ -1,7 +1,8 @@
-/* Tiled decode: one item for each (sequence, some KV heads, tile of 512 slots), partial results merged in ascending order.
+/* Tiled decode. Where there are sequences enough an item is (sequence, some KV heads), all its tiles of 512 slots one
+ * after the other, and finishes their answer. Else it is one tile, and a second pass over (sequence, KV head) merges, as
+ * many sequences at a time as the workspace holds tiles of. Partial results merge in ascending order either way.
  *
- * K and V are read once, for all query heads of a KV head. Where a table has one tile its item finishes the answer;
- * else a second pass over (sequence, KV head) merges. As many sequences at a time as the workspace holds tiles of. */
+ * K and V are read once, for all query heads of a KV head. */
 #include "attention/cpu/kernels.h"
 
 typedef struct kvf__decode {
@@ -9,8 +10,10 @@ typedef struct kvf__decode {
     const kvf__kernels *k;
     const kvf__workspace *w;
     uint32_t seq_begin; /* of this turn */
-    uint32_t n_tables;  /* (sequence, group) pairs of this turn; index holds their first tiles */
+    uint32_t n_tables;  /* (sequence, group) pairs of this turn; index holds their first tiles unless whole */
     uint32_t heads;     /* KV heads of an item */
+    uint32_t max_tiles; /* of a table of the call */
+    bool whole;         /* an item takes all tiles; they lie in its thread's part of the workspace */
     size_t pad, tile_floats;
 } kvf__decode;
 
@@ -45,7 +48,7 @@ static kvf__head head_of(const kvf__decode *d, uint32_t table, uint32_t head) {
                    c->view.n_slots[t],
                    kvf__ceil_div(c->view.n_slots[t], KVF_TILE),
                    0};
-    h.first_item = d->w->index[table] + (uint64_t)head * h.n_tiles;
+    if (!d->whole) h.first_item = d->w->index[table] + (uint64_t)head * h.n_tiles;
     return h;
 }
 
@@ -83,55 +86,130 @@ static void finish(const kvf__decode *d, const kvf__head *h) {
 }
 
 enum {
-    AHEAD_BYTES = 12 << 10, /* between what is read and what is prefetched */
-    MOST_HEADS = 16         /* KV heads of an item */
+    NEAR_BYTES = 8 << 10, /* between what is read and what is prefetched */
+    FAR_BYTES = 40 << 10, /* and the pages whose address is looked up: that takes longer than a read */
+    PAGE = 4096,          /* the least that the hardware translates at a time */
+    MOST_HEADS = 16       /* KV heads of an item */
 };
 
-/* One tile of n KV heads that lie side by side. */
+/* Some tiles of n KV heads that lie side by side. */
 typedef struct kvf__item {
     const kvf__head *first;
-    kvf__tile tiles[MOST_HEADS];
-    uint32_t n, n_blocks, begin;
-    const uint32_t *row; /* its blocks */
+    uint32_t n, begin, end; /* heads; slots, begin at a tile */
 } kvf__item;
 
-/* The i-th of an item's runs of rows, in the order of memory: K of its blocks and heads, then V; NULL past the last. */
-static const unsigned char *run_of(const kvf__call *c, const kvf__item *it, uint32_t i) {
-    uint32_t block = i / it->n, head = it->first->head + i % it->n;
-    if (block < it->n_blocks) return kvf__k_rows(c, it->row[block], head);
-    return block < 2 * it->n_blocks ? kvf__v_rows(c, it->row[block - it->n_blocks], head) : NULL;
+/* Where an item is in its runs of rows, in the order of memory: of each tile K of its blocks and heads, then V. */
+typedef struct kvf__cursor {
+    uint32_t begin, end; /* blocks of the tile in the table */
+    uint32_t block, head;
+    bool v;
+} kvf__cursor;
+
+static kvf__cursor cursor_at(const kvf__call *c, const kvf__item *it) {
+    uint32_t begin = it->begin / c->pages.block_size, end = KVF__MIN(it->begin + KVF_TILE, it->end);
+    return (kvf__cursor){begin, kvf__ceil_div(end, c->pages.block_size), begin, 0, false};
 }
 
-/* Logits, probabilities and output of one tile for the g query heads of each KV head. */
-static void attend(const kvf__decode *d, kvf__item *it, float *bias_room) {
+/* The run at the cursor, which goes on to the next; NULL past the last. */
+static const unsigned char *next_run(const kvf__call *c, const kvf__item *it, kvf__cursor *at) {
+    if (at->block == at->end) return NULL;
+    uint32_t block = it->first->row[at->block], head = it->first->head + at->head;
+    const unsigned char *run = at->v ? kvf__v_rows(c, block, head) : kvf__k_rows(c, block, head);
+    if (++at->head < it->n) return run;
+    at->head = 0;
+    if (++at->block < at->end) return run;
+    if (at->v) {
+        uint32_t bs = c->pages.block_size;
+        at->begin = at->end;
+        at->end = KVF__MIN(at->begin + KVF_TILE / bs, kvf__ceil_div(it->end, bs));
+    }
+    at->block = at->begin;
+    at->v = !at->v;
+    return run;
+}
+
+/* Asks for a line of each page of a run, so that its address is known when its lines are prefetched. */
+static void touch(const unsigned char *run, uint64_t bytes) {
+    if (!run) return;
+    for (uint64_t at = 0; at < bytes; at += PAGE) __builtin_prefetch(run + at, 0, 2);
+    __builtin_prefetch(run + bytes - 1, 0, 2);
+}
+
+/* An item's three places: what is read, prefetched, and looked up. */
+typedef struct kvf__reader {
+    const kvf__call *c;
+    const kvf__item *it;
+    kvf__cursor now, near, far;
+} kvf__reader;
+
+static kvf__reader reader_of(const kvf__call *c, const kvf__item *it) {
+    kvf__cursor begin = cursor_at(c, it);
+    kvf__reader r = {c, it, begin, begin, begin};
+    uint32_t run = (uint32_t)c->k_head_bytes;
+    for (uint32_t i = kvf__ceil_div(NEAR_BYTES, run); i > 0; i--) (void)next_run(c, it, &r.near);
+    for (uint32_t i = kvf__ceil_div(FAR_BYTES, run); i > 0; i--) touch(next_run(c, it, &r.far), run);
+    return r;
+}
+
+static void read_run(kvf__reader *r, kvf__rows *rows) {
+    rows->rows = next_run(r->c, r->it, &r->now);
+    rows->next = next_run(r->c, r->it, &r->near);
+    touch(next_run(r->c, r->it, &r->far), r->c->k_head_bytes);
+}
+
+/* Logits, probabilities and output of one tile of n slots for the g query heads of each KV head. */
+static void attend(const kvf__decode *d, kvf__reader *from, kvf__tile *tiles, uint32_t begin, float *bias_room) {
     const kvf__call *c = d->c;
+    const kvf__item *it = from->it;
     const kvf__head *h = it->first;
-    uint32_t bs = c->pages.block_size, g = c->n_per_kv, n = KVF__MIN(h->n_slots - it->begin, KVF_TILE), i = 0;
+    uint32_t bs = c->pages.block_size, g = c->n_per_kv, n = KVF__MIN(it->end - begin, KVF_TILE);
     size_t q_floats = (size_t)g * c->pages.head_dim;
-    uint32_t ahead = kvf__ceil_div(AHEAD_BYTES, (uint32_t)c->k_head_bytes); /* in runs */
     const float *q = c->a.q + (size_t)c->a.q_begin[h->seq] * c->a.q_stride + h->kv_head * q_floats;
     kvf__rows r = {NULL, NULL, 0, c->pages.head_dim, c->pages.dtype};
-    for (uint32_t j = 0; j < n; j += bs)
-        for (uint32_t k = 0; k < it->n; k++, i++) {
-            r.rows = run_of(c, it, i);
-            r.next = run_of(c, it, i + ahead);
-            r.n = KVF__MIN(bs, n - j);
-            d->k->dots(it->tiles[k].p + j, q + k * q_floats, g, &r);
+    for (uint32_t j = 0; j < n; j += bs) {
+        r.n = KVF__MIN(bs, n - j);
+        for (uint32_t k = 0; k < it->n; k++) {
+            read_run(from, &r);
+            d->k->dots(tiles[k].p + j, q + k * q_floats, g, &r);
         }
+    }
     for (uint32_t k = 0; k < it->n; k++) {
-        kvf__tile *t = &it->tiles[k];
-        const float *bias = kvf__gather_bias(c, h->row, h->head + k, it->begin, n, bias_room);
+        kvf__tile *t = &tiles[k];
+        const float *bias = kvf__gather_bias(c, h->row, h->head + k, begin, n, bias_room);
         for (uint32_t e = 0; e < g; e++)
             d->k->softmax(t->p + (size_t)e * KVF_TILE, n, c->scale, bias, &t->state[e].m, &t->state[e].l);
         memset(t->o, 0, g * d->pad * sizeof *t->o);
     }
-    for (uint32_t j = 0; j < n; j += bs)
-        for (uint32_t k = 0; k < it->n; k++, i++) {
-            r.rows = run_of(c, it, i);
-            r.next = run_of(c, it, i + ahead);
-            r.n = KVF__MIN(bs, n - j);
-            d->k->add_values(it->tiles[k].o, d->pad, it->tiles[k].p + j, g, &r);
+    for (uint32_t j = 0; j < n; j += bs) {
+        r.n = KVF__MIN(bs, n - j);
+        for (uint32_t k = 0; k < it->n; k++) {
+            read_run(from, &r);
+            d->k->add_values(tiles[k].o, d->pad, tiles[k].p + j, g, &r);
         }
+    }
+}
+
+/* All tiles of heads [head, head + d->heads) of a table, whose tiles lie in the thread's part of the workspace. */
+static void whole_item(void *ctx, uint32_t item, uint32_t thread) {
+    const kvf__decode *d = ctx;
+    uint32_t ranges = d->c->pages.heads_per_group / d->heads, table = item / ranges, head = item % ranges * d->heads;
+    kvf__head heads[MOST_HEADS];
+    kvf__tile tiles[MOST_HEADS];
+    for (uint32_t k = 0; k < d->heads; k++) {
+        heads[k] = head_of(d, table, head + k);
+        heads[k].first_item = ((uint64_t)thread * d->heads + k) * d->max_tiles;
+    }
+    kvf__item it = {heads, d->heads, 0, heads[0].n_slots};
+    kvf__reader from = reader_of(d->c, &it);
+    bool keep = wants_row(d->c, heads[0].seq); /* else all tiles' probabilities share a place, which stays in cache */
+    for (uint32_t t = 0; t < heads[0].n_tiles; t++) {
+        for (uint32_t k = 0; k < it.n; k++) {
+            tiles[k] = tile_at(d, heads[k].first_item + t);
+            if (!keep) tiles[k].p = tile_at(d, heads[k].first_item).p;
+        }
+        attend(d, &from, tiles, t * KVF_TILE, d->w->scratch + thread * d->w->scratch_floats);
+    }
+    for (uint32_t k = 0; k < it.n; k++) finish(d, &heads[k]);
 }
 
 static void tile_item(void *ctx, uint32_t item, uint32_t thread) {
@@ -140,14 +218,12 @@ static void tile_item(void *ctx, uint32_t item, uint32_t thread) {
     uint32_t table = kvf__find(d->w->index, d->n_tables, slot);
     uint32_t rest = (uint32_t)(slot - d->w->index[table]) / d->heads, ranges = d->c->pages.heads_per_group / d->heads;
     kvf__head h = head_of(d, table, rest % ranges * d->heads);
-    uint32_t tile = rest / ranges, begin = tile * KVF_TILE, bs = d->c->pages.block_size;
-    kvf__item it = {.first = &h,
-                    .n = d->heads,
-                    .n_blocks = kvf__ceil_div(KVF__MIN(h.n_slots - begin, KVF_TILE), bs),
-                    .begin = begin,
-                    .row = h.row + begin / bs};
-    for (uint32_t k = 0; k < it.n; k++) it.tiles[k] = tile_at(d, h.first_item + (uint64_t)k * h.n_tiles + tile);
-    attend(d, &it, d->w->scratch + thread * d->w->scratch_floats);
+    uint32_t tile = rest / ranges, begin = tile * KVF_TILE;
+    kvf__item it = {&h, d->heads, begin, KVF__MIN(h.n_slots, begin + KVF_TILE)};
+    kvf__tile tiles[MOST_HEADS];
+    for (uint32_t k = 0; k < it.n; k++) tiles[k] = tile_at(d, h.first_item + (uint64_t)k * h.n_tiles + tile);
+    kvf__reader from = reader_of(d->c, &it);
+    attend(d, &from, tiles, begin, d->w->scratch + thread * d->w->scratch_floats);
     for (uint32_t k = 0; k < it.n && h.n_tiles == 1; k++) {
         kvf__head one = head_of(d, table, h.head + k);
         finish(d, &one);
@@ -195,12 +271,37 @@ static uint32_t heads_of_item(const kvf__decode *d) {
     return 1;
 }
 
+/* Whether items of all tiles keep every thread busy to the end, however the lengths differ, and each thread's tiles fit;
+ * then also how many heads they have. */
+static bool take_whole(kvf__decode *d, uint64_t capacity) {
+    const kvf__call *c = d->c;
+    uint32_t hpg = c->pages.heads_per_group, groups = c->view.n_groups;
+    uint64_t n_tiles = 0, enough = c->n_threads > 1 ? 8 * (uint64_t)c->n_threads : 1;
+    d->n_tables = (c->a.seq_end - c->a.seq_begin) * groups;
+    d->max_tiles = kvf__ceil_div(c->max_slots, KVF_TILE);
+    for (uint32_t seq = c->a.seq_begin; seq < c->a.seq_end; seq++)
+        for (uint32_t g = 0; g < groups; g++)
+            n_tiles += kvf__ceil_div(c->view.n_slots[kvf__table(c, seq, g)], KVF_TILE);
+    for (d->heads = KVF__MIN(hpg, MOST_HEADS); d->heads > 0; d->heads--)
+        if (hpg % d->heads == 0 && n_tiles * (hpg / d->heads) >= enough * d->max_tiles &&
+            (uint64_t)c->n_threads * d->heads * d->max_tiles <= capacity &&
+            (uint64_t)d->n_tables * (hpg / d->heads) <= UINT32_MAX)
+            return true;
+    return false;
+}
+
 kvf_status kvf__cpu_decode(kvf_stream *stream, const kvf__call *c, const kvf__workspace *w, kvf_cpu_path path,
                            kvf_error *err) {
     (void)err;
-    kvf__decode d = {c, kvf__kernels_of(path), w, c->a.seq_begin, 0, 1, kvf__pad16(c->pages.head_dim), 0};
+    kvf__decode d = {.c = c, .k = kvf__kernels_of(path), .w = w, .seq_begin = c->a.seq_begin, .heads = 1};
+    d.pad = kvf__pad16(c->pages.head_dim);
     d.tile_floats = kvf__decode_tile_floats(c->n_per_kv, c->pages.head_dim);
     uint64_t capacity = KVF__MIN(w->rest_bytes / (d.tile_floats * sizeof(float)), UINT32_MAX);
+    d.whole = take_whole(&d, capacity);
+    if (d.whole) {
+        kvf__stream_for(stream, d.n_tables * (c->pages.heads_per_group / d.heads), whole_item, &d);
+        return KVF_OK;
+    }
     while (d.seq_begin < c->a.seq_end) {
         bool long_ones;
         uint32_t taken = take_sequences(&d, capacity, &long_ones);

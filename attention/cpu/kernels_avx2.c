@@ -245,7 +245,7 @@ INLINE void dots_block(float *s, const float *q, const unsigned char *k, const u
     for (size_t line = 0; line < d; line += per_line) {
         if (next) {
             UNROLL for (int n = 0; n < N; n++) {
-                _mm_prefetch((const char *)next + (size_t)n * row + line * size_of(dtype), _MM_HINT_T0);
+                _mm_prefetch((const char *)next + (size_t)n * row + line * size_of(dtype), _MM_HINT_T1);
             }
         }
         for (size_t i = line, end = KVF__MIN(line + per_line, d); i < end; i += 8) UNROLL for (int n = 0; n < N; n++) {
@@ -316,7 +316,7 @@ INLINE void add_block(float *o, size_t stride, const float *p, const kvf__rows *
     for (size_t j = 0; j < v->n; j++) {
         if (next) {
             UNROLL for (size_t line = 0; line < 8 * (size_t)N * size_of(dtype); line += 64) {
-                _mm_prefetch((const char *)next + j * row + at * size_of(dtype) + line, _MM_HINT_T0);
+                _mm_prefetch((const char *)next + j * row + at * size_of(dtype) + line, _MM_HINT_T1);
             }
         }
         UNROLL for (int n = 0; n < N; n++) {

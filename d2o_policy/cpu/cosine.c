@@ -43,6 +43,22 @@ static void nearest(const kvf__tile *tile, const float *panel, uint32_t r, uint3
         }
 }
 
+static void cosines(kvf_dtype dtype, const void *rows, const void *ahead, uint32_t d, const float *x, float x_rnorm,
+                    float u[16]) {
+    (void)ahead;
+    size_t row_bytes = d * kvf_dtype_bytes(dtype);
+    for (uint32_t c = 0; c < 16; c++) {
+        const void *row = (const unsigned char *)rows + c * row_bytes;
+        float dot = 0.0f, sum = 0.0f;
+        for (uint32_t i = 0; i < d; i++) {
+            float y = dtype == KVF_F32 ? ((const float *)row)[i] : kvf__widen(dtype, ((const uint16_t *)row)[i]);
+            dot = fmaf(x[i * KVF__PANEL], y, dot);
+            sum = fmaf(y, y, sum);
+        }
+        u[c] = kvf__cosine(dot, x_rnorm, kvf__rnorm(sum));
+    }
+}
+
 static void blend(float *acc, const float *base, const float *row, float w, uint32_t d) {
     for (uint32_t i = 0; i < d; i++) acc[i] = fmaf(w, base ? row[i] - base[i] : row[i], acc[i]);
 }
@@ -53,4 +69,4 @@ static float norm(const float *row, uint32_t d) {
     return sqrtf(sum);
 }
 
-const kvf__kernels kvf__policy_kernels_scalar = {load, store, pack, nearest, blend, norm};
+const kvf__kernels kvf__policy_kernels_scalar = {load, store, pack, nearest, cosines, NULL, blend, norm};

@@ -77,6 +77,72 @@ static inline __m256 cosine8(__m256 dot, __m256 ri, __m256 rj) {
     return _mm256_max_ps(_mm256_min_ps(u, _mm256_set1_ps(1.0f)), _mm256_set1_ps(-1.0f));
 }
 
+/* kvf__rnorm of 8. */
+static inline __m256 rnorm8(__m256 sum) {
+    __m256 in_range = _mm256_and_ps(_mm256_cmp_ps(sum, _mm256_setzero_ps(), _CMP_GT_OQ),
+                                    _mm256_cmp_ps(sum, _mm256_set1_ps(3.402823466e38f), _CMP_LE_OQ));
+    return _mm256_and_ps(_mm256_div_ps(_mm256_set1_ps(1.0f), _mm256_sqrt_ps(sum)), in_range);
+}
+
+/* Two groups of 8 rows, transposed in registers: the folds of one hide the latency of the other's. */
+void kvf__policy_cosines_avx2(kvf_dtype dtype, const void *rows, const void *ahead, uint32_t d, const float *x,
+                              float x_rnorm, float u[16]) {
+    __m256 dot[2], sum[2], r[8];
+    dot[0] = dot[1] = sum[0] = sum[1] = _mm256_setzero_ps();
+    size_t row_bytes = d * kvf_dtype_bytes(dtype);
+    const unsigned char *next = ahead; /* by the end all of its lines: 16 rows in d / 4 turns */
+    for (uint32_t i = 0; i < d; i += 8, x += 8 * KVF__PANEL)
+        for (uint32_t half = 0; half < 2; half++) {
+            const unsigned char *from = (const unsigned char *)rows + half * 8 * row_bytes;
+            for (size_t line = 0; line < row_bytes / d; line++, next += 64)
+                _mm_prefetch((const char *)next, _MM_HINT_T0);
+            for (uint32_t c = 0; c < 8; c++) r[c] = load8(dtype, from + c * row_bytes, i);
+            transpose8(r);
+            for (uint32_t c = 0; c < 8; c++) {
+                dot[half] = _mm256_fmadd_ps(_mm256_broadcast_ss(x + c * KVF__PANEL), r[c], dot[half]);
+                sum[half] = _mm256_fmadd_ps(r[c], r[c], sum[half]);
+            }
+        }
+    for (uint32_t half = 0; half < 2; half++)
+        _mm256_storeu_ps(u + 8 * half, cosine8(dot[half], _mm256_set1_ps(x_rnorm), rnorm8(sum[half])));
+}
+
+/* Cosines from sums in any order. A sum of squares that is infinite or NaN makes 0 / 0: the exact form must tell. */
+static inline __m256 near8(__m256 dot, __m256 sum, __m256 x_rnorm) {
+    __m256 zero = _mm256_setzero_ps(), none = _mm256_cmp_ps(sum, zero, _CMP_EQ_OQ);
+    __m256 u = _mm256_div_ps(_mm256_mul_ps(dot, x_rnorm), _mm256_sqrt_ps(sum));
+    __m256 strange = _mm256_cmp_ps(sum, _mm256_set1_ps(3.402823466e38f), _CMP_NLE_UQ);
+    return _mm256_or_ps(_mm256_andnot_ps(none, u), _mm256_and_ps(strange, _mm256_set1_ps(NAN)));
+}
+
+/* Lane c: the sum of the lanes of v[c]. */
+static inline __m256 sums8(const __m256 v[8]) {
+    __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+    __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+/* Row by row, without a transposition; the sums of eight rows become lanes together. */
+static void near_cosines(const void *rows, const void *ahead, uint32_t d, const float *x, float x_rnorm, float u[16]) {
+    const uint16_t *row = rows;
+    const char *next = ahead;
+    for (int half = 0; half < 2; half++) {
+        __m256 dot[8], sum[8];
+        for (int c = 0; c < 8; c++, row += d) {
+            __m256 a = _mm256_setzero_ps(), b = a;
+            for (uint32_t i = 0; i < d; i += 8) {
+                __m256 y = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(row + i)));
+                a = _mm256_fmadd_ps(_mm256_loadu_ps(x + i), y, a);
+                b = _mm256_fmadd_ps(y, y, b);
+            }
+            for (uint32_t i = 0; i < d; i += 32, next += 64) _mm_prefetch(next, _MM_HINT_T0);
+            dot[c] = a;
+            sum[c] = b;
+        }
+        _mm256_storeu_ps(u + 8 * half, near8(sums8(dot), sums8(sum), _mm256_set1_ps(x_rnorm)));
+    }
+}
+
 static inline float max8(__m256 x) {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
@@ -153,9 +219,9 @@ float kvf__policy_norm_avx2(const float *row, uint32_t d) {
     return sqrtf(sum);
 }
 
-const kvf__kernels kvf__policy_kernels_avx2 = {kvf__policy_load_avx2,  kvf__policy_store_avx2,
-                                               kvf__policy_pack_avx2,  nearest,
-                                               kvf__policy_blend_avx2, kvf__policy_norm_avx2};
+const kvf__kernels kvf__policy_kernels_avx2 = {
+    kvf__policy_load_avx2,    kvf__policy_store_avx2, kvf__policy_pack_avx2,  nearest,
+    kvf__policy_cosines_avx2, near_cosines,           kvf__policy_blend_avx2, kvf__policy_norm_avx2};
 #else
 typedef int kvf__policy_no_avx2; /* a translation unit is never empty */
 #endif

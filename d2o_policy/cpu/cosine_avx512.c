@@ -76,9 +76,53 @@ static void nearest(const kvf__tile *tile, const float *panel, uint32_t r, uint3
         nearest_n(tile, panel, r, n, 2, rnorm, d, best);
 }
 
-const kvf__kernels kvf__policy_kernels_avx512 = {kvf__policy_load_avx2,  kvf__policy_store_avx2,
-                                                 kvf__policy_pack_avx2,  nearest,
-                                                 kvf__policy_blend_avx2, kvf__policy_norm_avx2};
+/* Lane c: the sum of the lanes of v[c]. Pairs of registers are halved together: adjacent lanes, then quarters. */
+static inline __m512 sums16(const __m512 v[16]) {
+    __m512 s[8], t[4];
+    for (int i = 0; i < 8; i++) /* lanes of quarter q: pairs of v[2i], v[2i + 1] */
+        s[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 4; i++)
+        t[i] = _mm512_add_ps(_mm512_shuffle_ps(s[2 * i], s[2 * i + 1], 0x44),
+                             _mm512_shuffle_ps(s[2 * i], s[2 * i + 1], 0xee)); /* rows 4i..4i + 3 in each quarter */
+    __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(t[0], t[1], 0x88), _mm512_shuffle_f32x4(t[0], t[1], 0xdd));
+    __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(t[2], t[3], 0x88), _mm512_shuffle_f32x4(t[2], t[3], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+/* As that of AVX2. The last elements of a row that are fewer than 16 are read under a mask. */
+static void near_cosines(const void *rows, const void *ahead, uint32_t d, const float *x, float x_rnorm, float u[16]) {
+    const uint16_t *row = rows;
+    const char *next = ahead;
+    const __mmask16 rest = (__mmask16)((1u << d % 16) - 1);
+    __m512 dot[16], sum[16];
+    for (int c = 0; c < 16; c++, row += d) {
+        __m512 a = _mm512_setzero_ps(), b = a;
+        uint32_t i = 0;
+        for (; i + 16 <= d; i += 16) {
+            __m512 y = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(row + i)));
+            a = _mm512_fmadd_ps(_mm512_loadu_ps(x + i), y, a);
+            b = _mm512_fmadd_ps(y, y, b);
+        }
+        if (rest) {
+            __m512 y = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(rest, row + i));
+            a = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(rest, x + i), y, a);
+            b = _mm512_fmadd_ps(y, y, b);
+        }
+        for (i = 0; i < d; i += 32, next += 64) _mm_prefetch(next, _MM_HINT_T0);
+        dot[c] = a;
+        sum[c] = b;
+    }
+    __m512 all = sums16(sum);
+    __mmask16 some = _mm512_cmp_ps_mask(all, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+    __mmask16 strange = _mm512_cmp_ps_mask(all, _mm512_set1_ps(3.402823466e38f), _CMP_NLE_UQ);
+    __m512 cosine = _mm512_div_ps(_mm512_mul_ps(sums16(dot), _mm512_set1_ps(x_rnorm)), _mm512_sqrt_ps(all));
+    cosine = _mm512_mask_mov_ps(_mm512_maskz_mov_ps(some, cosine), strange, _mm512_set1_ps(NAN));
+    _mm512_storeu_ps(u, cosine);
+}
+
+const kvf__kernels kvf__policy_kernels_avx512 = {
+    kvf__policy_load_avx2,    kvf__policy_store_avx2, kvf__policy_pack_avx2,  nearest,
+    kvf__policy_cosines_avx2, near_cosines,           kvf__policy_blend_avx2, kvf__policy_norm_avx2};
 #else
 typedef int kvf__policy_no_avx512; /* a translation unit is never empty */
 #endif

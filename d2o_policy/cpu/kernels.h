@@ -40,6 +40,13 @@ typedef struct kvf__kernels {
     /* Rows [r, r + n) of an evicted panel (r + n <= KVF__PANEL) against a tile: raises best[0..n). */
     void (*nearest)(const kvf__tile *tile, const float *panel, uint32_t r, uint32_t n, const float *rnorm, uint32_t d,
                     kvf__best *best);
+    /* Cosines of a packed row x (element i stands at x[i * KVF__PANEL]) with 16 rows of the pages that follow one another.
+     * The bits are those that pack and nearest give. ahead: as many rows that will be read soon. */
+    void (*cosines)(kvf_dtype dtype, const void *rows, const void *ahead, uint32_t d, const float *x, float x_rnorm,
+                    float u[16]);
+    /* The same within kvf__cosine_slack, for finite fp16 rows, and for others too 0 (as cosines has it) or NaN, where cosines
+     * must tell; x here is contiguous. NULL: there is no faster way. */
+    void (*near_cosines)(const void *rows, const void *ahead, uint32_t d, const float *x, float x_rnorm, float u[16]);
     /* acc[i] = fmaf(w, row[i] - base[i], acc[i]), base NULL: zeros. */
     void (*blend)(float *acc, const float *base, const float *row, float w, uint32_t d);
     float (*norm)(const float *row, uint32_t d);
@@ -54,6 +61,8 @@ extern const kvf__kernels kvf__policy_kernels_avx512;
 void kvf__policy_load_avx2(kvf_dtype dtype, const void *row, uint32_t d, float *out);
 void kvf__policy_store_avx2(kvf_dtype dtype, const float *in, uint32_t d, void *row);
 void kvf__policy_pack_avx2(kvf_dtype dtype, const void *const rows[8], uint32_t d, float *panel, float rnorm[8]);
+void kvf__policy_cosines_avx2(kvf_dtype dtype, const void *rows, const void *ahead, uint32_t d, const float *x,
+                              float x_rnorm, float u[16]);
 void kvf__policy_blend_avx2(float *acc, const float *base, const float *row, float w, uint32_t d);
 float kvf__policy_norm_avx2(const float *row, uint32_t d);
 #endif
@@ -68,6 +77,10 @@ static inline float kvf__cosine(float dot, float ri, float rj) {
     if (!(u == u)) return 0.0f;
     return u > 1.0f ? 1.0f : u < -1.0f ? -1.0f : u;
 }
+
+/* How far two ways of summing a cosine over d elements may lie apart: each of three sums errs by at most d / 2^24 of the sum
+ * of magnitudes, half of that for a norm; doubled, and some for the products and roots. */
+static inline float kvf__cosine_slack(uint32_t d) { return (float)(4 * d + 64) * 0x1p-24f; }
 
 /* Larger cosine, then lower position: the result does not depend on the order of columns. */
 static inline void kvf__raise(kvf__best *b, float u, uint32_t pos, uint32_t slot) {

@@ -58,6 +58,7 @@ typedef struct kvf_manager_config {
     uint32_t n_snapshot_pages;    /* pages of block_size tokens for snapshots of column sums; 0: none */
     uint32_t reserved;            /* 0 */
     uint64_t snapshot_page_bytes; /* of one such page, for figures in bytes */
+    const struct kvf_profile_config *profile; /* kvfold/profile.h; copied; NULL: keeps no profile */
 } kvf_manager_config;
 
 /** A config with struct_size set and every default filled in; n_layers, n_kv_heads and n_blocks stay 0.
@@ -365,6 +366,12 @@ KVF_API KVF_CHECK kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_
  *  @param manager a manager. @param seq a sequence. @param layers [n_layers].
  *  @own plain values. @threads as the manager. @errors KVF_E_STALE, KVF_E_INVALID. @cost O(tables). */
 KVF_API KVF_CHECK kvf_status kvf_seq_occupancy(const kvf_manager *manager, kvf_seq seq, kvf_layer_occupancy *layers);
+
+/** How many of a sequence's blocks, over all its tables, nobody else holds, and how many somebody does.
+ *  @param manager a manager. @param seq a sequence. @param n_own result, or NULL. @param n_shared result, or NULL.
+ *  @own plain values. @threads as the manager. @errors KVF_E_STALE. @cost O(its blocks). */
+KVF_API KVF_CHECK kvf_status kvf_seq_sharing(const kvf_manager *manager, kvf_seq seq, uint64_t *n_own,
+                                             uint64_t *n_shared);
 
 /** Checks every invariant by walking everything: free + held = total, each block's references = its appearances over
  *  all tables, holds and pins, no block both free and referenced, promises and counters; likewise score pages.

@@ -5,6 +5,18 @@
  *     while (kvf_engine_step(engine, &more, &err) == KVF_OK && more) {}
  *
  * Results arrive through the request's callbacks, in the thread of kvf_engine_step.
+ *
+ * One request may ask for several answers (n, best_of, beam_width). The prompt is then computed once and forked: what the
+ * samples or beams have in common they share, until the first eviction of each makes that layer's table its own.
+ *   n           sample i draws with the seed + i, and is what a request of its own with that seed would be; it ends when it
+ *               ends.
+ *   best_of     so many samples, of which the n with the best mean log-probability are the answers, all at the end.
+ *   beam_width  W. At each step all continuations of the W hypotheses are ranked by the sum of their log-probabilities
+ *               (temperature 1; ties: the earlier hypothesis, the lower id). Those that end (an end token, a stop string)
+ *               count as finished when they are among the first W, the others fill the W places. A hypothesis scores sum /
+ *               tokens ^ length_penalty, its end token counted. The search stops when W are finished and the best running
+ *               one scores no more than the worst of them, or at max_tokens, where the running ones count too. The n
+ *               best are the answers, best first.
  * Part of libkvfold_engine.
  */
 #ifndef KVFOLD_ENGINE_H
@@ -12,6 +24,7 @@
 
 #include "kvfold/model.h"
 #include "kvfold/policy.h"
+#include "kvfold/profile.h"
 #include "kvfold/scheduler.h"
 
 #ifdef __cplusplus
@@ -37,6 +50,12 @@ typedef struct kvf_engine_config {
     kvf_cpu_path path;
     kvf_log log;
     kvf_allocator allocator;
+    /* 1: what a request gets depends on it, the model, and kv_dtype alone, to the bit: not on what runs beside it, chunk,
+     * threads, or whether it was preempted. After a preemption all policies replay what they had generated. */
+    int deterministic;
+    int fast_activations; /* 1: see kvf_forward */
+    /* Of the block manager; copied; NULL: it keeps none. Read it through kvf_engine_manager. */
+    const kvf_profile_config *profile;
 } kvf_engine_config;
 
 typedef enum kvf_finish {
@@ -72,9 +91,13 @@ typedef struct kvf_result {
     const uint32_t *top_tokens; /* [n_tokens][n_top_logprobs] likeliest first, ties to the lower id; KVF_NO_TOKEN where
                                  * logits are NaN */
     const double *top_logprobs; /* [n_tokens][n_top_logprobs] natural logs */
+    /* Of several answers: on_finish is called once for each. */
+    uint32_t index, n_results;          /* which (best_of above n, beams: its rank), of how many */
+    double score;                       /* mean log-probability; beams: sum / tokens ^ length_penalty */
+    uint64_t own_blocks, shared_blocks; /* blocks at its end that nobody else holds; that a sibling holds too */
 } kvf_result;
 
-enum { KVF_TOP_LOGPROBS_MAX = 20 };
+enum { KVF_TOP_LOGPROBS_MAX = 20, KVF_SAMPLES_MAX = 128 };
 
 typedef struct kvf_generate {
     size_t struct_size;
@@ -93,6 +116,13 @@ typedef struct kvf_generate {
     void (*on_finish)(void *user, const kvf_result *result);
     uint32_t
         n_top_logprobs; /* likeliest tokens of each step to report, at most KVF_TOP_LOGPROBS_MAX and the vocabulary */
+    uint32_t n;         /* answers, at most KVF_SAMPLES_MAX; 0: 1 */
+    uint32_t best_of;   /* samples they are the best of, n to KVF_SAMPLES_MAX; 0: n. No callback for tokens above n */
+    uint32_t
+        beam_width; /* n to max_running: beam search in place of sampling (temperature 0, no callback for tokens) */
+    double length_penalty; /* with beam_width; 0 compares sums, 1 means */
+    /* In place of on_token: index says which of n. Or NULL. */
+    void (*on_sample_token)(void *user, uint32_t index, kvf_request request, uint32_t token, double logprob);
 } kvf_generate;
 
 typedef struct kvf_engine_stats {
@@ -126,8 +156,9 @@ KVF_API void kvf_engine_destroy(kvf_engine *engine);
 /** Queues a request.
  *  @param engine an engine. @param generate see above. @param out its number, or NULL. @param err names the thing, the value and the remedy, or NULL.
  *  @own nothing is kept but user. @threads as the engine; also from within a callback.
- *  @errors KVF_E_INVALID (no token, an id outside the vocabulary, options, a stop string of no bytes, n_top_logprobs), KVF_E_NEVER_FITS, KVF_E_LIMIT,
- *  KVF_E_NO_MEMORY. on_finish is not called on failure. @cost O(tokens); allocates. */
+ *  @errors KVF_E_INVALID (no token, an id outside the vocabulary, options, a stop string of no bytes, n_top_logprobs, n, best_of,
+ *  beam_width), KVF_E_NEVER_FITS, KVF_E_LIMIT, KVF_E_NO_MEMORY. on_finish is not called on failure.
+ *  @cost O(tokens * samples); allocates. */
 KVF_API KVF_CHECK kvf_status kvf_engine_submit(kvf_engine *engine, const kvf_generate *generate, kvf_request *out,
                                                kvf_error *err);
 
@@ -137,10 +168,27 @@ KVF_API KVF_CHECK kvf_status kvf_engine_submit(kvf_engine *engine, const kvf_gen
  *  that request alone. @cost one forward pass. */
 KVF_API KVF_CHECK kvf_status kvf_engine_step(kvf_engine *engine, int *more, kvf_error *err);
 
-/** Ends a request now; its on_finish is called with KVF_FINISH_ABORTED before this returns.
+/** Changes the budget of a request, waiting or running. A tighter one compacts the request before its next token; a looser one
+ *  lets it grow, if the blocks can be promised. Waiting, or in its prompt, it goes on as if submitted so. A request whose policy took
+ *  no attention mass so far (rho 1 without budget_may_change) cannot be tightened once it runs.
+ *  @param engine an engine. @param request a live one. @param rho, budget_tokens as the policy's options of that name.
+ *  @param err names the thing, the value and the remedy, or NULL. @own nothing. @threads as the engine; also from within a callback.
+ *  @errors KVF_E_NOT_FOUND, KVF_E_INVALID (range; policy full), KVF_E_STATE (no mass), KVF_E_NEVER_FITS, KVF_E_NO_BLOCKS (a looser
+ *  budget for which there is no room now). Nothing changes on failure. @cost O(tables), and the compaction in the next step. */
+KVF_API KVF_CHECK kvf_status kvf_engine_set_budget(kvf_engine *engine, kvf_request request, double rho,
+                                                   uint32_t budget_tokens, kvf_error *err);
+
+/** Ends a request now, all of its samples; on_finish is called with KVF_FINISH_ABORTED for each that had not ended, before
+ *  this returns.
  *  @param engine an engine. @param request a live one. @own nothing. @threads as the engine; also from within a callback
  *  (then at the end of the step). @errors KVF_E_NOT_FOUND. @cost O(its blocks). */
 KVF_API KVF_CHECK kvf_status kvf_engine_abort(kvf_engine *engine, kvf_request request);
+
+/** Ends one sample of a request whose answers are its samples (no best_of above n, no beams); the others go on.
+ *  @param engine an engine. @param request a live one. @param index of the sample. @own nothing. @threads as the engine; also
+ *  from within a callback (then at the end of the step). @errors KVF_E_NOT_FOUND (it has ended), KVF_E_STATE (its samples are
+ *  ranked). @cost O(its blocks). */
+KVF_API KVF_CHECK kvf_status kvf_engine_abort_sample(kvf_engine *engine, kvf_request request, uint32_t index);
 
 /** Figures of now.
  *  @param engine an engine. @param out struct_size set by the caller. @own layers is the engine's. @threads as the engine.

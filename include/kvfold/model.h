@@ -98,6 +98,13 @@ typedef struct kvf_forward {
     uint32_t n_out;
     float *logits; /* [n_out][n_vocab] */
     kvf_cpu_path path;
+    /* 1: a row's products give bits that depend on the row and the weights alone: not on what else is in the batch, its
+     * place there, or the number of threads. With many rows about a tenth slower. */
+    int deterministic;
+    /* 1: products with weights of Q4_0, Q4_1 and Q8_0 take their activations in 8 bits, 32 of them a scale: faster, at the
+     * cost of logits that are off (docs/decisions/006-deterministic.md has by how much). A row's bits depend on the row
+     * and the weights alone in these products, and are the same on every CPU. */
+    int fast_activations;
 } kvf_forward;
 
 /** Runs the pass: writes K and V of the new tokens into the pages, fills the mass and the logits.
@@ -122,13 +129,19 @@ enum {
  *  (some vocabularies lack control characters and bytes that UTF-8 never has) are left out, or become the unknown token of a
  *  SentencePiece vocabulary. Most of those also put one space before a text, at its begin and after each control token.
  *  @param tokenizer a tokenizer. @param text bytes, may hold NUL. @param n_bytes how many. @param flags KVF_ENCODE_*.
- *  @param ids result. @param capacity of ids; n_bytes + 2 does unless a vocabulary has control tokens of a byte or so and puts
- *  a space after each: then KVF_E_LIMIT. @param n_ids how many there are (set on KVF_E_LIMIT too).
+ *  @param ids result. @param capacity of ids; kvf_tokenizer_max_ids always does. @param n_ids how many there are (set on
+ *  KVF_E_LIMIT too).
  *  @param err detail, or NULL. @own the caller's buffer. @threads any, concurrently.
  *  @errors KVF_E_LIMIT (capacity; n_bytes of 2^31 or more), KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
 KVF_API KVF_CHECK kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes,
                                                   uint32_t flags, uint32_t *ids, size_t capacity, size_t *n_ids,
                                                   kvf_error *err);
+
+/** The most ids that a text can have, whatever its bytes and the flags; for a dialogue too, by the bytes that kvf_chat_render
+ *  counts. n_bytes + 2 at most, but for a SentencePiece vocabulary that has no token for a space, or has control tokens of one byte.
+ *  @param tokenizer a tokenizer. @param n_bytes of the text.
+ *  @own nothing. @threads any. @errors none: SIZE_MAX when the number is larger. @cost O(1). */
+KVF_API size_t kvf_tokenizer_max_ids(const kvf_tokenizer *tokenizer, size_t n_bytes);
 
 /** The bytes of one token; control tokens give none unless special is set.
  *  @param tokenizer a tokenizer. @param id any value; outside the vocabulary: no bytes. @param special see above.
@@ -181,8 +194,8 @@ KVF_API KVF_CHECK kvf_status kvf_chat_render(const kvf_tokenizer *tokenizer, con
 /** The same dialogue as ids, ready to run: only the template's own control tokens become control tokens; what a content writes
  *  out ("<|im_end|>") stays text. Begins with the beginning-of-sequence token where the model has one and it or the template wants it.
  *  @param tokenizer a tokenizer. @param template_name see kvf_chat_render.
- *  @param messages the dialogue. @param n_messages how many. @param ids result. @param capacity of it; all bytes that
- *  kvf_chat_render counts + 2 always do. @param n_ids how many there are (set on KVF_E_LIMIT too). @param err detail, or NULL.
+ *  @param messages the dialogue. @param n_messages how many. @param ids result. @param capacity of it;
+ *  kvf_tokenizer_max_ids of the bytes that kvf_chat_render counts always does. @param n_ids how many there are (set on KVF_E_LIMIT too). @param err detail, or NULL.
  *  @own the caller's buffer. @threads any, concurrently.
  *  @errors those of kvf_chat_render, KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
 KVF_API KVF_CHECK kvf_status kvf_chat_encode(const kvf_tokenizer *tokenizer, const char *template_name,

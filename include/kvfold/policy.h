@@ -70,6 +70,8 @@ typedef struct kvf_policy_options {
     double gate;          /* fixed threshold in [-1, 1]; NaN: the EMA threshold tau */
     uint32_t evict_every; /* k; 0 with budget_unit block: block_size / 2 */
     int32_t defer_first_decode;
+    int32_t
+        budget_may_change; /* 1: with rho 1 attention is observed all the same, so that the budget can be tightened */
 } kvf_policy_options;
 
 typedef struct kvf_policy_option_info {
@@ -117,6 +119,14 @@ KVF_API const kvf_policy_ops *kvf_policy_find(const char *name);
 /** The i-th built-in policy's name, NULL past the last.
  *  @param i from 0. @own static. @threads any. @errors none. @cost O(1). */
 KVF_API const char *kvf_policy_name(uint32_t i);
+
+/** Whether options can ever evict: not those of "full", nor with rho 1.
+ *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). Returns 0 or 1. */
+KVF_API int kvf_policy_evicts(const kvf_policy_options *options);
+
+/** What options need of the attention's mass, KVF_NEEDS_*: nothing where nothing is ever evicted, unless budget_may_change.
+ *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). */
+KVF_API uint32_t kvf_policy_needs(const kvf_policy_options *options);
 
 /** Score arrays a page must have for these options (0: the policy does not observe).
  *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). */
@@ -177,6 +187,26 @@ KVF_API void kvf_policy_state_destroy(kvf_policy_state *state);
 KVF_API KVF_CHECK kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_policy_options *options,
                                              kvf_error *err);
 
+/** Changes the budget of a sequence, at any time. Layers that hold more than their new size have an event before the next
+ *  append (kvf_policy_due, KVF_BEFORE_APPEND; kept slots end in ascending position), others grow. The layers' weights stay, and no
+ *  size is clamped to the prompt's length. While the prompt runs it is as if the sequence had been opened so.
+ *  @param state a state. @param seq open. @param rho, budget_tokens as the options of that name. @param err detail, or NULL.
+ *  @own nothing. @threads as the state.
+ *  @errors KVF_E_STALE, KVF_E_INVALID (range; policy full; full layers that leave nothing), KVF_E_STATE (the sequence took no
+ *  attention mass so far, having rho 1 without budget_may_change, and would need it). Nothing changes on failure.
+ *  @cost O(n_layers log n_layers). @source d2o_policy/README.md, "When". */
+KVF_API KVF_CHECK kvf_status kvf_policy_set_budget(kvf_policy_state *state, uint32_t seq, double rho,
+                                                   uint32_t budget_tokens, kvf_error *err);
+
+/** The sizes that kvf_policy_set_budget would give; changes nothing.
+ *  @param state a state. @param seq open. @param rho, budget_tokens see above.
+ *  @param sizes [n_layers]: filled where sized is set to 1; else they are not known then, as kvf_policy_sizes has it.
+ *  @param sized result. @param err detail, or NULL.
+ *  @own the caller's array. @threads as the state. @errors as kvf_policy_set_budget. @cost O(n_layers log n_layers). */
+KVF_API KVF_CHECK kvf_status kvf_policy_preview_budget(kvf_policy_state *state, uint32_t seq, double rho,
+                                                       uint32_t budget_tokens, kvf_layer_size *sizes, int *sized,
+                                                       kvf_error *err);
+
 /** Copies all of a sequence's state (options, sizes, tau, counters) to another index.
  *  @param state a state. @param src open. @param dst any other index.
  *  @own nothing. @threads as the state. @errors KVF_E_STALE (src not open), KVF_E_INVALID. @cost O(layers * heads). */
@@ -217,7 +247,8 @@ KVF_API kvf_policy_counts kvf_policy_get_counts(const kvf_policy_state *state, u
 
 typedef enum kvf_moment {
     KVF_AT_PROMPT_END, /* also a later segment's end */
-    KVF_BEFORE_APPEND, /* of one token: the overflow of a request that fitted (B >= L) computes its sizes here */
+    KVF_BEFORE_APPEND, /* of one token: the overflow of a request that fitted (B >= L) computes its sizes here; a budget
+                        * that was changed takes effect */
     KVF_AFTER_STEP     /* the step attended, its row is observed */
 } kvf_moment;
 

@@ -10,7 +10,15 @@
  *
  * Known tokens are the prompt and all that was generated; computed tokens are those whose K and V are in the pages.
  * After a preemption a policy that never evicts prefills all known tokens; one that evicts prefills the prompt only and
- * replays what it had generated one token a step, so that its scores and events are those of the first run.
+ * replays what it had generated one token a step, so that its scores and events are those of the first run. With
+ * replay_all every policy does, so that K and V are those of the first run to the bit.
+ *
+ * Samples. A request with n_samples 2 and more is a group: its first sample computes the prompt, the others are held and
+ * have nothing but promises; kvf_sched_prompt_done forks it into n_samples running requests, each with a name, tables
+ * and policy state of its own over shared blocks. Until then the group is preempted, ended and put back as one; if its
+ * first sample is finished, the next one takes its place. Afterwards each is a request like any other: preempted, it
+ * gives up what it shares and computes its own prompt and tokens again. A request that was submitted with `forks` may
+ * also be forked at any later step (kvf_sched_fork), as beam search does. A group's requests count as arrived together.
  */
 #ifndef KVFOLD_SCHEDULER_H
 #define KVFOLD_SCHEDULER_H
@@ -36,6 +44,7 @@ typedef struct kvf_sched_config {
     uint32_t max_prefill_tokens; /* tokens of all prompts running at once (the accumulators there are); 0: max_slots */
     uint32_t max_context;        /* positions; a request ends with length there; 0: the manager's max_slots */
     kvf_allocator allocator;
+    int replay_all; /* 1: see above */
 } kvf_sched_config;
 
 typedef struct kvf_sched_request {
@@ -43,7 +52,11 @@ typedef struct kvf_sched_request {
     uint32_t n_prompt; /* 1..max_context - 1 */
     uint32_t max_new;  /* 0: the prompt is computed and the request ends */
     const kvf_policy_options *options;
-    void *user; /* handed back in steps */
+    void *user;                /* handed back in steps */
+    uint32_t n_samples;        /* requests over one prompt; 0: 1 */
+    int forks;                 /* 1: they will be forked and finished again, never more than n_samples at a time */
+    void *const *sample_users; /* [n_samples] in place of user, or NULL; not kept */
+    kvf_request *sample_names; /* [n_samples] filled with the names, ascending; or NULL; not kept */
 } kvf_sched_request;
 
 typedef enum kvf_step_kind {
@@ -61,6 +74,7 @@ typedef struct kvf_step_item {
     int prompt_ends;         /* the last chunk of what is prefilled: the policy's prompt events follow */
     int samples;             /* after the step all known tokens are computed: the next one can be sampled */
     uint32_t prefill_offset; /* of this request in the accumulators, in tokens; UINT32_MAX: needs none */
+    uint32_t n_held;         /* samples that kvf_sched_prompt_done will fork off */
 } kvf_step_item;
 
 typedef enum kvf_end_reason {
@@ -76,7 +90,8 @@ typedef struct kvf_step_end {
     uint32_t reason; /* kvf_end_reason */
 } kvf_step_end;
 
-/* One step. Decode items come first, then prefill items, each in order of arrival. The slots are appended. */
+/* One step. Decode items come first, then prefill items, each in order of arrival. The slots are appended. A running
+ * request that was told no token since its last item has none: it is left out until it is. */
 typedef struct kvf_step {
     const kvf_step_item *items;
     uint32_t n_items, n_decode;
@@ -110,8 +125,11 @@ KVF_API const char *kvf_sched_error(const kvf_sched *sched);
 /** Queues a request.
  *  @param sched a scheduler. @param request see above; options are copied. @param out its number.
  *  @own nothing is kept but user. @threads as the scheduler.
- *  @errors KVF_E_INVALID (options, no token), KVF_E_NEVER_FITS (the text has the blocks it needs and the blocks there are, or the
- *  tokens and the context), KVF_E_LIMIT (max_waiting). @cost O(n_layers), no allocation. */
+ *  Samples that the pool can never hold together, or that are more than max_running, become several groups, each with
+ *  a prompt of its own; with `forks` they are refused.
+ *  @errors KVF_E_INVALID (options, no token, more samples with `forks` than max_running), KVF_E_NEVER_FITS (the text has the
+ *  blocks it needs and the blocks there are, or the tokens and the context), KVF_E_LIMIT (max_waiting).
+ *  @cost O(n_layers + n_samples), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, kvf_request *out);
 
 /** Plans the next step: admits in order of arrival, appends the slots, preempts where it must.
@@ -126,16 +144,45 @@ KVF_API KVF_CHECK kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step);
 KVF_API KVF_CHECK kvf_status kvf_sched_done(kvf_sched *sched);
 
 /** Says that one more token of a request is known (sampled).
- *  @param sched a scheduler. @param request a running one all of whose known tokens are computed.
+ *  @param sched a scheduler. @param request a running one all of whose known tokens are computed, and whose samples have
+ *  been forked off; or one with `forks` that waits since there was no room for its fork.
  *  @param ended set to 1 when that was its last (max_new or context reached): the caller then finishes it.
  *  @own nothing. @threads as the scheduler. @errors KVF_E_NOT_FOUND, KVF_E_STATE. @cost O(1). */
 KVF_API KVF_CHECK kvf_status kvf_sched_token(kvf_sched *sched, kvf_request request, int *ended);
 
-/** Says that a request's prompt events are done: its accumulators are free, its reservation becomes the exact one.
+/** Says that a request's prompt events are done: its accumulators are free, its reservation becomes the exact one, and
+ *  the samples held for it are forked off, all or none: kvf_sched_copies follows.
  *  @param sched a scheduler. @param request one whose prompt has ended.
- *  @own nothing. @threads as the scheduler. @errors KVF_E_NOT_FOUND, KVF_E_STATE, KVF_E_NO_BLOCKS (the exact sizes are larger than
- *  what is free: the request is put back in the queue, preempted). @cost O(n_layers). */
+ *  @own nothing. @threads as the scheduler. @errors KVF_E_NOT_FOUND, KVF_E_STATE, KVF_E_NO_BLOCKS (the exact sizes, or the forks,
+ *  need more than what is free: the request is put back in the queue, preempted, and its samples with it).
+ *  @cost O(n_layers), and O(its blocks) for each fork. */
 KVF_API KVF_CHECK kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request);
+
+/** Forks a running request: the child knows the same tokens, shares every block, and has a policy state and score pages
+ *  of its own (kvf_sched_copies). It is promised the parent's reservation. Where the pool or max_running has no room the
+ *  child waits in the queue and computes its tokens again, as if it had been preempted: kvf_sched_seq tells.
+ *  @param sched a scheduler with no step planned. @param parent submitted with `forks`, all of whose known tokens are
+ *  computed; admission counted n_samples of them at a time. @param user handed back in the child's steps.
+ *  @param out the child's name. @own nothing is kept but user. @threads as the scheduler.
+ *  @errors KVF_E_NOT_FOUND, KVF_E_STATE, KVF_E_LIMIT (no place for one more request). @cost O(the parent's blocks), no
+ *  allocation. */
+KVF_API KVF_CHECK kvf_status kvf_sched_fork(kvf_sched *sched, kvf_request parent, void *user, kvf_request *out);
+
+/** The copies that forks since the last plan have left to do: to be run at once, before anything else is written, and then
+ *  given to kvf_copies_done. What is not taken here heads the next step's copies.
+ *  @param sched a scheduler with no step planned. @own the scheduler's, until the next call. @threads as the scheduler.
+ *  @errors none: NULL without a scheduler. @cost O(1). */
+KVF_API kvf_copy_list *kvf_sched_copies(kvf_sched *sched);
+
+/** The sequence of a request.
+ *  @param sched a scheduler. @param request any. @own the scheduler's. @threads as the scheduler.
+ *  @errors none: 0 for one that waits, is held, or does not live. @cost O(1). */
+KVF_API kvf_seq kvf_sched_seq(const kvf_sched *sched, kvf_request request);
+
+/** Makes room for an event that found too few blocks: the latest arrival that runs is preempted at once.
+ *  @param sched a scheduler with no step planned. @param preempted its request and user, which no step will list.
+ *  @own nothing. @threads as the scheduler. @errors KVF_E_STATE, KVF_E_NO_BLOCKS (fewer than two run). @cost O(its blocks). */
+KVF_API KVF_CHECK kvf_status kvf_sched_shed(kvf_sched *sched, kvf_step_item *preempted);
 
 /** Sets the reservation anew from the policy's sizes (after an overflow).
  *  @param sched a scheduler. @param request running. @own nothing. @threads as the scheduler.
@@ -143,9 +190,19 @@ KVF_API KVF_CHECK kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request
  *  yet: the former reservation stands; for others no room is no error). kvf_sched_plan settles what stands open. @cost O(n_layers). */
 KVF_API KVF_CHECK kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request);
 
+/** Changes the budget of a request in any state. A running one has the promise of the new budget at once, or, when it is a
+ *  tighter one, after its compaction (kvf_policy_due, KVF_BEFORE_APPEND, then kvf_sched_resize) at the latest: until then it grows
+ *  from the free pool. One that waits, preempted ones too, will begin with the new budget.
+ *  @param sched a scheduler. @param request any live request. @param rho, budget_tokens as the policy's options.
+ *  @own nothing. @threads as the scheduler.
+ *  @errors KVF_E_NOT_FOUND, those of kvf_policy_set_budget, KVF_E_NEVER_FITS (as at the submission), KVF_E_NO_BLOCKS (a looser
+ *  budget whose promise cannot be had). Nothing changes on failure. @cost O(tables). */
+KVF_API KVF_CHECK kvf_status kvf_sched_set_budget(kvf_sched *sched, kvf_request request, double rho,
+                                                  uint32_t budget_tokens);
+
 /** Ends a request in any state: its blocks, score pages and policy state are free at once.
  *  @param sched a scheduler with no step planned, or between kvf_sched_done and the next plan; with a step planned its items
- *  must not be run. @param request any live request. @own nothing. @threads as the scheduler.
+ *  must not be run, unless samples are held for it: then they are the next sample's. @param request any live request. @own nothing. @threads as the scheduler.
  *  @errors KVF_E_NOT_FOUND. @cost O(its blocks). */
 KVF_API KVF_CHECK kvf_status kvf_sched_finish(kvf_sched *sched, kvf_request request);
 

@@ -1,0 +1,257 @@
+/* Samples of one prompt, and forks: what they are promised, how they come apart, who takes over. */
+#include "scheduler/sched.h"
+
+/* ---- The held ones ------------------------------------------------------------------------------- */
+
+/* They keep the order of their names: each one that comes follows those that are there. */
+void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r) {
+    uint32_t *end = &leader->held;
+    while (*end != KVF__SLOT_NONE) end = &s->slots[*end].next;
+    *end = kvf__sched_slot(s, r);
+    r->next = r->prev = KVF__SLOT_NONE;
+    r->state = KVF__REQ_HELD;
+    r->arrival = leader->arrival;
+    r->leader = kvf__sched_slot(s, leader);
+    leader->n_held++;
+    s->n_held++;
+}
+
+/* An empty sequence that holds a promise, and a place among those that run. */
+static void give_promise(kvf_sched *s, kvf__req *held) {
+    if (!held->seq) return;
+    kvf_status status = kvf_seq_free(s->config.manager, held->seq);
+    (void)status; /* stale only if the caller freed it, which leaves nothing to free */
+    held->seq = 0;
+    s->n_reserved--;
+}
+
+void kvf__group_leave(kvf_sched *s, kvf__req *held) {
+    kvf__req *leader = &s->slots[held->leader];
+    uint32_t *link = &leader->held, slot = kvf__sched_slot(s, held);
+    while (*link != slot) link = &s->slots[*link].next;
+    *link = held->next;
+    held->next = held->leader = KVF__SLOT_NONE;
+    leader->n_held--;
+    s->n_held--;
+    give_promise(s, held);
+}
+
+kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader) {
+    kvf__req *held = kvf__sched_at(s, leader->held);
+    if (held) kvf__group_leave(s, held);
+    return held;
+}
+
+void kvf__group_dissolve(kvf_sched *s, kvf__req *leader) {
+    for (kvf__req *r; (r = kvf__group_unhold(s, leader));) {
+        r->state = KVF__REQ_WAITING;
+        kvf__sched_insert(s, &s->queue, r);
+    }
+}
+
+/* ---- What they are promised ---------------------------------------------------------------------- */
+
+/* The leader's share. Its tables stay what the others share: once they evict, each goes to blocks of its own, and those
+ * that are shared fall free with the last. So one table more is counted; where requests are forked again and again, one
+ * for every two of them. */
+static uint64_t leader_blocks(const kvf_sched *s, const kvf__req *r, uint32_t n) {
+    uint64_t own = kvf__sched_admission_blocks(s, r);
+    uint32_t n_bases = n < 2 || !r->bounded ? 0 : r->forks ? n / 2 : 1;
+    return KVF__MAX(own, (uint64_t)r->child_blocks * (n_bases ? 1 + n_bases : 0));
+}
+
+uint32_t kvf__group_fit(const kvf_sched *s, const kvf__req *r, uint32_t n, uint64_t *needed) {
+    uint32_t there_are = r->needs_scores ? KVF__MIN(s->n_blocks, s->n_score_pages) : s->n_blocks, most = 1;
+    kvf__req alone = *r;
+    alone.n_prefill = r->n_prompt;
+    for (uint32_t m = 2; m <= n; m++) {
+        *needed = leader_blocks(s, &alone, m) + (uint64_t)(m - 1) * r->child_blocks;
+        if (*needed <= there_are && m <= s->config.max_running) most = m;
+    }
+    return most;
+}
+
+kvf_status kvf__group_reserve(kvf_sched *s, kvf__req *leader) {
+    kvf_status status = kvf__sched_reserve_blocks(s, leader, leader->seq, leader_blocks(s, leader, 1 + leader->n_held));
+    for (kvf__req *r = kvf__sched_at(s, leader->held); r && status == KVF_OK; r = kvf__sched_at(s, r->next)) {
+        status = kvf_seq_create(s->config.manager, &r->seq);
+        if (status != KVF_OK) break;
+        s->n_reserved++;
+        status = kvf__sched_reserve_blocks(s, leader, r->seq, leader->child_blocks);
+    }
+    return status; /* the caller gives back what was taken */
+}
+
+void kvf__group_unreserve(kvf_sched *s, kvf__req *leader) {
+    for (kvf__req *r = kvf__sched_at(s, leader->held); r; r = kvf__sched_at(s, r->next)) give_promise(s, r);
+}
+
+/* ---- Forks --------------------------------------------------------------------------------------- */
+
+/* The list that forks write to: what the caller has already is begun anew. */
+static kvf_copy_list *copies(kvf_sched *s) {
+    if (s->copies_given) s->copies.n = 0;
+    s->copies_given = false;
+    return &s->copies;
+}
+
+/* A sequence and a policy state for the child; it is in no list yet. */
+static kvf_status fork_state(kvf_sched *s, const kvf__req *parent, kvf__req *child) {
+    kvf_manager *manager = s->config.manager;
+    kvf_status status = kvf_seq_fork(manager, parent->seq, copies(s), &child->seq);
+    if (status != KVF_OK) return status;
+    status = kvf_seq_index(manager, child->seq, &child->seq_index);
+    if (status == KVF_OK) status = kvf_policy_fork(s->config.policies, parent->seq_index, child->seq_index);
+    if (status == KVF_OK) return KVF_OK;
+    kvf_status freed = kvf_seq_free(manager, child->seq);
+    child->seq = 0;
+    return freed == KVF_OK ? status : freed;
+}
+
+static void unfork_state(kvf_sched *s, kvf__req *child) {
+    if (!child->seq) return;
+    kvf_policy_close(s->config.policies, child->seq_index);
+    kvf_status status = kvf_seq_free(s->config.manager, child->seq);
+    (void)status; /* it was made in this call */
+    child->seq = 0;
+}
+
+static void run_fork(kvf_sched *s, kvf__req *parent, kvf__req *child) {
+    child->n_computed = parent->n_computed;
+    child->n_prefill = parent->n_prefill;
+    child->sized = parent->sized;
+    child->unpromised = parent->unpromised;
+    child->state = KVF__REQ_DECODE;
+    child->forked = parent->forked = true;
+    kvf__sched_insert(s, &s->running, child);
+}
+
+/* What the parent held by itself is shared now, so that its reservation is owed in full again. Without room it is owed
+ * until the next plan; an event may then find too few blocks, which kvf_sched_shed is for. */
+static void promise_again(kvf_sched *s, kvf__req *parent) {
+    bool known = kvf_policy_sizes(s->config.policies, parent->seq_index) != NULL;
+    kvf_status status = !known && parent->bounded
+                            ? kvf__sched_reserve_blocks(s, parent, parent->seq, parent->child_blocks)
+                            : kvf__sched_reserve_sized(s, parent);
+    (void)status;
+}
+
+/* The sequences that held the promises go first: their room is what the forks take. */
+kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader) {
+    kvf__group_unreserve(s, leader);
+    bool known = kvf_policy_sizes(s->config.policies, leader->seq_index) != NULL;
+    kvf_status status = KVF_OK;
+    if (!known && leader->bounded) /* what a child is promised, without what admission counted beside */
+        status = kvf__sched_reserve_blocks(s, leader, leader->seq, leader->child_blocks);
+    for (kvf__req *r = kvf__sched_at(s, leader->held); r && status == KVF_OK; r = kvf__sched_at(s, r->next))
+        status = fork_state(s, leader, r);
+    for (kvf__req *r = kvf__sched_at(s, leader->held); r && status != KVF_OK; r = kvf__sched_at(s, r->next))
+        unfork_state(s, r);
+    if (status != KVF_OK) return status;
+    while (leader->n_held) {
+        kvf__req *r = kvf__sched_at(s, leader->held);
+        kvf_seq seq = r->seq;
+        r->seq = 0; /* no promise to give back */
+        kvf__group_leave(s, r);
+        r->seq = seq;
+        run_fork(s, leader, r);
+    }
+    promise_again(s, leader);
+    return KVF_OK;
+}
+
+/* The first held one takes the leader's place, with all that it has: the prompt is computed once. */
+bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
+    kvf__req *r = kvf__group_unhold(s, leader);
+    if (!r) return false;
+    kvf__list *list = leader->state == KVF__REQ_WAITING ? &s->queue : &s->running;
+    kvf__sched_remove(s, list, leader);
+    r->state = leader->state;
+    r->n_computed = leader->n_computed;
+    r->n_prefill = leader->n_prefill;
+    r->n_blocks = leader->n_blocks;
+    r->extent_begin = leader->extent_begin;
+    r->unpromised = leader->unpromised;
+    r->sized = leader->sized;
+    r->seq = leader->seq;
+    r->seq_index = leader->seq_index;
+    r->held = leader->held;
+    r->n_held = leader->n_held;
+    for (kvf__req *h = kvf__sched_at(s, r->held); h; h = kvf__sched_at(s, h->next)) h->leader = kvf__sched_slot(s, r);
+    kvf__sched_insert(s, list, r);
+    for (uint32_t i = 0; i < s->n_items; i++) {
+        if (s->items[i].request != leader->name) continue;
+        s->items[i].request = r->name;
+        s->items[i].user = r->user;
+        if (s->items[i].n_held) s->items[i].n_held--;
+    }
+    kvf__sched_give_slot(s, leader);
+    return true;
+}
+
+/* ---- The calls ----------------------------------------------------------------------------------- */
+
+static kvf_status check_parent(kvf_sched *s, const kvf__req *r, kvf_request name) {
+    const char *why = NULL;
+    if (!r)
+        return kvf__fail(&s->error, KVF_E_NOT_FOUND, "request %llu: is not live: it was never given out, or has ended",
+                         (unsigned long long)name);
+    if (s->planned && s->n_items)
+        why = "a step is planned: fork between kvf_sched_done and the next plan";
+    else if (!r->forks)
+        why = "it was not submitted with `forks`: nothing is counted for its forks";
+    else if (r->state != KVF__REQ_DECODE || r->n_computed != r->n_known)
+        why = "has known tokens that are not computed: fork it when it could be told a token";
+    else if (r->ended)
+        why = "has its last token";
+    if (why) return kvf__fail(&s->error, KVF_E_STATE, "request %llu: %s", (unsigned long long)name, why);
+    if (s->queue.n + s->running.n + s->n_held == s->n_slots)
+        return kvf__fail(&s->error, KVF_E_LIMIT, "max_waiting %u: there is no place for one more request",
+                         s->config.max_waiting);
+    return KVF_OK;
+}
+
+kvf_status kvf_sched_fork(kvf_sched *sched, kvf_request parent, void *user, kvf_request *out) {
+    if (!sched) return KVF_E_INVALID;
+    if (!out) return kvf__fail(&sched->error, KVF_E_INVALID, "out: is NULL");
+    kvf__req *r = kvf__sched_find(sched, parent);
+    kvf_status status = check_parent(sched, r, parent);
+    if (status != KVF_OK) return status;
+    kvf__req candidate = *r;
+    candidate.user = user;
+    candidate.seq = 0;
+    kvf__req *child = kvf__sched_take_slot(sched, &candidate);
+    bool room = sched->running.n + sched->n_reserved < sched->config.max_running;
+    if (room && fork_state(sched, r, child) == KVF_OK) {
+        run_fork(sched, r, child);
+        promise_again(sched, r);
+    } else {
+        child->state = KVF__REQ_WAITING;
+        child->n_computed = 0;
+        child->untold = true;
+        kvf__sched_insert(sched, &sched->queue, child);
+    }
+    *out = child->name;
+    return KVF_OK;
+}
+
+kvf_copy_list *kvf_sched_copies(kvf_sched *sched) { return sched ? copies(sched) : NULL; }
+
+kvf_seq kvf_sched_seq(const kvf_sched *sched, kvf_request request) {
+    if (!sched) return 0;
+    const kvf__req *r = kvf__sched_find((kvf_sched *)sched, request);
+    return r && r->state != KVF__REQ_HELD ? r->seq : 0;
+}
+
+kvf_status kvf_sched_shed(kvf_sched *sched, kvf_step_item *preempted) {
+    if (!sched) return KVF_E_INVALID;
+    if (!preempted) return kvf__fail(&sched->error, KVF_E_INVALID, "preempted: is NULL");
+    if (sched->planned && sched->n_items)
+        return kvf__fail(&sched->error, KVF_E_STATE, "a step is planned: call this after kvf_sched_done");
+    if (sched->running.n < 2)
+        return kvf__fail(&sched->error, KVF_E_NO_BLOCKS, "fewer than two requests run: none can make room");
+    kvf__req *r = kvf__sched_at(sched, sched->running.tail);
+    *preempted = (kvf_step_item){.request = r->name, .user = r->user};
+    kvf__sched_requeue(sched, r);
+    return KVF_OK;
+}

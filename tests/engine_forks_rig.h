@@ -1,0 +1,199 @@
+/* tests/engine_forks_rig.h: requests with several answers through the engine, on a tiny random model. */
+#ifndef KVF_TESTS_ENGINE_FORKS_RIG_H
+#define KVF_TESTS_ENGINE_FORKS_RIG_H
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <unistd.h>
+
+#include "engine/internal.h"
+#include "tests/gguf_writer.h"
+
+enum { MAX_TOKENS = 256, BLOCK = 8, N_LAYERS = 3, MAX_ANSWERS = 16 };
+
+static kvf_model *model;
+
+static inline void open_model(void) {
+    char path[256];
+    gw_temp_path(path, sizeof path);
+    struct tiny_model_params params = {.n_layers = N_LAYERS, .seed = 7};
+    kvf_test_write_tiny_model(path, &params);
+    kvf_model_config config = {.struct_size = sizeof config};
+    kvf_error err = {""};
+    cr_assert_eq(kvf_model_open(path, &config, &model, &err), KVF_OK, "%s", err.text);
+    unlink(path);
+}
+
+static inline void close_model(void) { kvf_model_close(model); }
+
+/* ---- A request and its answers ---------------------------------------------------------------------------- */
+
+struct answer {
+    uint32_t tokens[MAX_TOKENS], n_tokens, n_seen, n_preempted;
+    double logprobs[MAX_TOKENS], score;
+    char text[2048];
+    kvf_finish finish;
+    uint64_t held, own, shared, merged;
+    int ended;
+};
+
+struct job {
+    kvf_engine *engine;
+    kvf_request id;
+    struct answer answers[MAX_ANSWERS];
+    uint32_t n_results, n_ended, abort_at, abort_index; /* abort_at: tokens of abort_index, 0: never */
+};
+
+static inline void on_finish(void *user, const kvf_result *r) {
+    struct job *j = user;
+    cr_assert_lt(r->index, (uint32_t)MAX_ANSWERS);
+    cr_assert_lt(r->index, r->n_results);
+    struct answer *a = &j->answers[r->index];
+    cr_assert_eq(a->ended, 0, "answer %u came twice", r->index);
+    cr_assert(r->request == j->id && r->error == NULL, "%s", r->error ? r->error : "another request");
+    a->ended = 1;
+    a->finish = r->finish;
+    a->n_tokens = r->n_tokens;
+    memcpy(a->tokens, r->tokens, r->n_tokens * sizeof *r->tokens);
+    memcpy(a->logprobs, r->logprobs, r->n_tokens * sizeof *r->logprobs);
+    snprintf(a->text, sizeof a->text, "%s", r->text);
+    a->score = r->score;
+    a->held = r->held_tokens;
+    a->own = r->own_blocks;
+    a->shared = r->shared_blocks;
+    a->merged = r->counts.merged;
+    a->n_preempted = r->n_preempted;
+    uint64_t blocks = 0;
+    for (uint32_t l = 0; l < N_LAYERS; l++) blocks += r->layers[l].n_blocks;
+    cr_expect(!a->held || blocks == a->own + a->shared);
+    j->n_results = r->n_results;
+    j->n_ended++;
+}
+
+static inline void on_sample_token(void *user, uint32_t index, kvf_request request, uint32_t token, double logprob) {
+    struct job *j = user;
+    struct answer *a = &j->answers[index];
+    cr_assert(request == j->id || !j->id);
+    a->tokens[a->n_seen] = token;
+    a->logprobs[a->n_seen++] = logprob;
+    if (j->abort_at && index == j->abort_index && a->n_seen == j->abort_at)
+        cr_assert_eq(kvf_engine_abort_sample(j->engine, request, index), KVF_OK);
+}
+
+static inline kvf_engine_config config_of(uint32_t n_blocks) {
+    kvf_engine_config c = kvf_engine_config_default();
+    c.model = model;
+    c.kv_dtype = KVF_F32;
+    c.n_threads = 2;
+    c.block_size = BLOCK;
+    c.chunk = 64;
+    c.max_running = 16;
+    c.n_score_arrays = 2;
+    c.want_mass_bias = 1;
+    c.kv_bytes = (uint64_t)n_blocks * BLOCK * 2 * 16 * 2 * 4; /* slots, heads, head size, K and V, floats */
+    return c;
+}
+
+static inline kvf_engine *create(const kvf_engine_config *c) {
+    kvf_engine *e = NULL;
+    kvf_error err = {""};
+    cr_assert_eq(kvf_engine_create(c, &e, &err), KVF_OK, "%s", err.text);
+    return e;
+}
+
+static inline kvf_policy_options options_of(const char *text) {
+    char words[256], *save = NULL;
+    snprintf(words, sizeof words, "%s", text);
+    char *policy = strtok_r(words, " ", &save), *preset = NULL, *w = strtok_r(NULL, " ", &save);
+    if (w && !strchr(w, '=')) preset = w, w = strtok_r(NULL, " ", &save);
+    kvf_policy_options o;
+    kvf_error err = {""};
+    cr_assert_eq(kvf_policy_options_init(&o, policy, preset, &err), KVF_OK, "%s", err.text);
+    for (; w; w = strtok_r(NULL, " ", &save)) {
+        char *value = strchr(w, '=');
+        *value++ = 0;
+        cr_assert_eq(kvf_policy_option_set(&o, w, value, &err), KVF_OK, "%s", err.text);
+    }
+    return o;
+}
+
+static inline kvf_generate request_of(uint32_t *prompt, uint32_t n, uint32_t seed, uint32_t max_tokens) {
+    uint64_t rng = seed;
+    for (uint32_t i = 0; i < MAX_TOKENS; i++) prompt[i] = TINY_BYTE_0 + (uint32_t)(gw_random(&rng) % 250);
+    return (kvf_generate){.struct_size = sizeof(kvf_generate),
+                          .tokens = prompt,
+                          .n_tokens = n,
+                          .max_tokens = max_tokens,
+                          .ignore_end = 1,
+                          .sampling = {.temperature = 1.2f, .top_k = 50, .seed = 100 + seed},
+                          .on_finish = on_finish,
+                          .on_sample_token = on_sample_token};
+}
+
+static inline void submit(kvf_engine *e, struct job *j, kvf_generate g, const char *policy) {
+    kvf_policy_options o = options_of(policy);
+    kvf_error err = {""};
+    memset(j, 0, sizeof *j);
+    j->engine = e;
+    g.policy = &o;
+    g.user = j;
+    cr_assert_eq(kvf_engine_submit(e, &g, &j->id, &err), KVF_OK, "%s", err.text);
+}
+
+static inline void step(kvf_engine *e, int *more) {
+    kvf_error err = {""};
+    cr_assert_eq(kvf_engine_step(e, more, &err), KVF_OK, "%s", err.text);
+    cr_assert_eq(kvf_audit(e->manager, &err), KVF_OK, "%s", err.text);
+}
+
+static inline kvf_engine_stats stats_of(kvf_engine *e) {
+    kvf_engine_stats s = {.struct_size = sizeof s};
+    cr_assert_eq(kvf_engine_get_stats(e, &s), KVF_OK);
+    return s;
+}
+
+static inline void run(kvf_engine *e) {
+    int more = 1;
+    for (int n = 0; more; n++) {
+        step(e, &more);
+        cr_assert_lt(n, 5000, "no end");
+    }
+    kvf_engine_stats s = stats_of(e);
+    cr_expect(s.occupancy.blocks.n_held == 0 && s.occupancy.blocks.n_promised == 0, "blocks are left behind");
+    cr_expect(s.occupancy.score_pages.n_held == 0 && s.occupancy.n_seqs == 0);
+}
+
+static inline void answer_alone(const kvf_engine_config *c, struct job *j, kvf_generate g, const char *policy) {
+    kvf_engine *e = create(c);
+    submit(e, j, g, policy);
+    run(e);
+    kvf_engine_destroy(e);
+    cr_assert(j->n_ended == j->n_results && j->n_ended > 0);
+}
+
+static inline void expect_same(const struct answer *a, const struct answer *b, double bound, const char *what) {
+    cr_assert_eq(a->n_tokens, b->n_tokens, "%s: %u and %u tokens", what, a->n_tokens, b->n_tokens);
+    for (uint32_t i = 0; i < a->n_tokens; i++) {
+        cr_assert_eq(a->tokens[i], b->tokens[i], "%s: token %u", what, i);
+        cr_assert_leq(fabs(a->logprobs[i] - b->logprobs[i]), bound, "%s: token %u: %.9f and %.9f", what, i,
+                      a->logprobs[i], b->logprobs[i]);
+    }
+    cr_assert_str_eq(a->text, b->text);
+    cr_expect_eq(a->held, b->held, "%s: holds %llu and %llu", what, (unsigned long long)a->held,
+                 (unsigned long long)b->held);
+}
+
+static const char *const policies[] = {
+    "full",
+    "streaming rho=0.3 min_tokens=16",
+    "h2o rho=0.3 min_tokens=16",
+    "d2o rho=0.3 min_tokens=16",
+    "d2o serving rho=0.4 min_tokens=16",
+    "d2o authors rho=0.3",
+    "d2o rho=0.3 min_tokens=16 merge=mass merge_keys=0 gate=0.2",
+    "d2o rho=0.3 min_tokens=16 scope=layer gqa=max sinks_extra=1 score=prompt_plus_current evict_every=5",
+    "d2o budget_tokens=64",
+};
+enum { N_POLICIES = sizeof policies / sizeof *policies };
+
+#endif

@@ -1,0 +1,221 @@
+"use strict";
+// Charts: lines over time, the heat map, bars. Each draws into a box of the width it has, and again when that changes.
+const data = JSON.parse(document.getElementById("data").textContent);
+const S = data.series, points = S.begin_s.length;
+const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const esc = text => String(text).replace(/[&<>"]/g, c => "&#" + c.charCodeAt(0) + ";");
+const num = n => n === null || n === undefined ? "–" : Math.round(n).toLocaleString("en-US");
+const real = (x, digits) => x === null || x === undefined ? "–" : x.toFixed(digits);
+function bytes(n) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let u = 0;
+  while (n >= 1024 && u < 4) n /= 1024, u++;
+  return (u && n < 100 ? n.toFixed(1) : Math.round(n)) + " " + units[u];
+}
+function time(s) {
+  if (s === null || s === undefined) return "–";
+  const show = (x, digits, unit) => Number(x.toFixed(digits)) + " " + unit;
+  if (s < 1e-9) return "0";
+  if (s < 1e-6) return show(s * 1e9, 0, "ns");
+  if (s < 1e-3) return show(s * 1e6, 0, "µs");
+  if (s < 1) return show(s * 1e3, s < 0.1 ? 1 : 0, "ms");
+  if (s < 120) return show(s, s < 10 ? 2 : 1, "s");
+  return s < 7200 ? show(s / 60, 1, "min") : show(s / 3600, 1, "h");
+}
+const kept = n => data.block_bytes ? bytes(n * data.block_bytes) : num(n) + " blocks";
+const percent = (a, b) => b ? (100 * a / b).toFixed(1) + "%" : "–";
+
+// A round step so that about n of them make the span; factors suit what is shown (bytes: powers of two).
+function step(span, n, binary) {
+  const base = binary ? 2 : 10, unit = Math.pow(base, Math.floor(Math.log(span / n) / Math.log(base)));
+  for (const f of binary ? [1, 2] : [1, 2, 5, 10]) if (unit * f * n >= span) return unit * f;
+  return unit * base;
+}
+function ticks(max, n, binary) {
+  const out = [], by = step(max || 1, n, binary);
+  for (let v = 0; v <= (max || 1) * 1.0001; v += by) out.push(v);
+  return out;
+}
+// The tip of a plot, kept inside it.
+function tipOf(box) {
+  const tip = document.createElement("div");
+  tip.className = "tip";
+  tip.setAttribute("role", "status");
+  box.appendChild(tip);
+  return {
+    show(html, x, y) {
+      tip.innerHTML = html;
+      tip.style.display = "block";
+      const w = tip.offsetWidth, h = tip.offsetHeight;
+      tip.style.left = Math.max(0, x + 14 + w > box.clientWidth ? x - w - 14 : x + 14) + "px";
+      tip.style.top = Math.max(0, Math.min(y - h / 2, box.clientHeight - h)) + "px";
+    },
+    hide() { tip.style.display = "none"; }
+  };
+}
+const plots = [];
+// paint(box, width) draws; again at each new width and colour scheme.
+function plot(box, paint) {
+  plots.push(() => { box.replaceChildren(); paint(box, Math.max(240, box.clientWidth)); });
+}
+let drawn = 0;
+function paintAll() {
+  drawn = document.documentElement.clientWidth;
+  plots.forEach(p => p());
+}
+addEventListener("resize", () => { if (document.documentElement.clientWidth !== drawn) paintAll(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintAll);
+
+const T0 = points ? S.begin_s[0] : 0, T1 = points ? S.end_s[points - 1] : 1, span = Math.max(T1 - T0, 1e-9);
+function timeAxis(left, right, y, n) {
+  let out = "";
+  for (const t of ticks(span, n, false)) {
+    const x = left + t / span * (right - left), end = t / span > 0.97;
+    out += `<line x1="${x}" x2="${x}" y1="${y}" y2="${y + 4}" stroke="${css("--axis")}"/>` +
+      `<text x="${x}" y="${y + 17}" text-anchor="${t === 0 ? "start" : end ? "end" : "middle"}">${time(t)}</text>`;
+  }
+  return out;
+}
+function pointAt(t) { // the last point that begins at or before t
+  let a = 0, b = points - 1;
+  while (a < b) {
+    const m = (a + b + 1) >> 1;
+    if (S.begin_s[m] <= t) a = m; else b = m - 1;
+  }
+  return a;
+}
+
+// Steps over time, one area and lines: series [{values, colour, area}], value -> text.
+function lines(box, width, height, series, max, show, binary, limit) {
+  const left = 66, right = width - 12, top = 10, bottom = height - 26;
+  const X = t => left + (t - T0) / span * (right - left), Y = v => bottom - v / (max || 1) * (bottom - top);
+  let out = "";
+  for (const v of ticks(max, 4, binary))
+    out += `<line x1="${left}" x2="${right}" y1="${Y(v)}" y2="${Y(v)}" stroke="${css("--grid")}"/>` +
+      `<text x="${left - 8}" y="${Y(v) + 4}" text-anchor="end">${show(v)}</text>`;
+  out += timeAxis(left, right, bottom, width < 500 ? 3 : 7);
+  for (const s of series) {
+    let path = "";
+    for (let i = 0; i < points; i++)
+      path += `${i ? "L" : "M"}${X(S.begin_s[i]).toFixed(1)} ${Y(s.values[i]).toFixed(1)}L${X(S.end_s[i]).toFixed(1)} ${Y(s.values[i]).toFixed(1)}`;
+    if (s.area && points)
+      out += `<path d="${path}L${X(T1)} ${bottom}L${X(T0)} ${bottom}Z" fill="${css(s.colour)}" fill-opacity="0.16"/>`;
+    out += `<path d="${path}" fill="none" stroke="${css(s.colour)}" stroke-width="2" stroke-linejoin="round"/>`;
+  }
+  if (limit !== undefined && limit <= max)
+    out += `<line x1="${left}" x2="${right}" y1="${Y(limit)}" y2="${Y(limit)}" stroke="${css("--ink-2")}" stroke-dasharray="5 4"/>`;
+  out += `<line class="at" x1="0" x2="0" y1="${top}" y2="${bottom}" stroke="${css("--axis")}" visibility="hidden"/>`;
+  box.innerHTML = `<svg viewBox="0 0 ${width} ${height}" height="${height}" role="img">${out}</svg>`;
+  const tip = tipOf(box), at = box.querySelector(".at");
+  box.onpointermove = e => {
+    const x = e.clientX - box.getBoundingClientRect().left;
+    if (!points || x < left || x > right) return box.onpointerleave();
+    const i = pointAt(T0 + (x - left) / (right - left) * span);
+    at.setAttribute("x1", x), at.setAttribute("x2", x), at.setAttribute("visibility", "visible");
+    tip.show(`<b>${time(S.begin_s[i])}</b><br>` + series.map(s => `${s.name}: <b>${show(s.values[i])}</b>`).join("<br>"),
+      x, e.clientY - box.getBoundingClientRect().top);
+  };
+  box.onpointerleave = () => { at.setAttribute("visibility", "hidden"); tip.hide(); };
+}
+
+function mix(a, b, x) { return a.map((v, i) => Math.round(v + (b[i] - v) * x)); }
+function ramp() { // one hue, from the surface to the darkest (in the dark: the lightest)
+  const [low, mid, high] = ["--low", "--mid", "--high"].map(n => css(n).split(",").map(Number));
+  return x => x <= 0 ? low : x < 0.5 ? mix(low, mid, x * 2) : mix(mid, high, x * 2 - 1);
+}
+function rampCss() {
+  const at = ramp();
+  return `linear-gradient(90deg, ${[0, 0.25, 0.5, 0.75, 1].map(x => `rgb(${at(x)})`).join(", ")})`;
+}
+
+// Layers down, time across; a column of pixels takes the most of the points it covers.
+function heat(box, width) {
+  const n = data.n_layers, left = 44, right = width - 12, w = right - left;
+  const row = Math.max(n > 64 ? 4 : 8, Math.min(18, Math.floor(520 / n))), h = row * n, top = 4, ratio = devicePixelRatio || 1;
+  let most = 1;
+  for (const r of S.blocks) for (const v of r) if (v > most) most = v;
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.max(1, Math.round(w * ratio)), canvas.height = h;
+  canvas.style.cssText = `position:absolute;left:${left}px;top:${top}px;width:${w}px;height:${h}px;image-rendering:pixelated`;
+  const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, h), colour = ramp();
+  for (let x = 0; points && x < canvas.width; x++) {
+    const a = pointAt(T0 + x / canvas.width * span), b = pointAt(T0 + (x + 1) / canvas.width * span);
+    const gap = S.end_s[a] < T0 + x / canvas.width * span && a === b; // nothing ran: the pool keeps what it had
+    for (let l = 0; l < n; l++) {
+      let v = 0;
+      for (let i = a; i <= b; i++) v = Math.max(v, S.blocks[i][l]);
+      const [r, g, bl] = colour(gap && v === 0 ? 0 : v / most);
+      for (let y = l * row; y < (l + 1) * row - (row > 6 ? 1 : 0); y++) {
+        const k = 4 * (y * canvas.width + x);
+        image.data[k] = r, image.data[k + 1] = g, image.data[k + 2] = bl, image.data[k + 3] = 255;
+      }
+    }
+  }
+  context.putImageData(image, 0, 0);
+  const every = Math.max(1, Math.ceil(16 / row));
+  let labels = "";
+  for (let l = 0; l < n; l += every)
+    labels += `<text x="${left - 8}" y="${top + l * row + row / 2 + 4}" text-anchor="end">${l}</text>`;
+  box.innerHTML = `<svg viewBox="0 0 ${width} ${h + 30}" height="${h + 30}" role="img" aria-label="blocks of each layer over time">` +
+    labels + timeAxis(left, right, h + top, width < 500 ? 3 : 7) + "</svg>";
+  box.appendChild(canvas);
+  const tip = tipOf(box);
+  box.onpointermove = e => {
+    const r = box.getBoundingClientRect(), x = e.clientX - r.left, y = e.clientY - r.top;
+    const l = Math.floor((y - top) / row);
+    if (!points || x < left || x > right || l < 0 || l >= n) return tip.hide();
+    const i = pointAt(T0 + (x - left) / w * span);
+    tip.show(`layer <b>${l}</b> at ${time(S.begin_s[i])}<br><b>${num(S.blocks[i][l])}</b> blocks, ${kept(S.blocks[i][l])}`, x, y);
+  };
+  box.onpointerleave = tip.hide;
+}
+
+// One bar a layer, two panels side by side on one scale of layers: what it got, and why.
+function bars(box, width, panels) {
+  const n = data.n_layers, row = n > 48 ? 10 : 16, top = 24, height = top + n * row + 6, left = 34, gap = 26;
+  const w = (width - left - 12 - gap * (panels.length - 1)) / panels.length;
+  let out = "";
+  for (let l = 0; l < n; l += row < 12 ? 2 : 1)
+    out += `<text x="${left - 8}" y="${top + l * row + row / 2 + 4}" text-anchor="end">${l}</text>`;
+  panels.forEach((p, k) => {
+    const x0 = left + k * (w + gap), most = Math.max(...p.values.map(v => v || 0), 1e-9), room = w - 46;
+    out += `<text class="name" x="${x0}" y="13">${p.name}</text><line x1="${x0}" x2="${x0}" y1="${top}" y2="${height - 6}" stroke="${css("--axis")}"/>`;
+    p.values.forEach((v, l) => {
+      if (v === null) return;
+      const length = Math.max(1, v / most * room), y = top + l * row + 2, bar = row - 4, r = Math.min(3, length, bar / 2);
+      out += `<path d="M${x0} ${y}h${length - r}q${r} 0 ${r} ${r}v${bar - 2 * r}q0 ${r} ${-r} ${r}H${x0}Z" fill="${css(p.colour)}"/>`;
+      if (row >= 12) out += `<text x="${x0 + length + 5}" y="${y + bar / 2 + 4}">${p.show(v)}</text>`;
+    });
+  });
+  box.innerHTML = `<svg viewBox="0 0 ${width} ${height}" height="${height}" role="img">${out}</svg>`;
+  const tip = tipOf(box);
+  box.onpointermove = e => {
+    const r = box.getBoundingClientRect(), l = Math.floor((e.clientY - r.top - top) / row);
+    if (l < 0 || l >= n) return tip.hide();
+    tip.show(`layer <b>${l}</b><br>` + panels.map(p => `${p.name}: <b>${p.values[l] === null ? "–" : p.show(p.values[l])}</b>`).join("<br>"),
+      e.clientX - r.left, e.clientY - r.top);
+  };
+  box.onpointerleave = tip.hide;
+}
+
+// A histogram of powers of two; unit turns a value into text.
+function histogram(box, width, h, show) {
+  const first = h.buckets.findIndex(v => v), shown = h.buckets.slice(first), left = 8, bottom = 118, top = 14;
+  if (first < 0) return void (box.innerHTML = '<p class="none">None yet.</p>');
+  const w = (width - 2 * left) / shown.length, bar = Math.min(24, Math.max(2, w - 2)), most = Math.max(...shown);
+  let out = `<line x1="${left}" x2="${width - left}" y1="${bottom}" y2="${bottom}" stroke="${css("--axis")}"/>`;
+  const floor = b => b + first ? Math.pow(2, b + first - 1) : 0, every = Math.ceil(62 / w);
+  shown.forEach((v, b) => {
+    const x = left + b * w + (w - bar) / 2, length = v / most * (bottom - top);
+    if (v) out += `<rect x="${x}" y="${bottom - length}" width="${bar}" height="${length}" rx="2" fill="${css("--held")}"/>`;
+    if (b % every === 0) out += `<text x="${left + b * w + w / 2}" y="${bottom + 17}" text-anchor="middle">${show(floor(b))}</text>`;
+  });
+  box.innerHTML = `<svg viewBox="0 0 ${width} 140" height="140" role="img">${out}</svg>`;
+  const tip = tipOf(box);
+  box.onpointermove = e => {
+    const r = box.getBoundingClientRect(), b = Math.floor((e.clientX - r.left - left) / w);
+    if (b < 0 || b >= shown.length) return tip.hide();
+    tip.show(`from ${show(floor(b))} to under ${show(floor(b + 1))}<br><b>${num(shown[b])}</b> of ${num(h.n)}`, e.clientX - r.left, 60);
+  };
+  box.onpointerleave = tip.hide;
+}

@@ -1,0 +1,161 @@
+// The page: sections in the order of questions. Everything it says is in data.
+const main = document.createElement("main");
+document.body.appendChild(main);
+const P = data.pool, L = data.layers;
+const sum = (rows, key) => rows.reduce((s, r) => s + (r[key] || 0), 0);
+
+function section(title, text, parent) {
+  const s = document.createElement("section");
+  s.innerHTML = `<h2>${title}</h2>${text ? `<p>${text}</p>` : ""}`;
+  (parent || main).appendChild(s);
+  return s;
+}
+function pair() {
+  const d = document.createElement("div");
+  d.className = "pair";
+  main.appendChild(d);
+  return d;
+}
+function draw(parent, paint) {
+  const box = document.createElement("div");
+  box.className = "plot";
+  parent.appendChild(box);
+  plot(box, paint);
+}
+// columns: [head, row => cell, "text" for words]; total: a last row, or nothing
+function table(parent, columns, rows, total) {
+  const cells = (r, tag) => columns.map(c => `<${tag}${c[2] ? ' class="text"' : ""}>${c[1](r)}</${tag}>`).join("");
+  const box = document.createElement("div");
+  box.className = "scroll";
+  box.innerHTML = `<table><thead><tr>${columns.map(c => `<th${c[2] ? ' class="text"' : ""}>${c[0]}</th>`).join("")}</tr></thead><tbody>` +
+    rows.map(r => `<tr>${cells(r, "td")}</tr>`).join("") + (total ? `<tr>${cells(total, "th")}</tr>` : "") + "</tbody></table>";
+  parent.appendChild(box);
+}
+function legend(parent, entries) {
+  const d = document.createElement("div");
+  d.className = "legend";
+  d.innerHTML = entries.map(([name, colour, dash]) =>
+    `<span><i class="${dash ? "dash" : ""}" style="${dash ? "border-color" : "background"}:var(${colour})"></i>${name}</span>`).join("");
+  parent.appendChild(d);
+}
+
+// ---- The head
+const head = document.createElement("header");
+head.innerHTML = `<h1>KV-cache occupancy</h1><p class="sub">${esc(data.title)} of ${esc(data.source)} · ${esc(data.policy_label)} · ` +
+  `${data.n_layers} layers · pool of ${num(data.n_blocks)} blocks of ${data.block_size} tokens (${bytes(data.n_blocks * data.block_bytes)})</p>` +
+  `<div class="tiles">` + [
+    [percent(data.peak_blocks, data.n_blocks), "of the pool held, at most"],
+    [kept(data.peak_blocks), "held, at most"],
+    [kept(data.peak_blocks_full), "with a full cache"],
+    [data.peak_blocks_full > data.peak_blocks ? percent(data.peak_blocks_full - data.peak_blocks, data.peak_blocks_full) : "0%", "saved at the peak"],
+    [num(data.requests), "requests"],
+    [num(data.preemptions), "preemptions"],
+    [num(data.steps), "steps in " + time(data.seconds)],
+    [time(data.wait_max_s), "longest wait"]
+  ].map(([b, s]) => `<div class="tile"><b>${b}</b><span>${s}</span></div>`).join("") + "</div>";
+main.appendChild(head);
+
+// ---- Held against a full cache
+{
+  const s = section("Held against a full cache", "What the tables hold (the most within each step: a prompt is whole before it is compacted), and what the same requests would hold if every layer kept every token." +
+    (S.steps_per_point > 1 ? ` A point is the most of ${num(S.steps_per_point)} steps.` : ""));
+  const scale = data.block_bytes || 1, of = values => values.map(v => v * scale);
+  legend(s, [["held", "--held"], ["full cache", "--full"], ["the pool", "--ink-2", true]]);
+  const most = Math.max(...S.held, ...S.full, 1) * scale, pool = data.n_blocks * scale;
+  const max = pool < most * 2.5 ? Math.max(most, pool) * 1.04 : most * 1.04;
+  draw(s, (box, w) => lines(box, w, 260, [
+    { name: "full cache", values: of(S.full), colour: "--full" },
+    { name: "held", values: of(S.held), colour: "--held", area: true }
+  ], max, data.block_bytes ? bytes : num, !!data.block_bytes, pool));
+  if (pool > max) s.insertAdjacentHTML("beforeend", `<p class="none">The pool, ${bytes(pool)}, is beyond the top of the chart.</p>`);
+}
+
+// ---- The heat map
+{
+  const s = section("Blocks of each layer over time", "A row a layer, a column a moment: the most blocks the layer holds within it.");
+  const key = document.createElement("div");
+  key.className = "legend";
+  s.appendChild(key);
+  let most = 0;
+  for (const r of S.blocks) for (const v of r) most = Math.max(most, v);
+  plots.push(() => { key.innerHTML = `<span>0<span class="ramp" style="background:${rampCss()}"></span>${num(most)} blocks (${kept(most)})</span>`; });
+  draw(s, heat);
+}
+
+// ---- Requests
+{
+  const s = section("Requests", "In the batch, and in the queue.");
+  legend(s, [["running", "--held"], ["waiting", "--wait"]]);
+  draw(s, (box, w) => lines(box, w, 170, [
+    { name: "waiting", values: S.waiting, colour: "--wait" },
+    { name: "running", values: S.running, colour: "--held", area: true }
+  ], Math.max(...S.running, ...S.waiting, 1) * 1.05, num, false));
+}
+
+// ---- Budgets
+{
+  const known = L.some(l => l.keep_mean !== null), reasons = L.some(l => l.density !== null);
+  const s = section("The budget of each layer, and why", known
+    ? "Tokens a layer keeps, on average over the requests" + (reasons ? ", beside its density F: how much its prompt's attention sums vary over the tokens. " +
+      "With layer_sign 1 a layer of high density needs fewer tokens and gets less; the budgets add up to the same total." : ". This policy has no density: layers are equal.")
+    : "No request reached its budget: nothing was evicted, and every layer holds every token.");
+  if (known) draw(s, (box, w) => bars(box, w, [
+    { name: "tokens kept", values: L.map(l => l.keep_mean), colour: "--held", show: num },
+    ...(reasons ? [{ name: "density F", values: L.map(l => l.density), colour: "--density", show: x => x.toFixed(3) }] : [])
+  ]));
+  const d = document.createElement("details");
+  d.innerHTML = "<summary>Table of the layers</summary>";
+  s.appendChild(d);
+  const most = l => Math.max(0, ...S.blocks.map(r => r[l]));
+  table(d, [["layer", l => l.layer], ["density F", l => real(l.density, 4)], ["kept, mean", l => real(l.keep_mean, 1)],
+    ["least", l => num(l.keep_min)], ["most", l => num(l.keep_max)], ["blocks, at most", l => num(l.held_max)],
+    ["bytes, at most", l => kept(l.held_max)], ["idle slots, at most", l => num(l.slots_idle_max)],
+    ["taken", l => num(l.taken_blocks)], ["freed", l => num(l.freed_blocks)], ["slots evicted", l => num(l.evicted_slots)]],
+    L, { layer: "all", density: null, keep_mean: known ? sum(L, "keep_mean") : null, keep_min: null, keep_max: null,
+      held_max: data.peak_blocks, slots_idle_max: P.slots_idle_max, taken_blocks: sum(L, "taken_blocks"),
+      freed_blocks: sum(L, "freed_blocks"), evicted_slots: sum(L, "evicted_slots") });
+}
+
+// ---- The slowest moments
+{
+  const s = section("The slowest moments", "The steps that took longest.");
+  table(s, [["at", r => time(r.begin_s)], ["took", r => time(r.end_s - r.begin_s)], ["in compactions", r => r.compaction_s ? time(r.compaction_s) : "–"],
+    ["step", r => num(r.step)], ["prompt tokens", r => num(r.prefill_tokens)], ["decoding", r => num(r.decode_tokens)],
+    ["running", r => num(r.running)], ["waiting", r => num(r.waiting)], ["preempted", r => num(r.preempted)],
+    ["compactions", r => num(r.compactions)], ["held", r => kept(r.held)]], data.slowest_steps);
+  const t = section("The longest waits", data.longest_waits.some(r => r.start_s !== null) ? "From arrival to the first step." : "From arrival to the first token.");
+  if (!data.longest_waits.length) t.insertAdjacentHTML("beforeend", '<p class="none">No request has begun.</p>');
+  else table(t, [["request", r => num(r.id)], ["waited", r => time((r.start_s === null ? r.first_token_s : r.start_s) - r.arrival_s)],
+    ["steps", r => num(r.queue_steps)], ["arrival", r => time(r.arrival_s)], ["end", r => time(r.end_s)], ["prompt", r => num(r.prompt_tokens)],
+    ["output", r => num(r.output_tokens)], ["preempted", r => num(r.preempted)], ["ended", r => esc(r.end), "text"]], data.longest_waits);
+}
+
+// ---- Histograms
+{
+  const p = pair(), show = ns => time(ns * 1e-9);
+  const one = (title, text, h) => draw(section(title, text, p), (box, w) => histogram(box, w, h, show));
+  one("Lifetime of blocks", "From being taken to falling free.", P.lifetime_ns);
+  one("Idle time", "From a block's last use (taken, written, gained a holder) to falling free.", P.idle_time_ns);
+  one("Reuse gap", "From a block's last use to the next holder it gains.", P.reuse_gap_ns);
+  one("Free gap", "How long a free block lay before it was taken again.", P.free_gap_ns);
+}
+
+// ---- Totals
+{
+  const s = section("Totals");
+  const rows = [["prompt tokens", num(data.prompt_tokens)], ["output tokens", num(data.output_tokens)],
+    ["batch size reached", num(data.running_max)], ["waiting, at most", num(data.waiting_max)], ["mean wait", time(data.wait_mean_s)],
+    ["mean steps in the queue", real(data.queue_steps_mean, 1)],
+    ["blocks taken", num(P.taken_blocks)], ["blocks freed", num(P.freed_blocks)], ["&nbsp; at a request's end", num(P.freed_by_end)],
+    ["&nbsp; by compactions", num(P.freed_by_compaction)], ["&nbsp; rolled back", num(P.freed_by_rollback)], ["&nbsp; released", num(P.freed_by_release)], ["&nbsp; out of the prefix cache", num(P.freed_by_eviction)],
+    ["blocks shared, at most", num(P.shared_max)], ["blocks copied on write", num(P.copied_blocks)], ["blocks promised, at most", num(P.promised_max)],
+    ["score pages, at most", num(P.pages_held_max)], ["compactions", num(P.compactions)], ["bytes evicted", bytes(P.evicted_bytes)],
+    ["bytes given back by compactions, as whole blocks", bytes(P.freed_bytes)], ["idle slots, at most", num(P.slots_idle_max)],
+    ["events dropped by the profile", num(P.events_dropped)]];
+  const box = document.createElement("div");
+  box.className = "scroll";
+  box.innerHTML = `<table class="totals"><tbody>${rows.map(([a, b]) => `<tr><td>${a}</td><td>${b}</td></tr>`).join("")}</tbody></table>`;
+  s.appendChild(box);
+  s.insertAdjacentHTML("beforeend", `<p class="none" style="margin-top:10px">kvfold ${esc(data.version)}; times are ${esc(data.clock)}.</p>`);
+}
+paintAll();

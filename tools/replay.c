@@ -1,0 +1,393 @@
+/* The replay: arrivals by its own clock, steps by the scheduler, compactions by the policy's sizes. */
+#define _POSIX_C_SOURCE 200809L
+#include "tools/replay.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "tools/text.h"
+
+typedef struct request { /* one that is live */
+    struct request *next, *prev;
+    const kvf__trace_request *of;
+    kvf_request id;
+    kvf_seq seq; /* 0 while it waits */
+    bool in_prompt;
+    uint32_t n_output;
+    uint64_t submitted_step;
+    kvf__occ_request figures;
+} request;
+
+typedef struct replay {
+    const kvf__replay_config *config;
+    kvf__occ *occ;
+    kvf__chrome *chrome;
+    kvf__replay_result *result;
+    kvf_manager *manager;
+    kvf_policy_state *policies;
+    kvf_sched *sched;
+    kvf_policy_options options;
+    kvf__random random;
+    uint32_t n_tables, n_groups;
+    double now_s;
+    uint64_t step, next; /* next: request of the trace to come */
+    request *first, *last;
+    double *base, *variance; /* [n_layers], (layer, head) */
+    uint32_t *slots, *keep, *table_slots;
+    kvf_compact_item *items; /* [max_running * n_layers] */
+    uint32_t n_items, n_preempted;
+    uint64_t full; /* blocks that a full cache would hold */
+} replay;
+
+static uint64_t clock_ns(void *ctx) { return (uint64_t)(((const replay *)ctx)->now_s * 1e9); }
+
+static bool fail(const char *what, const char *text) {
+    kvf__say("replay: %s: %s", what, text);
+    return false;
+}
+
+/* ---- Densities ------------------------------------------------------------------------------------- */
+
+/* Made ones: a level for each layer, and a little of its own for each request. */
+static void make_base(replay *r) {
+    kvf__random random = {r->config->seed ^ 0x6b76666f6c64u};
+    for (uint32_t l = 0; l < r->config->n_layers; l++)
+        r->base[l] = r->config->densities ? r->config->densities[l] : 0.15 + 0.5 * kvf__random_unit(&random);
+}
+
+/* The metric is raw here, so that a density is what is given: each head's variance is the density. */
+static void density_of(replay *r, const kvf__trace_request *q) {
+    uint32_t n_heads = r->config->n_kv_heads;
+    const kvf__trace *t = r->config->trace;
+    const double *own = q->density == KVF__TRACE_NONE ? NULL : t->densities + (size_t)q->density * t->n_layers;
+    for (uint32_t l = 0; l < r->config->n_layers; l++) {
+        double f = own ? own[l] : r->base[l];
+        if (!own && !r->config->densities) f += 0.1 * (kvf__random_unit(&r->random) - 0.5);
+        for (uint32_t h = 0; h < n_heads; h++) r->variance[l * n_heads + h] = f;
+    }
+}
+
+/* ---- Requests ---------------------------------------------------------------------------------------- */
+
+static void gone(replay *r, request *q, const char *end) {
+    q->figures.end = end;
+    q->figures.end_s = r->now_s;
+    q->figures.n_output = q->n_output;
+    kvf__occ_add_request(r->occ, &q->figures);
+    kvf__chrome_request(r->chrome, &q->figures);
+    *(q->prev ? &q->prev->next : &r->first) = q->next;
+    *(q->next ? &q->next->prev : &r->last) = q->prev;
+    free(q);
+}
+
+static bool submit(replay *r, const kvf__trace_request *of, uint64_t number) {
+    request *q = calloc(1, sizeof *q);
+    if (!q) return fail("request", "out of memory");
+    q->of = of;
+    q->figures = (kvf__occ_request){.id = number + 1,
+                                    .arrival_s = of->arrival_s / r->config->speed,
+                                    .start_s = NAN,
+                                    .first_token_s = NAN,
+                                    .queue_steps = UINT64_MAX,
+                                    .n_prompt = of->n_prompt};
+    q->submitted_step = r->step;
+    kvf_sched_request s = {
+        .struct_size = sizeof s, .n_prompt = of->n_prompt, .max_new = of->n_output, .options = &r->options, .user = q};
+    kvf_status st = kvf_sched_submit(r->sched, &s, &q->id);
+    if (!st) {
+        q->prev = r->last;
+        *(r->last ? &r->last->next : &r->first) = q;
+        r->last = q;
+        r->occ->shared_tokens += of->n_shared;
+        return true;
+    }
+    free(q);
+    if (st != KVF_E_NEVER_FITS && st != KVF_E_INVALID) return fail("submit", kvf_sched_error(r->sched));
+    if (!r->result->n_refused++)
+        snprintf(r->result->refused, sizeof r->result->refused, "%s", kvf_sched_error(r->sched));
+    return true;
+}
+
+enum { AHEAD = 60000 }; /* requests that wait, at most: the scheduler has room for 65,536 */
+
+static bool arrivals(replay *r, uint32_t n_waiting) {
+    const kvf__trace *t = r->config->trace;
+    for (; r->next < t->n && n_waiting < AHEAD; r->next++, n_waiting++) {
+        const kvf__trace_request *of = &t->requests[r->next];
+        if (of->arrival_s / r->config->speed > r->now_s) break;
+        if (!submit(r, of, r->next)) return false;
+    }
+    return true;
+}
+
+/* ---- Compactions --------------------------------------------------------------------------------------- */
+
+static bool collect(replay *r, const request *q, kvf_moment moment) {
+    uint32_t index;
+    if (kvf_seq_index(r->manager, q->seq, &index)) return fail("sequence", kvf_manager_error(r->manager));
+    for (uint32_t l = 0; l < r->config->n_layers; l++)
+        if (kvf_seq_table(r->manager, q->seq, l, 0, &r->slots[l], NULL, NULL))
+            return fail("table", kvf_manager_error(r->manager));
+    if (!kvf_policy_due(r->policies, index, moment, r->slots, r->keep)) return true;
+    for (uint32_t l = 0; l < r->config->n_layers; l++)
+        if (r->keep[l]) r->items[r->n_items++] = (kvf_compact_item){q->seq, l, r->keep[l]};
+    return true;
+}
+
+static bool compact(replay *r) {
+    kvf_compaction unused;
+    uint32_t n = r->n_items;
+    r->n_items = 0;
+    if (!n) return true;
+    if (kvf_compact_begin(r->manager, r->items, n, &unused) || kvf_compact_commit(r->manager))
+        return fail("compaction", kvf_manager_error(r->manager));
+    r->result->n_compactions += n;
+    return true;
+}
+
+/* Requests whose prompt fitted the budget, before the token that would exceed it. */
+static bool overflows(replay *r) {
+    for (request *q = r->first; q; q = q->next) {
+        uint32_t index;
+        if (!q->seq || q->in_prompt || kvf_seq_index(r->manager, q->seq, &index)) continue;
+        if (kvf_policy_sizes(r->policies, index)) continue;
+        if (!collect(r, q, KVF_BEFORE_APPEND) || !compact(r)) return false;
+        const kvf_layer_size *sizes = kvf_policy_sizes(r->policies, index);
+        if (!sizes) continue;
+        kvf__occ_add_budget(r->occ, sizes, kvf_policy_density(r->policies, index));
+        if (kvf_sched_resize(r->sched, q->id)) return fail("resize", kvf_sched_error(r->sched));
+    }
+    return true;
+}
+
+/* Budget, compaction, score pages, the exact reservation. */
+static bool prompt_ends(replay *r, request *q) {
+    uint32_t index;
+    kvf_error err = {""};
+    const kvf_policy_ops *ops = r->options.ops;
+    if (kvf_seq_index(r->manager, q->seq, &index)) return fail("sequence", kvf_manager_error(r->manager));
+    density_of(r, q->of);
+    if (ops->budget && ops->budget(r->policies, index, ops->metric ? r->variance : NULL, q->of->n_prompt, &err))
+        return fail("budget", err.text);
+    if (!collect(r, q, KVF_AT_PROMPT_END)) return false;
+    if (kvf_policy_n_arrays(&r->options)) {
+        for (uint32_t l = 0; l < r->config->n_layers; l++) r->keep[l] = r->slots[l];
+        for (uint32_t i = 0; i < r->n_items; i++) r->keep[r->items[i].layer] = r->items[i].n_keep;
+        for (uint32_t t = 0; t < r->n_tables; t++) r->table_slots[t] = r->keep[t / r->n_groups];
+        if (kvf_seq_take_scores(r->manager, q->seq, r->table_slots))
+            return fail("score pages", kvf_manager_error(r->manager));
+    }
+    if (!compact(r)) return false;
+    const kvf_layer_size *sizes = kvf_policy_sizes(r->policies, index);
+    if (sizes || !ops->match) kvf__occ_add_budget(r->occ, sizes, kvf_policy_density(r->policies, index));
+    q->in_prompt = false;
+    kvf_status st = kvf_sched_prompt_done(r->sched, q->id);
+    if (st == KVF_E_NO_BLOCKS) { /* its exact sizes found no room: it waits and begins again */
+        q->seq = 0;
+        q->figures.n_preempted++;
+        r->n_preempted++;
+        return true;
+    }
+    return !st || fail("prompt", kvf_sched_error(r->sched));
+}
+
+/* ---- Steps ------------------------------------------------------------------------------------------------ */
+
+static void fallen(replay *r, const kvf_step *step) {
+    for (uint32_t i = 0; i < step->n_preempted; i++) {
+        request *q = step->preempted[i].user;
+        q->seq = 0;
+        q->figures.n_preempted++;
+        r->n_preempted++;
+    }
+    for (uint32_t i = 0; i < step->n_ends; i++) {
+        r->result->n_early++;
+        gone(r, step->ends[i].user, "pool full");
+    }
+}
+
+/* A token of a request whose known tokens are all computed; it may have been the last. */
+static bool take_token(replay *r, request *q) {
+    int ended = 0;
+    if (kvf_sched_token(r->sched, q->id, &ended)) return fail("token", kvf_sched_error(r->sched));
+    q->n_output++;
+    if (isnan(q->figures.first_token_s)) q->figures.first_token_s = r->now_s;
+    if (!ended) return true;
+    if (kvf_sched_finish(r->sched, q->id)) return fail("finish", kvf_sched_error(r->sched));
+    r->result->n_done++;
+    gone(r, q, "done");
+    return true;
+}
+
+static bool after_items(replay *r, const kvf_step *step) {
+    for (uint32_t i = 0; i < step->n_decode; i++) {
+        const request *q = step->items[i].user;
+        uint32_t index;
+        bool sized = !kvf_seq_index(r->manager, q->seq, &index) && kvf_policy_sizes(r->policies, index);
+        if (!r->options.ops->match) continue;
+        if (!collect(r, q, KVF_AFTER_STEP) || !compact(r)) return false;
+        const kvf_layer_size *sizes = kvf_policy_sizes(r->policies, index);
+        if (sized || !sizes) continue; /* else its first event had been put off */
+        kvf__occ_add_budget(r->occ, sizes, kvf_policy_density(r->policies, index));
+        if (kvf_sched_resize(r->sched, q->id)) return fail("resize", kvf_sched_error(r->sched));
+    }
+    for (uint32_t i = 0; i < step->n_items; i++) {
+        const kvf_step_item item = step->items[i];
+        request *q = item.user;
+        if (item.prompt_ends && !prompt_ends(r, q)) return false;
+        if (!q->seq) continue;
+        if (item.samples) {
+            if (!take_token(r, q)) return false;
+        } else if (item.prompt_ends && q->of->n_output == 0) {
+            if (kvf_sched_finish(r->sched, q->id)) return fail("finish", kvf_sched_error(r->sched));
+            r->result->n_done++;
+            gone(r, q, "done");
+        }
+    }
+    return true;
+}
+
+static bool note_step(replay *r, const kvf_step *step, double begin_s) {
+    kvf__occ_step s = {.step = r->step,
+                       .begin_s = begin_s,
+                       .end_s = r->now_s,
+                       .n_running = step->n_running,
+                       .n_waiting = step->n_waiting,
+                       .n_prefill_tokens = step->n_tokens - step->n_decode,
+                       .n_decode_tokens = step->n_decode,
+                       .n_preempted = r->n_preempted,
+                       .full = r->full};
+    if (!kvf__occ_note(r->occ, r->chrome, r->manager, 0, &s)) return fail("profile", "could not be read");
+    kvf__occ_add_step(r->occ, &s, r->occ->peak);
+    kvf__chrome_step(r->chrome, r->occ, &s);
+    r->n_preempted = 0;
+    return true;
+}
+
+/* Plans and runs one step; *idle: there was nothing to run. */
+static bool run_step(replay *r, uint32_t *n_waiting, bool *idle) {
+    kvf_step step;
+    double begin_s = r->now_s;
+    if (!overflows(r)) return false;
+    if (kvf_sched_plan(r->sched, &step)) return fail("plan", kvf_sched_error(r->sched));
+    fallen(r, &step);
+    if (step.copies.n && kvf_copies_done(r->manager, &step.copies))
+        return fail("copies", kvf_manager_error(r->manager));
+    *n_waiting = step.n_waiting;
+    *idle = step.n_items == 0;
+    if (!step.n_items) return true;
+    r->step++;
+    r->full = 0;
+    for (uint32_t i = 0; i < step.n_items; i++) {
+        const kvf_step_item *item = &step.items[i];
+        request *q = item->user;
+        q->seq = item->seq;
+        q->in_prompt = item->kind == KVF_STEP_PREFILL;
+        if (isnan(q->figures.start_s)) {
+            q->figures.start_s = begin_s;
+            q->figures.queue_steps = r->step - 1 - q->submitted_step;
+        }
+        uint64_t positions = (uint64_t)item->token_begin + item->n_tokens;
+        r->full += (positions + r->config->block_size - 1) / r->config->block_size * r->n_tables;
+    }
+    r->now_s += r->config->step_s + r->config->token_s * step.n_tokens;
+    if (kvf_sched_done(r->sched)) return fail("step", kvf_sched_error(r->sched));
+    return after_items(r, &step) && note_step(r, &step, begin_s);
+}
+
+static bool run(replay *r) {
+    const kvf__trace *t = r->config->trace;
+    uint32_t n_waiting = 0;
+    bool idle = true;
+    while (!(r->config->stop && *r->config->stop)) {
+        if (!arrivals(r, n_waiting)) return false;
+        if (!r->first && r->next == t->n) return true;
+        if (!r->first) { /* nothing to do before the next arrival */
+            double then = t->requests[r->next].arrival_s / r->config->speed;
+            r->now_s = then > r->now_s ? then : r->now_s;
+            continue;
+        }
+        if (!run_step(r, &n_waiting, &idle)) return false;
+        if (idle && r->first && r->next == t->n) return fail("scheduler", "requests wait, and none can run");
+    }
+    r->result->stopped = true;
+    return true;
+}
+
+/* ---- Begin and end ------------------------------------------------------------------------------------------ */
+
+static bool create(replay *r) {
+    const kvf__replay_config *c = r->config;
+    kvf_error err = {""};
+    kvf_profile_config pc = kvf_profile_config_default();
+    pc.n_events = 1 << 16;
+    pc.clock = clock_ns;
+    pc.clock_ctx = r;
+    kvf_manager_config m = kvf_manager_config_default();
+    m.n_layers = c->n_layers;
+    m.n_kv_heads = c->n_kv_heads;
+    m.heads_per_group = c->heads_per_group;
+    m.block_size = c->block_size;
+    m.n_blocks = (uint32_t)c->n_blocks;
+    m.max_seqs = c->max_running;
+    m.max_slots = c->max_context;
+    m.block_bytes = c->block_bytes;
+    m.profile = &pc;
+    kvf_status st = kvf_manager_create(&m, &r->manager, &err);
+    if (st) return fail("pool", err.text);
+    kvf_policy_state_config p = {.struct_size = sizeof p,
+                                 .n_layers = c->n_layers,
+                                 .n_kv_heads = c->n_kv_heads,
+                                 .n_q_heads = c->n_kv_heads,
+                                 .head_dim = 8,
+                                 .block_size = c->block_size,
+                                 .max_seqs = c->max_running,
+                                 .max_slots = c->max_context};
+    if (kvf_policy_state_create(&p, &r->policies, &err)) return fail("policy", err.text);
+    kvf_sched_config s = kvf_sched_config_default();
+    s.manager = r->manager;
+    s.policies = r->policies;
+    s.max_running = c->max_running;
+    s.chunk = c->chunk;
+    s.max_context = c->max_context;
+    if (kvf_sched_create(&s, &r->sched, &err)) return fail("scheduler", err.text);
+    r->n_groups = c->heads_per_group ? c->n_kv_heads / c->heads_per_group : 1;
+    r->n_tables = c->n_layers * r->n_groups;
+    r->base = calloc(c->n_layers, sizeof *r->base);
+    r->variance = calloc((size_t)c->n_layers * c->n_kv_heads, sizeof *r->variance);
+    r->slots = calloc(c->n_layers, sizeof *r->slots);
+    r->keep = calloc(c->n_layers, sizeof *r->keep);
+    r->table_slots = calloc(r->n_tables, sizeof *r->table_slots);
+    r->items = calloc(c->n_layers, sizeof *r->items);
+    if (r->base && r->variance && r->slots && r->keep && r->table_slots && r->items) return true;
+    return fail("buffers", "out of memory");
+}
+
+bool kvf__replay(const kvf__replay_config *config, kvf__occ *occ, kvf__chrome *chrome, kvf__replay_result *result) {
+    replay r = {.config = config, .occ = occ, .chrome = chrome, .result = result, .options = *config->policy};
+    *result = (kvf__replay_result){0};
+    r.random.state = config->seed;
+    r.options.metric = KVF_METRIC_RAW;
+    bool good = create(&r);
+    if (good) {
+        make_base(&r);
+        good = run(&r);
+        kvf__occ_end(occ, r.manager);
+    }
+    for (request *q = r.first, *next; q; q = next) {
+        next = q->next;
+        free(q);
+    }
+    kvf_sched_destroy(r.sched);
+    kvf_policy_state_destroy(r.policies);
+    kvf_manager_destroy(r.manager);
+    free(r.base);
+    free(r.variance);
+    free(r.slots);
+    free(r.keep);
+    free(r.table_slots);
+    free(r.items);
+    return good;
+}
