@@ -5,7 +5,7 @@
 
 #include "tests/prefix_world.h"
 
-enum { DEPTH_MAX = 12, SLAB_MAX = 1 << 16 };
+enum { DEPTH_MAX = 12, SLAB_MAX = 1 << 19 };
 
 static world w;
 static struct {
