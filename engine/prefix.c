@@ -59,7 +59,7 @@ void kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step) {
         if (!r || !item->take_snapshot || !e->prompt_sums[i]) continue;
         uint32_t n = 0, n_tokens = item->token_begin + item->n_tokens;
         kvf_prefix_key key = kvf__live_key(r, n_tokens);
-        if (kvf_prefix_snapshot_put(e->manager, item->seq, &key, n_tokens, item->take_snapshot == 2, e->page_ids,
+        if (kvf_prefix_snapshot_put(e->manager, item->seq, &key, n_tokens, item->snapshot_flags, e->page_ids,
                                     kvf__ceil_div(e->config.max_context, e->config.block_size), &n) == KVF_OK &&
             n)
             move_sums(e, e->prompt_sums[i], n_tokens, true);

@@ -354,7 +354,8 @@ static kvf_status fill(kvf_engine *e, const kvf_prompt_file *f, const header *h,
         uint32_t n = 0, capacity = kvf__ceil_div(e->config.max_context, e->config.block_size);
         st = kvf_prefix_store(e->manager, seq, &key, h->n_tokens, &options, NULL);
         if (!st && h->flags & FLAG_SUMS)
-            st = kvf_prefix_snapshot_put(e->manager, seq, &key, h->n_tokens, 1, e->page_ids, capacity, &n);
+            st = kvf_prefix_snapshot_put(e->manager, seq, &key, h->n_tokens, KVF_SNAPSHOT_KEEP_LONG, e->page_ids,
+                                         capacity, &n);
         if (st)
             kvf__fail(err, st, "%s: %s", f->path, kvf_manager_error(e->manager));
         else if (n)

@@ -55,10 +55,11 @@ void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *
         item->logits_only = r->match.n_snapshot_tokens > r->match.n_tokens;
     }
     if (!r->needs_sums || item->logits_only) return;
+    item->take_snapshot = end == r->prefix.prefix_end || end == r->n_prefill || end % s->config.chunk == 0;
     if (end == r->prefix.prefix_end)
-        item->take_snapshot = 2;
-    else
-        item->take_snapshot = end == r->n_prefill || end % s->config.chunk == 0;
+        item->snapshot_flags = KVF_SNAPSHOT_KEEP_LONG;
+    else if (end % s->config.chunk)
+        item->snapshot_flags = KVF_SNAPSHOT_WHOLE;
 }
 
 /* K and V of the computed tokens are written: they can be found from now on. What cannot be stored is not: the cache

@@ -79,8 +79,10 @@ typedef struct kvf_step_item {
     /* The prefix cache. match: set in a request's first item when its first match->n_tokens tokens were found; it begins
      * there. The accumulators of match->n_snapshot_tokens are to be read (kvf_prefix_snapshot_get) before the item runs.
      * logits_only: the snapshot has the sums of this item's query already; they must not be added again. take_snapshot:
-     * after the step the sums of the first token_begin + n_tokens tokens are worth keeping: 1, or 2 at prefix_end. */
+     * after the step the sums of the first token_begin + n_tokens tokens are worth keeping, with snapshot_flags
+     * (kvf_prefix_snapshot_put). */
     int logits_only, take_snapshot;
+    uint32_t snapshot_flags;
     const kvf_prefix_match *match; /* NULL without a hit */
 } kvf_step_item;
 
