@@ -177,7 +177,7 @@ KVF_API KVF_CHECK kvf_status kvf_engine_submit(kvf_engine *engine, const kvf_gen
  *  that request alone. @cost one forward pass. */
 KVF_API KVF_CHECK kvf_status kvf_engine_step(kvf_engine *engine, int *more, kvf_error *err);
 
-/** Changes the budget of a request, waiting or running. A tighter one compacts the request before its next token; a looser one
+/** Changes the budget of a request, waiting or running, for all of its samples or beams that live. A tighter one compacts the request before its next token; a looser one
  *  lets it grow, if the blocks can be promised. Waiting, or in its prompt, it goes on as if submitted so. A request whose policy took
  *  no attention mass so far (rho 1 without budget_may_change) cannot be tightened once it runs.
  *  @param engine an engine. @param request a live one. @param rho, budget_tokens as the policy's options of that name.
