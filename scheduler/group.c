@@ -45,6 +45,8 @@ kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader) {
 void kvf__group_dissolve(kvf_sched *s, kvf__req *leader) {
     for (kvf__req *r; (r = kvf__group_unhold(s, leader));) {
         r->state = KVF__REQ_WAITING;
+        r->bounded |= r->bounds;
+        r->bounds = false;
         kvf__sched_insert(s, &s->queue, r);
     }
 }
@@ -215,6 +217,8 @@ bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
     r->n_computed = leader->n_computed;
     r->n_prefill = leader->n_prefill;
     r->n_blocks = leader->n_blocks;
+    r->bounded = leader->bounded;
+    r->bounds = leader->bounds;
     r->extent_begin = leader->extent_begin;
     r->unpromised = leader->unpromised;
     r->sized = leader->sized;

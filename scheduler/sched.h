@@ -61,6 +61,7 @@ typedef struct kvf__req {
     void *user;
     kvf_policy_options options;
     kvf_sched_prefix prefix;
+    bool not_whole;         /* its next look-up is not for the whole prompt */
     kvf_prefix_match match; /* of the prompt that runs, or of the last look-up */
 } kvf__req;
 
@@ -96,6 +97,7 @@ struct kvf_sched {
     uint32_t n_items, n_decode, n_tokens, n_preempted, n_ends;
     bool reported; /* ends and preempted have been handed to the caller */
     bool planned;
+    bool reads_aside; /* a request of the plan reads sums whose block may be evicted */
     kvf_error error;
 };
 
@@ -118,6 +120,9 @@ bool kvf__sched_is_valid(const kvf_sched *s); /* O(requests); asserted in debug 
 /* prefix.c: the prefix cache */
 void kvf__sched_look_up(kvf_sched *s, kvf__req *r); /* fills in n_prefill and match */
 void kvf__sched_forget_match(kvf__req *r);
+bool kvf__sched_reads_aside(const kvf_sched *s, const kvf__req *r);
+bool kvf__sched_snapshot_stands(const kvf_sched *s, const kvf__req *r);
+bool kvf__sched_takes_free(const kvf_sched *s, uint32_t n);
 uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r);
 kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r,
                              const kvf_reserve *reserve); /* the new sequence takes its match */
