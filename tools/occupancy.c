@@ -226,6 +226,9 @@ void kvf__occ_add_budget(kvf__occ *o, const kvf_layer_size *sizes, const double 
 void kvf__occ_end(kvf__occ *o, const kvf_manager *manager) {
     kvf_profile p = {.struct_size = sizeof p};
     if (kvf_profile_read(manager, &p, o->profile_layers, o->n_layers) == KVF_OK) o->profile = p;
+    kvf_prefix_stats prefix = {.struct_size = sizeof prefix};
+    const kvf_manager_config *config = kvf_manager_get_config(manager);
+    if (config && config->prefix_cache && kvf_prefix_stats_read(manager, &prefix) == KVF_OK) o->prefix = prefix;
 }
 
 /* ---- Files ------------------------------------------------------------------------------------------- */
