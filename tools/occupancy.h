@@ -65,6 +65,7 @@ typedef struct kvf__occ {                        /* kvf__occ_begin, kvf__occ_fre
     kvf_profile profile;               /* at the end */
     kvf_profile_layer *profile_layers; /* as profile: of the last kvf__occ_note, and of the end */
     uint32_t *now, *peak;              /* [n_layers] blocks held, by the events; and the most since the last note */
+    uint64_t *held_max;                /* [n_layers] as the profile's, up to the last note */
     uint64_t now_held;
 } kvf__occ;
 
