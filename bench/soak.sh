@@ -77,7 +77,7 @@ one() { # first seed
     [ $status -lt 128 ] || [ $status = 134 ] || [ $status = 139 ] || return 2 # stopped from outside: nothing is known
     seconds=$(((${EPOCHREALTIME/./} - begin) / 1000))
     result=passed
-    [ $status = 0 ] || result="failed: $(tr '\n"\\' ' ' <<<"${text: -300}")"
+    [ $status = 0 ] || result="failed: $(tail -c 300 <<<"$text" | tr '\n"\\' "  '")"
     printf '{"first_seed": %s, "seeds": %s, "operations": %s, "seconds": %d.%03d, "commit": "%s", "blockmgr": "%s", "result": "%s"}\n' \
         "$1" "$seeds" $((seeds * operations)) $((seconds / 1000)) $((seconds % 1000)) "$commit" "$blockmgr" "$result" \
         >>"$output"
