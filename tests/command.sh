@@ -113,7 +113,7 @@ refused compare_output_alone 2 'give --compare' run --prompt x --compare-output 
 refused json_and_results 2 'standard output' run --input f --json
 refused two_outputs_one_file 2 'a file of its own' run --prompt x --output f --stats f
 refused no_model 2 'no-such.gguf' run --prompt x --model no-such.gguf
-refused no_input 2 '--input no-such.jsonl: No such file' run --input no-such.jsonl --model "$model"
+refused no_input 2 'kvfold: no-such.jsonl: No such file' run --input no-such.jsonl --model "$model"
 refused input_is_folder 2 'Is a directory' run --input . --model "$model"
 refused small_memory 2 '--kv-memory 1000' run --prompt x --model "$model" --kv-memory 1000
 refused bad_chunk 2 '--chunk 17' run --prompt x --model "$model" --chunk 17

@@ -256,6 +256,7 @@ open("</script><b>&.jsonl".replace("/", "_"), "w").write('{"prompt": "x", "max_t
 run("run", "--model", model, "--input", "<_script><b>&.jsonl", "--output", "e.out", "--quiet", "--report", "e.html")
 assert page("e.html")["source"] == "<_script><b>&.jsonl"
 END
+refused profile_no_trace 2 'kvfold: no-such: No such file' profile no-such
 refused run_report_over_input 2 'is the input; writing there would destroy it' run --model "$model" --input w.jsonl --report w.jsonl
 refused run_report_twice 2 'would both write to same' run --model "$model" --input w.jsonl --report same --trace same
 refused run_report_no_folder 2 'could not be opened for writing' run --model "$model" --input w.jsonl --output kept.out --report none/r.html

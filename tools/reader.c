@@ -53,7 +53,7 @@ bool kvf__reader_open(kvf__reader *r, const char *path, bool twice) {
             errno = EISDIR;
         }
         if (r->fd < 0) {
-            kvf__say("--input %s: %s", kvf__shown(path).text, strerror(errno));
+            kvf__say("%s: %s", kvf__shown(path).text, strerror(errno));
             return false;
         }
     }
