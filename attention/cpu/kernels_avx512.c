@@ -288,14 +288,19 @@ INLINE __m256 sum8x8(__m512 a, __m512 b, __m512 c, __m512 d) {
 
 /* Stores the sums of H heads by N pairs of rows; of an odd pair only its first row. */
 INLINE void store_sums(float *s, const __m512 *x, bool odd, const int H, const int N) {
-    UNROLL for (int h = 0; h < H; h++) {
+    UNROLL for (int h = 0; h < H; h += N == 2 ? 2 : 1) {
         const __m512 *y = x + h * N;
         float *to = s + h * (int)KVF_TILE;
-        __m256 sums = sum8x8(y[0], y[N > 1], y[N > 2 ? 2 : 0], y[N > 2 ? 3 : N > 1]);
+        if (N == 2) { /* two heads at once, whose sums lie one after the other */
+            const __m512 *z = h + 1 < H ? y + 2 : y;
+            __m256 sums = sum8x8(y[0], y[1], z[0], z[1]);
+            _mm_storeu_ps(to, _mm256_castps256_ps128(sums));
+            if (h + 1 < H) _mm_storeu_ps(to + KVF_TILE, _mm256_extractf128_ps(sums, 1));
+            continue;
+        }
+        __m256 sums = sum8x8(y[0], y[N > 1], y[N > 2 ? 2 : 0], y[N > 2 ? 3 : 0]);
         if (N == 4)
             _mm256_storeu_ps(to, sums);
-        else if (N == 2)
-            _mm_storeu_ps(to, _mm256_castps256_ps128(sums));
         else if (odd)
             *to = _mm256_cvtss_f32(sums);
         else
