@@ -179,7 +179,10 @@ kvf__cpu kvf__cpu_detect(void) {
                (c.avx_vnni ? 16u : 0u);
         atomic_store_explicit(&known, bits, memory_order_relaxed);
     }
-    return (kvf__cpu){(bits & 2u) != 0, (bits & 4u) != 0, (bits & 8u) != 0, (bits & 16u) != 0};
+    return (kvf__cpu){.avx2_fma_f16c = (bits & 2u) != 0,
+                      .avx512 = (bits & 4u) != 0,
+                      .avx512_vnni = (bits & 8u) != 0,
+                      .avx_vnni = (bits & 16u) != 0};
 }
 
 double kvf__clock(void) {

@@ -22,7 +22,7 @@ typedef struct settings {
     uint32_t n_seqs[MAX_CASES]; /* descending */
     uint32_t n_policies, n_counts, context, n_steps, n_threads;
     int repetitions;
-    bool turns;
+    bool turns, fast_activations;
 } settings;
 
 /* One request, as its callbacks see it. */
@@ -117,6 +117,7 @@ static void open_engine(bench *b, const char *policy) {
     c.kv_bytes = kv_bytes(b);
     c.max_running = b->s->n_seqs[0];
     c.n_score_arrays = KVF__MAX(kvf_policy_n_arrays(&b->policy), 1u);
+    c.fast_activations = b->s->fast_activations;
     c.want_mass_bias = b->policy.merge == KVF_MERGE_MASS;
     if (kvf_engine_create(&c, &b->engine, &err)) die("engine: %s", err.text);
 }
@@ -262,7 +263,7 @@ int kvf__bench_engine(int argc, char **argv) {
                   .n_threads = 2,
                   .repetitions = 5};
     int option;
-    while ((option = getopt(argc, argv, "r:t:m:c:s:p:g:i")) != -1) switch (option) {
+    while ((option = getopt(argc, argv, "r:t:m:c:s:p:g:ix")) != -1) switch (option) {
         case 'r': s.repetitions = (int)kvf__bench_int("-r", optarg, 1, KVF__BENCH_MAX_REPETITIONS); break;
         case 't': s.n_threads = (uint32_t)kvf__bench_int("-t", optarg, 1, KVF__BENCH_MAX_THREADS); break;
         case 'm': s.model_path = optarg; break;
@@ -271,8 +272,9 @@ int kvf__bench_engine(int argc, char **argv) {
         case 'p': read_policies(&s, optarg); break;
         case 'g': s.n_steps = (uint32_t)kvf__bench_int("-g", optarg, 1, 1 << 16); break;
         case 'i': s.turns = true; break;
+        case 'x': s.fast_activations = true; break;
         default:
-            die("engine [-r REPETITIONS] [-t THREADS] [-m MODEL] [-c CONTEXT] [-s SEQUENCES] [-p POLICIES] [-g STEPS] [-i]");
+            die("engine [-r REPETITIONS] [-t THREADS] [-m MODEL] [-c CONTEXT] [-s SEQUENCES] [-p POLICIES] [-g STEPS] [-i] [-x]");
         }
     static bench b;
     kvf_error err = {""};

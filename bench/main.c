@@ -23,7 +23,7 @@ static const struct {
     {"model/gemm", kvf__bench_gemm, "[REPETITIONS [MAX_ROWS [WAY...]]]",
      "products with quantised weights beside reading them, oneDNN and OpenBLAS"},
     {"engine", kvf__bench_engine,
-     "[-r REPETITIONS] [-t THREADS] [-m MODEL] [-c CONTEXT] [-s SEQUENCES] [-p POLICIES] [-g STEPS] [-i]",
+     "[-r REPETITIONS] [-t THREADS] [-m MODEL] [-c CONTEXT] [-s SEQUENCES] [-p POLICIES] [-g STEPS] [-i] [-x]",
      "tokens a second of a prompt and of decoding with a context, through the engine"},
     {"rho1", kvf__bench_rho1, "--model FILE [-r PAIRS] [-t THREADS] [-n SEQUENCES] [-l CONTEXT] [-s STEPS]",
      "decode of d2o at rho 1, with the mass and without, beside full"},

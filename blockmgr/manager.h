@@ -89,17 +89,16 @@ struct kvf_manager {
     uint32_t row_capacity; /* blocks of a table of max_slots */
     uint32_t block_shift;  /* log2 of block_size */
     uint64_t tag;          /* hash of the manager's address: tells its handles from another's */
-    kvf__pool blocks, pages, host_blocks, host_pages;
+    kvf__profile *profile; /* NULL: keeps none; here, where every call looks anyway */
+    kvf__pool blocks, pages;
     kvf__seq *seqs; /* [max_seqs] */
     uint32_t *free_seqs;
     uint32_t n_seqs, n_seqs_max; /* free_seqs holds max_seqs - n_seqs */
     kvf__table *tables;          /* (seq, layer, group), as the next six */
     /* Invariant: a row has ceil(n_slots / block_size) blocks; n_pages is at most that, 0 without scores; entries beyond
-     * are KVF_NO_BLOCK. Of a swapped sequence both are 0, and the rows have ids of the host's pools: as many as these say,
-     * which are 0 of any other. */
+     * are KVF_NO_BLOCK. Of a swapped sequence both are 0, and the rows have ids of the host's pools: as many as
+     * host_slots and n_host_pages say, which are 0 of any other. */
     uint32_t *n_slots, *n_pages;
-    uint32_t *host_slots, *n_host_pages; /* NULL without a host tier */
-    uint32_t n_swapped;
     uint32_t *promise, *page_promise; /* blocks and score pages still to come of the reserve */
     /* private_at = epoch: every block of the table is in state ROW. tail_at = epoch: no other holder has its last block.
      * Anything else: not known, a look will tell. A fork unsets them; a hold on a block that a table has, which may be any
@@ -118,7 +117,9 @@ struct kvf_manager {
     uint32_t *fresh;             /* [n_blocks]: the fresh rows, one behind the other */
     kvf__view_buffer views[2];
     kvf__cache cache;
-    kvf__profile *profile; /* NULL: keeps none */
+    kvf__pool host_blocks, host_pages;
+    uint32_t *host_slots, *n_host_pages; /* (seq, layer, group); NULL without a host tier */
+    uint32_t n_swapped;
 };
 
 /* The index of a live sequence, or KVF_E_STALE. */

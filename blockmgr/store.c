@@ -8,8 +8,7 @@ typedef struct storing {
     uint32_t first;
     kvf_prefix_store_options options;
     uint32_t n_stored;
-    bool is_private; /* all tables are, so no block is cached yet */
-    bool entered;    /* blocks of the tables are cached that were not */
+    bool entered; /* blocks of the tables are cached that were not */
 } storing;
 
 static kvf_status check_store(const kvf_manager *m, uint32_t index, const kvf__walk *w, uint32_t n_tokens) {
@@ -78,13 +77,10 @@ static bool gather(const storing *s, uint32_t depth, uint32_t *blocks) {
     const kvf_manager *m = s->m;
     const uint32_t *row = kvf__row(m, s->first) + depth;
     uint32_t not_new = 0;
-    if (s->is_private) {
-        for (uint32_t k = 0; k < m->seq_tables; k++, row += m->row_capacity) blocks[k] = *row;
-        return true;
-    }
     for (uint32_t k = 0; k < m->seq_tables; k++, row += m->row_capacity) {
         blocks[k] = *row;
         not_new |= *kvf__state(&m->blocks, *row) ^ KVF__ROW;
+        __builtin_prefetch(&m->blocks.nodes[*row], 1); /* to be written, when it is new */
     }
     return !not_new;
 }
@@ -132,8 +128,6 @@ kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_
         return kvf__fail(manager->error, KVF_E_INVALID,
                          "store: the key is not what the sequence was attached or stored with");
     s.first = index * manager->seq_tables;
-    s.is_private = true;
-    for (uint32_t t = s.first; t < s.first + manager->seq_tables; t++) s.is_private &= kvf__is_private(manager, t);
     bool stopped = false;
     while (!stopped && w.depth < n_tokens / bs) {
         kvf__walk_hash(c, &w, bs);
