@@ -278,7 +278,7 @@ kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
     return manager->profile ? kvf__profile_held(manager, id) : KVF_OK;
 }
 
-static kvf_status release_counted(kvf_manager *m, kvf_block block) {
+__attribute__((noinline)) static kvf_status release_counted(kvf_manager *m, kvf_block block) {
     uint32_t id = (uint32_t)block;
     if (id >= m->blocks.n || block_handle(m, id) != block || !kvf__pool_holds(&m->blocks, id))
         return kvf__fail(m->error, KVF_E_STALE, "block handle %#llx: released before, or of another manager",

@@ -27,7 +27,7 @@ kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass) 
             while (end < e->view.n_seqs && e->row_wanted[end] && e->rows[end]->policy.ops == ops) end++;
             b.row_begin = i;
             b.row_end = end;
-            kvf_status st = ops->observe(e->policies, e->stream, &b, NULL);
+            kvf_status st = ops->observe(e->policies, e->stream, &b, e->observe_error);
             if (st) return st;
         }
         i = end;

@@ -99,6 +99,10 @@ kvf_status kvf__group_forked(kvf_engine *e, kvf__live *leader, kvf_error *err) {
         r->seq = kvf_sched_seq(e->sched, r->id); /* 0 for those of another group, and for what was preempted */
         r->draws_from = r->seq && !g->beams ? leader : NULL;
         r->twin = r->seq && g->beams;
+        if (r->seq) {
+            r->n_cached = leader->n_cached;
+            r->policy = leader->policy; /* its budget may have changed */
+        }
         r->in_prompt = 0;
     }
     return kvf__engine_copies(e, kvf_sched_copies(e->sched), err);
@@ -225,6 +229,9 @@ static bool copy_beam(kvf_engine *e, const kvf__live *from, kvf__live *to) {
     to->sum = from->sum;
     to->first_token = from->first_token;
     to->n_preempted = from->n_preempted;
+    to->n_cached = from->n_cached;
+    to->policy = from->policy;
+    to->changed = from->changed;
     to->in_prompt = 0;
     return true;
 }

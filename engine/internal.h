@@ -165,8 +165,8 @@ struct kvf_engine {
     kvf_layer_occupancy *lone_layers;
     kvf_layer_size *lone_sizes;
     double *lone_density;
-    kvf_view view; /* of the step */
-    const kvf_policy_batch *observing;
+    kvf_view view;            /* of the step */
+    kvf_error *observe_error; /* of the step, for what fails within the forward pass; or NULL */
 
     kvf_engine_stats stats;
     uint64_t done_merged, done_dropped, done_kept;

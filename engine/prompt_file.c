@@ -11,7 +11,7 @@
 
 #include "engine/internal.h"
 
-enum { VERSION = 1, IDENTITY_MAX = 64, FLAG_SUMS = 1 };
+enum { VERSION = 1, IDENTITY_MAX = 64, FLAG_SUMS = 1, FLAG_DETERMINISTIC = 2, FLAG_FAST = 4, FLAGS = 7 };
 static const char magic[8] = "KVFPROMP";
 
 /* Little endian, as the machines are that this builds for. */
@@ -37,6 +37,11 @@ static uint64_t payload_bytes(const kvf_engine *e, uint32_t n_tokens, uint32_t f
     return token * n_tokens;
 }
 
+/* How the engine computes, as far as that shows in K and V. */
+static uint32_t mode_of(const kvf_engine *e) {
+    return (e->config.deterministic ? FLAG_DETERMINISTIC : 0u) | (e->config.fast_activations ? FLAG_FAST : 0u);
+}
+
 static header header_of(const kvf_engine *e, const kvf_prompt_file *f, uint32_t n_tokens, uint32_t flags) {
     header h = {.version = VERSION,
                 .header_bytes = sizeof h,
@@ -46,7 +51,7 @@ static header header_of(const kvf_engine *e, const kvf_prompt_file *f, uint32_t 
                 .head_dim = e->info->head_dim,
                 .dtype = (uint32_t)e->config.kv_dtype,
                 .n_tokens = n_tokens,
-                .flags = flags,
+                .flags = flags | mode_of(e),
                 .identity_bytes = f->identity_bytes,
                 .salt_bytes = f->salt_bytes,
                 .payload_bytes = payload_bytes(e, n_tokens, flags)};
@@ -268,10 +273,17 @@ static kvf_status check_header(const kvf_engine *e, const kvf_prompt_file *f, co
                          f->path);
     if (h->salt_bytes != f->salt_bytes || (f->salt_bytes && memcmp(h->salt, f->salt, f->salt_bytes) != 0))
         return kvf__fail(err, KVF_E_FORMAT, "%s: has another cache salt: name the file of this one", f->path);
-    if (!h->n_tokens || h->flags > FLAG_SUMS || h->payload_bytes != payload_bytes(e, h->n_tokens, h->flags) ||
-        file_bytes != sizeof *h + h->payload_bytes)
+    uint64_t whole = sizeof *h + payload_bytes(e, h->n_tokens, h->flags);
+    if (!h->n_tokens || h->flags > FLAGS || h->payload_bytes != payload_bytes(e, h->n_tokens, h->flags) ||
+        file_bytes != whole)
         return kvf__fail(err, KVF_E_FORMAT, "%s: is torn: %llu bytes where its header has %llu; delete it", f->path,
-                         (unsigned long long)file_bytes, (unsigned long long)(sizeof *h + h->payload_bytes));
+                         (unsigned long long)file_bytes, (unsigned long long)whole);
+    if ((h->flags ^ mode_of(e)) & FLAG_FAST)
+        return kvf__fail(err, KVF_E_FORMAT, "%s: was made %s fast_activations: name the file of this setting", f->path,
+                         h->flags & FLAG_FAST ? "with" : "without");
+    if (mode_of(e) & ~h->flags & FLAG_DETERMINISTIC)
+        return kvf__fail(err, KVF_E_FORMAT,
+                         "%s: was made without deterministic: this engine would not have the same bits", f->path);
     if (h->n_tokens >= e->config.max_context)
         return kvf__fail(err, KVF_E_NEVER_FITS, "%s: %u tokens: the context is %u tokens", f->path, h->n_tokens,
                          e->config.max_context);
@@ -339,6 +351,14 @@ static void get_sums(kvf_engine *e, uint32_t n_tokens, const unsigned char *from
 /* A sequence of these tokens for as long as it takes to write and store them. */
 static kvf_status fill(kvf_engine *e, const kvf_prompt_file *f, const header *h, kvf_error *err) {
     const uint32_t *tokens = (const uint32_t *)(const void *)(h + 1);
+    uint32_t n_pages = h->flags & FLAG_SUMS ? kvf__ceil_div(h->n_tokens, e->config.block_size) : 0;
+    if (n_pages > e->n_snapshot_pages)
+        return kvf__fail(
+            err, KVF_E_NO_BLOCKS,
+            "%s: the sums of its %u tokens need %llu bytes of snapshots, there are %llu: create the engine "
+            "with more snapshot_bytes",
+            f->path, h->n_tokens, (unsigned long long)(n_pages * kvf__engine_snapshot_page_bytes(e)),
+            (unsigned long long)(e->n_snapshot_pages * kvf__engine_snapshot_page_bytes(e)));
     kvf_seq seq;
     kvf_status st = kvf_seq_create(e->manager, &seq);
     if (st) return kvf__fail(err, st, "%s: %s", f->path, kvf_manager_error(e->manager));

@@ -241,24 +241,37 @@ kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_re
     return submit(e, &g, &policy, out, err);
 }
 
+/* The scheduler has changed it. */
+static void note_budget(kvf_engine *e, kvf__live *r, double rho, uint32_t budget_tokens) {
+    uint32_t index;
+    bool runs = r->seq && !kvf_seq_index(e->manager, r->seq, &index);
+    const kvf_policy_options *now = runs ? kvf_policy_get_options(e->policies, index) : NULL;
+    if (now) r->policy = *now;
+    r->policy.rho = rho;
+    r->policy.budget_tokens = budget_tokens;
+    r->changed = r->seq && !r->in_prompt;
+}
+
 kvf_status kvf_engine_set_budget(kvf_engine *e, kvf_request request, double rho, uint32_t budget_tokens,
                                  kvf_error *err) {
     if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
-    kvf__live *r = kvf__live_find(e, request);
-    if (!r)
+    kvf__live *first = kvf__live_find(e, request);
+    if (!first)
         return kvf__fail(err, KVF_E_NOT_FOUND, "request %llu: is not live: it was never given out, or has ended",
                          (unsigned long long)request);
-    kvf_policy_options policy = r->policy;
+    kvf_policy_options policy = first->policy;
     policy.rho = rho;
     policy.budget_tokens = budget_tokens;
     kvf_status st = check_policy(e, &policy, err);
     if (st) return st;
-    if ((st = kvf_sched_set_budget(e->sched, request, rho, budget_tokens)))
+    kvf_request names[KVF_SAMPLES_MAX];
+    uint32_t n = 0;
+    for (kvf__live *r = first; r; r = r->next)
+        if (r == first || (r->group && r->group == first->group)) names[n++] = r->id;
+    if ((st = kvf_sched_set_budgets(e->sched, names, n, rho, budget_tokens)))
         return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
-    uint32_t index = r->seq ? kvf_engine_seq_index(e, request) : UINT32_MAX;
-    const kvf_policy_options *now = kvf_policy_get_options(e->policies, index);
-    r->policy = now ? *now : policy;
-    r->changed = r->seq && !r->in_prompt;
+    for (kvf__live *r = first; r; r = r->next)
+        if (r == first || (r->group && r->group == first->group)) note_budget(e, r, rho, budget_tokens);
     return KVF_OK;
 }
 

@@ -160,6 +160,7 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
                      .deterministic = e->config.deterministic,
                      .fast_activations = e->config.fast_activations};
     double begin = kvf__clock();
+    e->observe_error = err;
     kvf_status st = kvf_model_forward(e->model, e->activations, e->stream, &f, err);
     double seconds = kvf__clock() - begin;
     e->stats.forward_s += seconds;

@@ -147,7 +147,7 @@ kvf_status kvf__sched_take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks)
     return kvf__sched_attach(s, r, &reserve);
 }
 
-kvf_status kvf__sched_reserve_blocks(kvf_sched *s, kvf__req *r, kvf_seq seq, uint64_t n_blocks) {
+kvf_status kvf__sched_reserve_blocks(kvf_sched *s, const kvf__req *r, kvf_seq seq, uint64_t n_blocks) {
     want_blocks(s, n_blocks);
     return kvf_seq_reserve(s->config.manager, seq, s->want, r->needs_scores);
 }
@@ -194,6 +194,18 @@ kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *
     else
         want_blocks(s, to->bounded ? to->n_blocks : 0);
     return promise_want(s, r);
+}
+
+/* What kvf__sched_reserve_change took is given up, as far as the budget that it has does without. */
+void kvf__sched_reserve_back(kvf_sched *s, kvf__req *r) {
+    kvf__group_reserve_back(s, r);
+    bool known = kvf_policy_sizes(s->config.policies, r->seq_index) != NULL;
+    kvf_status status = KVF_OK;
+    if (r->state == KVF__REQ_DECODE && (known || !r->bounded))
+        status = kvf__sched_reserve_sized(s, r);
+    else
+        status = kvf__sched_reserve_blocks(s, r, r->seq, kvf__sched_admission_blocks(s, r));
+    (void)status; /* no more than it has */
 }
 
 /* Alone in the pool a promise keeps nobody else away: it only keeps one of its tables from what another needs now. */

@@ -45,6 +45,8 @@ kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader) {
 void kvf__group_dissolve(kvf_sched *s, kvf__req *leader) {
     for (kvf__req *r; (r = kvf__group_unhold(s, leader));) {
         r->state = KVF__REQ_WAITING;
+        r->bounded |= r->bounds;
+        r->bounds = false;
         kvf__sched_insert(s, &s->queue, r);
     }
 }
@@ -71,6 +73,16 @@ uint32_t kvf__group_fit(const kvf_sched *s, const kvf__req *r, uint32_t n, uint6
     return most;
 }
 
+kvf_status kvf__group_check(kvf_sched *s, const kvf__req *r, uint32_t n) {
+    uint64_t needed = 0;
+    uint32_t most = kvf__group_fit(s, r, n, &needed);
+    if (most >= n) return KVF_OK;
+    return kvf__fail(&s->error, KVF_E_NEVER_FITS,
+                     "n_samples %u over a prompt of %u: need %llu blocks together, the pool has %u: give it at least "
+                     "%llu, or ask for at most %u",
+                     n, r->n_prompt, (unsigned long long)needed, s->n_blocks, (unsigned long long)needed, most);
+}
+
 kvf_status kvf__group_reserve(kvf_sched *s, kvf__req *leader) {
     kvf_status status = KVF_OK;
     for (kvf__req *r = kvf__sched_at(s, leader->held); r && status == KVF_OK; r = kvf__sched_at(s, r->next)) {
@@ -86,6 +98,37 @@ kvf_status kvf__group_reserve(kvf_sched *s, kvf__req *leader) {
 
 void kvf__group_unreserve(kvf_sched *s, kvf__req *leader) {
     for (kvf__req *r = kvf__sched_at(s, leader->held); r; r = kvf__sched_at(s, r->next)) give_promise(s, r);
+}
+
+/* Without room a tighter budget leaves the former promises: the fork is then all or none as ever. */
+kvf_status kvf__group_reserve_change(kvf_sched *s, const kvf__req *leader, const kvf__req *to, bool all) {
+    kvf_status status = KVF_OK;
+    for (kvf__req *r = kvf__sched_at(s, leader->held); r && status == KVF_OK; r = kvf__sched_at(s, r->next)) {
+        if (r->seq) status = kvf__sched_reserve_blocks(s, to, r->seq, to->child_blocks);
+        if (status == KVF_E_NO_BLOCKS && !all) status = KVF_OK;
+    }
+    return status;
+}
+
+void kvf__group_reserve_back(kvf_sched *s, const kvf__req *leader) {
+    for (kvf__req *r = kvf__sched_at(s, leader->held); r; r = kvf__sched_at(s, r->next)) {
+        if (!r->seq) continue;
+        kvf_status status = kvf__sched_reserve_blocks(s, leader, r->seq, leader->child_blocks);
+        (void)status; /* no more than it had a moment ago */
+    }
+}
+
+void kvf__group_take_budget(kvf__req *r, const kvf__req *to) {
+    r->options = to->options;
+    r->budget = to->budget;
+    r->bounded = to->bounded;
+    r->n_blocks = to->n_blocks;
+    r->n_steady = to->n_steady;
+    r->child_blocks = to->child_blocks;
+    r->evicts = to->evicts;
+    r->replays = to->replays;
+    r->needs_sums = to->needs_sums;
+    r->needs_scores = to->needs_scores;
 }
 
 /* ---- Forks --------------------------------------------------------------------------------------- */
@@ -131,6 +174,8 @@ static void run_fork(kvf_sched *s, kvf__req *parent, kvf__req *child) {
     child->n_prefill = parent->n_prefill;
     child->sized = parent->sized;
     child->unpromised = parent->unpromised;
+    child->bounded = parent->bounded;
+    child->bounds = parent->bounds;
     child->state = KVF__REQ_DECODE;
     child->forked = parent->forked = true;
     kvf__sched_insert(s, &s->running, child);
@@ -182,6 +227,8 @@ bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
     r->n_computed = leader->n_computed;
     r->n_prefill = leader->n_prefill;
     r->n_blocks = leader->n_blocks;
+    r->bounded = leader->bounded;
+    r->bounds = leader->bounds;
     r->extent_begin = leader->extent_begin;
     r->unpromised = leader->unpromised;
     r->sized = leader->sized;

@@ -116,7 +116,7 @@ static void end_head(kvf_sched *s, kvf__req *r, kvf__admission admission) {
 /* The head of the queue comes back from the host, with its next token. Alone and without room it never can: its tokens are
  * computed again. */
 static kvf_status bring_back(kvf_sched *s, kvf__req *r, bool *more) {
-    if (s->n_tokens == s->config.max_batch_tokens) return KVF_OK;
+    if (s->n_tokens == s->config.max_batch_tokens || s->reads_aside) return KVF_OK; /* in the next step */
     bool alone = s->running.n == 0;
     kvf_status status = kvf__sched_swap_in(s, r);
     *more = status == KVF_OK || (status == KVF_E_NO_BLOCKS && alone);
@@ -137,8 +137,10 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
     if (!r || s->running.n + s->n_reserved + 1 + r->n_held > s->config.max_running) return KVF_OK;
     if (r->state == KVF__REQ_SWAPPED) return bring_back(s, r, more);
     kvf__sched_look_up(s, r);
+    r->not_whole = false;
     uint32_t begin = r->match.n_tokens, n = kvf__sched_chunk_end(s, r, begin) - begin;
     if (n > s->config.max_batch_tokens - s->n_tokens) return KVF_OK;
+    if (s->reads_aside && !kvf__sched_takes_free(s, n)) return KVF_OK; /* in the next step */
     kvf__admission admission = kvf__sched_admit(s, r);
     if (admission == KVF__ADMITTED) {
         n = kvf__sched_chunk_end(s, r, r->n_computed) - r->n_computed; /* the match may have been given up */
@@ -148,9 +150,17 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
             kvf__sched_requeue(s, r);
             return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
         }
-        push_item(s, r, KVF_STEP_PREFILL, n);
         *more = true;
-    } else if (admission != KVF__ADMIT_REFUSED && s->running.n == 0 && kvf__sched_swap_forget_last(s)) {
+        if (kvf__sched_reads_aside(s, r)) {
+            if (!kvf__sched_snapshot_stands(s, r)) { /* it took the block itself: again, with less */
+                kvf__sched_requeue(s, r);
+                r->not_whole = true;
+                return KVF_OK;
+            }
+            s->reads_aside = true;
+        }
+        push_item(s, r, KVF_STEP_PREFILL, n);
+    } else if (admission == KVF__ADMIT_LATER && s->running.n == 0 && kvf__sched_swap_forget_last(s)) {
         *more = true; /* it held a sequence */
     } else if (admission == KVF__ADMIT_REFUSED || (admission == KVF__ADMIT_NO_BLOCKS && s->running.n == 0)) {
         end_head(s, r, admission);
@@ -187,7 +197,7 @@ kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
                          "a step of %u items is planned: run it and call kvf_sched_done first", sched->n_items);
     if (sched->reported) sched->n_ends = sched->n_preempted = 0;
     sched->reported = false;
-    sched->planned = false;
+    sched->planned = sched->reads_aside = false;
     if (sched->copies_given) sched->copies.n = 0;
     sched->copies_given = sched->swapping = false;
     settle_reservations(sched);

@@ -23,13 +23,38 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     kvf_prefix_options options = kvf_prefix_options_default();
     options.need_snapshot = r->needs_sums;
     options.partial = !r->needs_sums;
+    if (r->not_whole && r->n_prefill > 2) options.max_tokens = r->n_prefill - 2;
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
+    if (status == KVF_OK && r->match.n_snapshot_tokens > r->match.n_tokens && r->match.n_tokens % s->block_size == 0) {
+        /* The last token stands alone in its block, which an attach does not take: the snapshot could go with it before it
+         * is read. */
+        options.max_tokens = --key.n_tokens;
+        status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
+    }
     if (status != KVF_OK) kvf__sched_forget_match(r);
 }
 
 /* Blocks of the match that somebody refers to, over all tables. */
 uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r) {
     return (uint64_t)kvf__ceil_div(r->match.n_tokens, s->block_size) * s->n_tables - r->match.n_idle;
+}
+
+/* Whether its sums stand in a block of which it holds nothing: those of a whole prompt whose last token is the first of a
+ * block. Any block that is taken before they are read may be that one. */
+bool kvf__sched_reads_aside(const kvf_sched *s, const kvf__req *r) {
+    return r->match.n_snapshot_tokens > r->match.n_tokens && r->match.n_tokens % s->block_size == 0;
+}
+
+bool kvf__sched_snapshot_stands(const kvf_sched *s, const kvf__req *r) {
+    uint32_t id = 0, n = 0;
+    return kvf_prefix_snapshot_get(s->config.manager, &r->match, &id, 0, &n) == KVF_E_LIMIT; /* not one page of room */
+}
+
+/* Whether n tokens behind the match take blocks that are free, so that nothing is evicted for them. */
+bool kvf__sched_takes_free(const kvf_sched *s, uint32_t n) {
+    kvf_occupancy now = {.struct_size = sizeof now};
+    uint64_t blocks = kvf__ceil_div(n, s->block_size) + 1;
+    return kvf_occupancy_read(s->config.manager, &now, NULL) == KVF_OK && blocks * s->n_tables <= now.blocks.n_free;
 }
 
 /* The reservation is s->want. A miss is counted too. */

@@ -62,6 +62,7 @@ typedef struct kvf__req {
     void *user;
     kvf_policy_options options;
     kvf_sched_prefix prefix;
+    bool not_whole;         /* its next look-up is not for the whole prompt */
     kvf_prefix_match match; /* of the prompt that runs, or of the last look-up */
 } kvf__req;
 
@@ -99,6 +100,7 @@ struct kvf_sched {
     bool swaps;    /* there is a host tier, and it is to be used */
     bool swapping; /* within a plan: one went to the host, its blocks are not free yet */
     bool planned;
+    bool reads_aside; /* a request of the plan reads sums whose block may be evicted */
     kvf_error error;
 };
 
@@ -121,6 +123,9 @@ bool kvf__sched_is_valid(const kvf_sched *s); /* O(requests); asserted in debug 
 /* prefix.c: the prefix cache */
 void kvf__sched_look_up(kvf_sched *s, kvf__req *r); /* fills in n_prefill and match */
 void kvf__sched_forget_match(kvf__req *r);
+bool kvf__sched_reads_aside(const kvf_sched *s, const kvf__req *r);
+bool kvf__sched_snapshot_stands(const kvf_sched *s, const kvf__req *r);
+bool kvf__sched_takes_free(const kvf_sched *s, uint32_t n);
 uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r);
 kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r,
                              const kvf_reserve *reserve); /* the new sequence takes its match */
@@ -146,9 +151,11 @@ kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r); /* the queue's head 
 kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r);
 kvf_status kvf__sched_take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks);
 kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to, bool sized);
+void kvf__sched_reserve_back(kvf_sched *s, kvf__req *r); /* of a change that is not made after all */
 kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r);
 kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r);
-kvf_status kvf__sched_reserve_blocks(kvf_sched *s, kvf__req *r, kvf_seq seq, uint64_t n_blocks); /* spread evenly */
+kvf_status kvf__sched_reserve_blocks(kvf_sched *s, const kvf__req *r, kvf_seq seq,
+                                     uint64_t n_blocks);                     /* spread evenly */
 uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r); /* of one request by itself */
 void kvf__sched_release(kvf_sched *s, kvf__req *r); /* running: gives up all it holds, leaves the list */
 void kvf__sched_give_sequence(kvf_sched *s, kvf__req *r);
@@ -160,11 +167,16 @@ void kvf__sched_drop(kvf_sched *s, kvf__req *r);                       /* in any
 uint32_t kvf__group_fit(const kvf_sched *s, const kvf__req *r, uint32_t n, uint64_t *needed); /* the largest, <= n */
 void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r); /* r is in no list, and follows those held already */
 kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader);       /* the first one, in no list */
-kvf_status kvf__group_reserve(kvf_sched *s, kvf__req *leader);     /* the leader's own promise and the held ones' */
-void kvf__group_unreserve(kvf_sched *s, kvf__req *leader);         /* the held ones' promises */
-kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader);        /* all or none */
-void kvf__group_dissolve(kvf_sched *s, kvf__req *leader);          /* each held one becomes a request that waits */
-bool kvf__group_promote(kvf_sched *s, kvf__req *leader); /* the first held one takes over; false: there is none */
-void kvf__group_leave(kvf_sched *s, kvf__req *held);     /* its promises are gone, it is in no list */
+kvf_status kvf__group_check(kvf_sched *s, const kvf__req *r, uint32_t n); /* whether n of it can be held together */
+/* The held ones' promises under another budget; all: with NO_BLOCKS where one of them finds no room. And back. */
+kvf_status kvf__group_reserve_change(kvf_sched *s, const kvf__req *leader, const kvf__req *to, bool all);
+void kvf__group_reserve_back(kvf_sched *s, const kvf__req *leader);
+void kvf__group_take_budget(kvf__req *r, const kvf__req *to);  /* all that follows from the options */
+kvf_status kvf__group_reserve(kvf_sched *s, kvf__req *leader); /* the leader's own promise and the held ones' */
+void kvf__group_unreserve(kvf_sched *s, kvf__req *leader);     /* the held ones' promises */
+kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader);    /* all or none */
+void kvf__group_dissolve(kvf_sched *s, kvf__req *leader);      /* each held one becomes a request that waits */
+bool kvf__group_promote(kvf_sched *s, kvf__req *leader);       /* the first held one takes over; false: there is none */
+void kvf__group_leave(kvf_sched *s, kvf__req *held);           /* its promises are gone, it is in no list */
 
 #endif

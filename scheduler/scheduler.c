@@ -155,14 +155,9 @@ static kvf_status check_request(kvf_sched *s, const kvf_sched_request *given) {
 /* As many groups as it takes: the samples behind one prompt are no more than the pool can hold together. */
 static kvf_status submit_groups(kvf_sched *s, const kvf_sched_request *given, kvf__req *candidate, kvf_request *out) {
     uint64_t needed = 0;
+    kvf_status status = given->forks ? kvf__group_check(s, candidate, given->n_samples) : KVF_OK;
+    if (status != KVF_OK) return status;
     uint32_t most = kvf__group_fit(s, candidate, given->n_samples, &needed);
-    if (given->forks && most < given->n_samples)
-        return kvf__fail(
-            &s->error, KVF_E_NEVER_FITS,
-            "n_samples %u over a prompt of %u: need %llu blocks together, the pool has %u: give it at least "
-            "%llu, or ask for at most %u",
-            given->n_samples, given->n_prompt, (unsigned long long)needed, s->n_blocks, (unsigned long long)needed,
-            most);
     kvf__req *leader = NULL;
     for (uint32_t i = 0; i < given->n_samples; i++) {
         candidate->user = given->sample_users ? given->sample_users[i] : given->user;
@@ -322,28 +317,33 @@ static kvf_status change_candidate(kvf_sched *s, const kvf__req *r, double rho, 
     return kvf__sched_size_request(s, to);
 }
 
-/* All or nothing: what can fail comes before the policy's state changes. */
-static kvf_status change_running(kvf_sched *s, kvf__req *r, const kvf__req *to) {
-    const kvf_policy_options *o = &to->options;
+/* The promises of a running one and those held for it; all of them where the budget is looser. */
+static kvf_status promise_change(kvf_sched *s, kvf__req *r, const kvf__req *to) {
     int sized = 0;
-    kvf_status status = kvf_policy_preview_budget(s->config.policies, r->seq_index, o->rho, o->budget_tokens, s->sizes,
-                                                  &sized, &s->error);
-    if (status != KVF_OK) return status;
-    kvf_status promise = kvf__sched_reserve_change(s, r, to, sized);
     bool looser = to->budget > r->budget;
-    if (promise == KVF_E_NO_BLOCKS && looser)
+    kvf_status status = kvf_policy_preview_budget(s->config.policies, r->seq_index, to->options.rho,
+                                                  to->options.budget_tokens, s->sizes, &sized, &s->error);
+    if (status != KVF_OK) return status;
+    status = kvf__group_reserve_change(s, r, to, looser);
+    if (status == KVF_OK) status = kvf__sched_reserve_change(s, r, to, sized);
+    if (status == KVF_OK) return KVF_OK;
+    if (looser) kvf__group_reserve_back(s, r);
+    if (status == KVF_E_NO_BLOCKS && looser)
         return kvf__fail(&s->error, KVF_E_NO_BLOCKS,
                          "request %llu: a budget of %u tokens a layer in place of %u needs more blocks than are free: "
                          "unchanged, try again when others have ended",
                          (unsigned long long)r->name, to->budget, r->budget);
-    if (promise != KVF_OK && promise != KVF_E_NO_BLOCKS)
-        return kvf__fail(&s->error, promise, "%s", kvf_manager_error(s->config.manager));
-    status = kvf_policy_set_budget(s->config.policies, r->seq_index, o->rho, o->budget_tokens, &s->error);
+    return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+}
+
+/* The policy's state last: what can fail has come before. */
+static kvf_status change_running(kvf_sched *s, kvf__req *r, const kvf__req *to) {
+    kvf_status promise = promise_change(s, r, to);
+    if (promise != KVF_OK && (promise != KVF_E_NO_BLOCKS || to->budget > r->budget)) return promise;
+    kvf_status status =
+        kvf_policy_set_budget(s->config.policies, r->seq_index, to->options.rho, to->options.budget_tokens, &s->error);
     if (status != KVF_OK) return status;
-    r->options = *o;
-    r->replays = to->replays;
-    r->budget = to->budget;
-    r->n_blocks = to->n_blocks;
+    kvf__group_take_budget(r, to);
     r->bounds = to->bounded; /* a tighter one without room for its promise has it after its compaction */
     r->bounded = to->bounded && promise == KVF_OK;
     r->sized = false;
@@ -351,19 +351,60 @@ static kvf_status change_running(kvf_sched *s, kvf__req *r, const kvf__req *to) 
     return KVF_OK;
 }
 
-kvf_status kvf_sched_set_budget(kvf_sched *sched, kvf_request request, double rho, uint32_t budget_tokens) {
-    kvf__req *r, to;
-    kvf_status status = find(sched, request, &r);
-    if (status == KVF_OK) status = change_candidate(sched, r, rho, budget_tokens, &to);
+/* The request that a change is made to, and what it will be. Samples that are held have no state yet: they are changed
+ * with their leader. */
+static kvf_status change_of(kvf_sched *s, kvf_request name, double rho, uint32_t budget_tokens, kvf__req **r,
+                            kvf__req *to) {
+    kvf_status status = find(s, name, r);
     if (status != KVF_OK) return status;
-    if (r->state == KVF__REQ_SWAPPED) { /* under the new budget it would hold something else */
-        kvf__sched_swap_forget(sched, r);
-        status = change_candidate(sched, r, rho, budget_tokens, &to);
-        if (status != KVF_OK) return status;
+    if ((*r)->state == KVF__REQ_HELD) *r = &s->slots[(*r)->leader];
+    status = change_candidate(s, *r, rho, budget_tokens, to);
+    if (status == KVF_OK && (*r)->state == KVF__REQ_SWAPPED) { /* under the new budget it would hold something else */
+        kvf__sched_swap_forget(s, *r);
+        status = change_candidate(s, *r, rho, budget_tokens, to);
     }
-    if (r->seq) return change_running(sched, r, &to);
-    *r = to;
-    return KVF_OK;
+    return status == KVF_OK && (*r)->forks ? kvf__group_check(s, to, 1 + (*r)->n_held) : status;
+}
+
+static void apply_to_held(kvf_sched *s, const kvf__req *r, const kvf__req *to) {
+    for (kvf__req *h = kvf__sched_at(s, r->held); h; h = kvf__sched_at(s, h->next)) {
+        kvf__group_take_budget(h, to);
+        h->bounds = r->bounds;
+        h->bounded = r->bounded;
+    }
+}
+
+/* First whether all can be had, which takes the promises that may be missing; then the changes. */
+kvf_status kvf_sched_set_budgets(kvf_sched *sched, const kvf_request *requests, uint32_t n_requests, double rho,
+                                 uint32_t budget_tokens) {
+    if (!sched) return KVF_E_INVALID;
+    if (n_requests && !requests) return kvf__fail(&sched->error, KVF_E_INVALID, "requests: is NULL");
+    kvf__req *r, to;
+    kvf_status status = KVF_OK;
+    uint32_t n = 0;
+    for (; n < n_requests; n++) {
+        status = change_of(sched, requests[n], rho, budget_tokens, &r, &to);
+        if (status == KVF_OK && r->seq) status = promise_change(sched, r, &to);
+        if (status == KVF_E_NO_BLOCKS && to.budget <= r->budget) status = KVF_OK; /* it does without */
+        if (status != KVF_OK) break;
+    }
+    while (status != KVF_OK && n-- > 0) {
+        r = kvf__sched_find(sched, requests[n]);
+        if (r->state == KVF__REQ_HELD) r = &sched->slots[r->leader];
+        if (r->seq) kvf__sched_reserve_back(sched, r);
+    }
+    for (uint32_t i = 0; i < n_requests && status == KVF_OK; i++) {
+        status = change_of(sched, requests[i], rho, budget_tokens, &r, &to);
+        if (status == KVF_OK && r->seq) status = change_running(sched, r, &to);
+        if (status != KVF_OK) break;
+        if (!r->seq) kvf__group_take_budget(r, &to);
+        apply_to_held(sched, r, &to);
+    }
+    return status;
+}
+
+kvf_status kvf_sched_set_budget(kvf_sched *sched, kvf_request request, double rho, uint32_t budget_tokens) {
+    return kvf_sched_set_budgets(sched, &request, 1, rho, budget_tokens);
 }
 
 kvf_status kvf_sched_finish(kvf_sched *sched, kvf_request request) {

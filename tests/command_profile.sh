@@ -105,7 +105,7 @@ assert all(l["keep_min"] <= l["keep_mean"] <= l["keep_max"] and 0 < l["density"]
 high = max(layers, key=lambda l: l["density"]); low = min(layers, key=lambda l: l["density"])
 assert high["keep_mean"] < low["keep_mean"] # layer_sign 1
 pool = data["pool"]
-assert pool["freed_blocks"] == pool["taken_blocks"] == sum(l["taken_blocks"] for l in layers) and pool["held"] == 0
+assert pool["freed_blocks"] + pool["cached"] == pool["taken_blocks"] == sum(l["taken_blocks"] for l in layers) and pool["held"] == 0 < pool["cached"]
 assert pool["freed_blocks"] == sum(v for (n, _), v in m.items() if n == "kvfold_blocks_freed_total")
 assert m["kvfold_block_lifetime_seconds_count", None] == pool["freed_blocks"] and pool["events_dropped"] == 0
 requests = {e["id"] for e in events if e["ph"] == "b" and e["name"].startswith("request ")}
@@ -149,6 +149,26 @@ assert go("--speed", "10")["seconds"] < go()["seconds"] and go("--limit", "7")["
 assert go("--arrivals", "bursty", "--rate", "20", "--burst", "20", "--step-ms", "50")["waiting_max"] >= 0
 END
 
+check profile_prefix_cache <<'END'
+from report import *
+common = ("profile", "--generate", "40", "--seed", "4", "--prefix-groups", "2", "--shared-tokens", "128", "--json")
+for policy in ("full", "d2o"):
+    on = json.loads(run(*common, "--policy", policy, "--report", "c.html", "--metrics", "c.prom")[0])
+    off = json.loads(run(*common, "--policy", policy, "--prefix-cache", "off", "--metrics", "o.prom")[0])
+    c, m = on["prefix_cache"], prometheus("c.prom")
+    shown = page("c.html")["prefix_cache"]
+    assert {**shown, "hit_ratio": 0} == {**c, "hit_ratio": 0} and abs(shown["hit_ratio"] - c["hit_ratio"]) < 1e-6, shown
+    assert off["prefix_cache"] is None and on["done"] == off["done"] == 40
+    assert c["queries"] == 40 and c["query_tokens"] == on["prompt_tokens"] == off["prompt_tokens"]
+    assert c["hit_tokens"] == on["shared_tokens"] > 1000 and c["hits"] * 128 == c["hit_tokens"], c # all that is shared
+    assert abs(c["hit_ratio"] - c["hit_tokens"] / c["query_tokens"]) < 1e-9
+    assert c["hits"] == m["kvfold_prefix_hits_total", None] and c["hit_tokens"] == m["kvfold_prefix_hit_tokens_total", None]
+    assert not [name for name, _ in prometheus("o.prom") if "prefix" in name]
+    assert policy != "full" or off["pool"]["taken_blocks"] - on["pool"]["taken_blocks"] == c["hit_tokens"] // 16 * 30
+nothing = json.loads(run(*common, "--policy", "d2o", "--snapshot-memory", "1")[0]) # one page: no prefix fits
+assert nothing["prefix_cache"]["hits"] == 0 and nothing["done"] == 40
+END
+
 check profile_public_traces <<'END'
 from report import *
 import gzip
@@ -162,6 +182,7 @@ a, b, c, z = go("a.csv", azure), go("b.csv", burst), go("m.jsonl", moon), go("a.
 assert (a["trace_form"], a["done"], a["prompt_tokens"], a["output_tokens"]) == ("azure", 2, 798, 18) and z["peak_blocks"] == a["peak_blocks"]
 assert (b["trace_form"], b["done"], b["trace_failed"]) == ("burstgpt", 1, 1)
 assert (c["trace_form"], c["done"], c["shared_tokens"]) == ("mooncake", 3, 2048)
+assert (c["prefix_cache"]["hits"], c["prefix_cache"]["hit_tokens"]) == (2, 2048)
 run("profile", "m.jsonl", "--quiet", "--record", "own.trace") # a converter
 assert open("own.trace").read().startswith("kvfold-trace 1\narrival_s prompt_tokens output_tokens prefix_group shared_tokens\n0.000000 1100 5 g1 0\n")
 out, _ = run("profile", "-", "--json", stdin=azure)

@@ -71,7 +71,7 @@ typedef struct world {
     kvf_compact_item items[4];
     kvf_compaction compaction;
     uint32_t n_items;
-    uint64_t n_hits, n_hit_tokens, n_done[32];
+    uint64_t n_hits, n_hit_tokens, n_checked, n_done[32];
     const char *doing;
 } world;
 
@@ -208,6 +208,7 @@ static inline void check_seqs(const world *w) {
 
 static inline void check_all(world *w, const wseq *stored) {
     kvf_error err = {""};
+    w->n_checked++;
     if (kvf_audit(w->m, &err)) {
         fprintf(stderr, "%s: audit: %s\n", w->doing, err.text);
         abort();

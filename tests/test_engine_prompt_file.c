@@ -208,3 +208,46 @@ Test(prompt_file, refusals_name_the_file_and_the_remedy) {
     expect_refused(e, &f, KVF_E_STATE, "prefix_cache");
     kvf_engine_destroy(e);
 }
+
+/* The sums do not fit the engine's snapshots: nothing of the prompt is loaded. */
+Test(prompt_file, sums_without_room_leave_the_cache_as_it_was) {
+    kvf_engine_config c = caching();
+    kvf_error err = {""};
+    struct answer a;
+    kvf_engine *e = create(&c);
+    cr_assert_eq(save(e, 100, "h2o rho=0.3 min_tokens=16", &a), 100u);
+    kvf_engine_destroy(e);
+    c.snapshot_bytes = 1;
+    e = create(&c);
+    kvf_prompt_file f = file_of("tiny");
+    cr_assert_eq(kvf_engine_prompt_load(e, &f, NULL, &err), KVF_E_NO_BLOCKS);
+    cr_expect(strstr(err.text, "snapshot_bytes"), "%s", err.text);
+    kvf_engine_stats s = {.struct_size = sizeof s};
+    cr_assert_eq(kvf_engine_get_stats(e, &s), KVF_OK);
+    cr_expect(s.prefix.n_nodes == 0 && s.prefix.stored == 0 && s.occupancy.blocks.n_held == 0, "%u nodes",
+              s.prefix.n_nodes);
+    kvf_engine_destroy(e);
+}
+
+/* K and V that would not have the same bits: an engine that promises these takes no others. */
+Test(prompt_file, how_it_was_computed_counts) {
+    for (int saved = 0; saved < 4; saved++)
+        for (int loads = 0; loads < 4; loads++) {
+            kvf_engine_config c = caching();
+            kvf_error err = {""};
+            struct answer a;
+            c.deterministic = saved & 1;
+            c.fast_activations = saved >> 1;
+            kvf_engine *e = create(&c);
+            cr_assert_eq(save(e, 40, "full", &a), 40u);
+            kvf_engine_destroy(e);
+            c.deterministic = loads & 1;
+            c.fast_activations = loads >> 1;
+            e = create(&c);
+            kvf_prompt_file f = file_of("tiny");
+            bool fits = saved >> 1 == loads >> 1 && (saved & 1) >= (loads & 1);
+            cr_expect_eq(kvf_engine_prompt_load(e, &f, NULL, &err), fits ? KVF_OK : KVF_E_FORMAT, "%d, %d: %s", saved,
+                         loads, err.text);
+            kvf_engine_destroy(e);
+        }
+}

@@ -180,6 +180,106 @@ Test(replay, every_policy_ends_and_repeats) {
     }
 }
 
+/* ---- The prefix cache: what is found, by hand ---------------------------------------------------------- */
+
+static void add_grouped(rig *r, double arrival, uint32_t prompt, uint32_t output, uint32_t group, uint32_t shared) {
+    const kvf__trace_request q = {
+        .arrival_s = arrival, .n_prompt = prompt, .n_output = output, .group = group, .n_shared = shared};
+    r->trace.n_groups = group >= r->trace.n_groups ? group + 1 : r->trace.n_groups;
+    cr_assert(kvf__trace_add(&r->trace, q, NULL));
+}
+
+/* Prompts of 100 tokens, in blocks of 8: of 44 shared tokens five blocks are found, and 4 tokens of the sixth, copied. */
+Test(replay, shared_prefixes_are_found_and_others_are_not) {
+    for (int on = 0; on < 2; on++) {
+        rig r;
+        rig_make(&r, "full", NULL, 400);
+        r.c.prefix_cache = on;
+        add_grouped(&r, 0, 100, 5, 0, 0);
+        add_grouped(&r, 20, 100, 5, 0, 44);
+        add_grouped(&r, 40, 100, 5, 1, 0);   /* another group */
+        add_grouped(&r, 60, 100, 5, 0, 100); /* the first prompt again: all but the last token */
+        add(&r, 80, 100, 5, NULL);           /* alone */
+        go(&r);
+        IS(r.result.n_done, 5);
+        IS(r.occ.prefix.struct_size != 0, on);
+        IS(r.occ.prefix.queries, on ? 5 : 0);
+        IS(r.occ.prefix.hits, on ? 2 : 0);
+        IS(r.occ.prefix.query_tokens, on ? 500 : 0);
+        IS(r.occ.prefix.hit_tokens, on ? 44 + 99 : 0);
+        IS(r.occ.prefix.evicted, 0);
+        IS(r.occ.profile.copied_blocks, on ? 2 * 4 : 0);
+        uint64_t computed = 0;
+        for (uint32_t i = 0; i < r.occ.n_points; i++) computed += r.occ.points[i].n_prefill_tokens;
+        IS(computed, on ? 500 - 143 : 500);
+        IS(r.occ.profile.held, 0);
+        rig_free(&r);
+    }
+}
+
+/* d2o sums the prompt's columns: a hit ends where a snapshot does, at the shared tokens' whole blocks. */
+Test(replay, a_policy_that_observes_finds_what_a_snapshot_ends) {
+    for (uint32_t n_pages = 0; n_pages <= 64; n_pages += 64) {
+        rig r;
+        rig_make(&r, "d2o", "0.5", 400);
+        r.c.prefix_cache = true;
+        r.c.n_snapshot_pages = n_pages;
+        r.c.chunk = 256;
+        add_grouped(&r, 0, 100, 5, 0, 0);
+        add_grouped(&r, 20, 100, 5, 0, 44);
+        add_grouped(&r, 40, 120, 5, 0, 44);
+        go(&r);
+        IS(r.result.n_done, 3);
+        IS(r.occ.prefix.hits, n_pages ? 2 : 0);
+        IS(r.occ.prefix.hit_tokens, n_pages ? 2 * 40 : 0);
+        IS(r.result.n_compactions, 3 * (4 + 4 * 4)); /* as without: the prompt's, and one a layer and step */
+        rig_free(&r);
+    }
+}
+
+/* Compactions of tables that others share too, in a pool that is too small: some wait and begin again, all end. */
+Test(replay, sharing_compaction_and_preemption_together) {
+    for (int on = 0; on < 2; on++) {
+        rig r;
+        rig_make(&r, "d2o", "0.4", 4 * 40);
+        r.c.prefix_cache = on;
+        r.c.n_snapshot_pages = 64;
+        for (int i = 0; i < 24; i++) add_grouped(&r, i / 8, 60 + 2 * i, 30, (uint32_t)i % 2, i < 2 ? 0 : 48);
+        go(&r);
+        IS(r.result.n_done, 24);
+        IS(r.occ.profile.held, 0);
+        cr_assert(!on || (r.occ.prefix.hits >= 4 && r.occ.prefix.evicted > 0), "%llu hits, %llu evicted",
+                  (unsigned long long)r.occ.prefix.hits, (unsigned long long)r.occ.prefix.evicted);
+        rig_free(&r);
+    }
+}
+
+/* Mooncake's ids name blocks of 512 tokens: what is shared is found though its own form could not say so. */
+Test(replay, mooncake_blocks_are_found_by_their_ids) {
+    char path[] = "replay-XXXXXX";
+    int fd = mkstemp(path);
+    cr_assert_geq(fd, 0);
+    FILE *f = fdopen(fd, "w");
+    fputs("{\"timestamp\": 0, \"input_length\": 1100, \"output_length\": 2, \"hash_ids\": [1, 2, 3]}\n"
+          "{\"timestamp\": 60000, \"input_length\": 1500, \"output_length\": 2, \"hash_ids\": [1, 4, 5]}\n"
+          "{\"timestamp\": 120000, \"input_length\": 1536, \"output_length\": 2, \"hash_ids\": [1, 4, 9]}\n"
+          "{\"timestamp\": 180000, \"input_length\": 1100, \"output_length\": 2, \"hash_ids\": [8, 2, 3]}\n",
+          f);
+    cr_assert_eq(fclose(f), 0);
+    rig r;
+    rig_make(&r, "full", NULL, 4 * 1000);
+    cr_assert(kvf__trace_read(path, 0, &r.trace));
+    remove(path);
+    r.c.max_context = 2048;
+    r.c.prefix_cache = true;
+    go(&r);
+    IS(r.result.n_done, 4);
+    IS(r.occ.prefix.hits, 2);
+    IS(r.occ.prefix.hit_tokens, 512 + 1024);
+    IS(r.occ.shared_tokens, 512 + 1024);
+    rig_free(&r);
+}
+
 /* ---- The series ------------------------------------------------------------------------------------ */
 
 Test(occupancy, a_long_series_keeps_the_most_and_its_memory) {

@@ -31,11 +31,11 @@ typedef struct kvf__cli {
     uint64_t kv_memory, snapshot_memory, host_memory, seed;
     double temperature, top_p; /* temperature below 0: not given */
     double length_penalty;
-    const char *sync, *prefix_cache, *preempt;
+    const char *sync, *prefix_cache, *prefix_dir, *preempt;
     int raw, special, plain, json, quiet, resume, force, any_model, deterministic, fast_activations;
     const char *report, *trace, *record, *metrics; /* occupancy: page, Chrome trace, request trace, figures */
     const char *densities, *arrivals;              /* kvfold profile, as are those below */
-    uint32_t n_blocks, n_layers, n_kv_heads, head_dim, limit, generate, prefix_groups, shared_tokens;
+    uint32_t n_blocks, n_layers, n_kv_heads, n_q_heads, head_dim, limit, generate, prefix_groups, shared_tokens;
     double rate, burst, prompt_mean, prompt_sigma, output_mean, output_sigma, grouped, speed, step_ms, token_us;
 } kvf__cli;
 

@@ -73,6 +73,17 @@ static json_t *pool_json(const kvf_profile *p) {
     return o;
 }
 
+static json_t *prefix_json(const kvf_prefix_stats *p) {
+    if (!p->struct_size) return json_null();
+    json_t *o = json_object();
+#define PUT(field) put(o, #field, p->field)
+    PUT(queries), PUT(hits), PUT(query_tokens), PUT(hit_tokens), PUT(stored), PUT(evicted), PUT(removed), PUT(adopted);
+    PUT(duplicates), PUT(snapshots_put), PUT(snapshots_evicted), PUT(n_nodes_max);
+#undef PUT
+    put_real(o, "hit_ratio", p->query_tokens ? (double)p->hit_tokens / (double)p->query_tokens : NAN);
+    return o;
+}
+
 static json_t *step_json(const kvf__occ_step *s) {
     json_t *o = json_object();
     put(o, "step", s->step);
@@ -172,6 +183,7 @@ json_t *kvf__occ_json(const kvf__occ *o) {
     put(x, "queue_steps_max", o->queue_steps_max);
     json_object_set_new(x, "queue_steps", histogram_json(&o->queue_histogram));
     json_object_set_new(x, "pool", pool_json(&o->profile));
+    json_object_set_new(x, "prefix_cache", prefix_json(&o->prefix));
     for (uint32_t l = 0; l < o->n_layers; l++) json_array_append_new(layers, layer_json(o, l));
     for (uint32_t i = 0; i < o->n_slowest; i++) json_array_append_new(slowest, step_json(&o->slowest[i]));
     for (uint32_t i = 0; i < o->n_longest; i++) json_array_append_new(longest, request_json(&o->longest[i]));
@@ -302,6 +314,15 @@ void kvf__occ_prometheus(const kvf__occ *o, FILE *out) {
     sample(out, "compaction_freed_bytes_total", "counter", "Bytes that compactions gave back, as whole blocks.",
            p->freed_bytes);
     sample(out, "profile_events_dropped_total", "counter", "Events that found the ring full.", p->events_dropped);
+    if (o->prefix.struct_size) {
+        const kvf_prefix_stats *c = &o->prefix;
+        sample(out, "prefix_queries_total", "counter", "Prompts looked for in the prefix cache.", c->queries);
+        sample(out, "prefix_hits_total", "counter", "Of them, those of which tokens were found.", c->hits);
+        sample(out, "prefix_query_tokens_total", "counter", "Tokens of those prompts.", c->query_tokens);
+        sample(out, "prefix_hit_tokens_total", "counter", "Of them, those that were found.", c->hit_tokens);
+        sample(out, "prefix_evictions_total", "counter", "Block positions that left the prefix cache for room.",
+               c->evicted);
+    }
     sample(out, "steps_total", "counter", "Steps.", o->n_steps);
     sample(out, "preemptions_total", "counter", "Requests put back into the queue.", o->n_preempted);
     sample(out, "requests_total", "counter", "Requests that have ended.", o->n_requests);

@@ -24,7 +24,8 @@ bool kvf__occ_begin(kvf__occ *o, uint32_t n_layers, uint32_t block_size, uint64_
     o->profile_layers = calloc(n_layers, sizeof *o->profile_layers);
     o->now = calloc(n_layers, sizeof *o->now);
     o->peak = calloc(n_layers, sizeof *o->peak);
-    if (o->points && o->point_blocks && o->layers && o->profile_layers && o->now && o->peak) return true;
+    o->held_max = calloc(n_layers, sizeof *o->held_max);
+    if (o->points && o->point_blocks && o->layers && o->profile_layers && o->now && o->peak && o->held_max) return true;
     kvf__say("out of memory");
     kvf__occ_free(o);
     return false;
@@ -37,11 +38,13 @@ void kvf__occ_free(kvf__occ *o) {
     free(o->profile_layers);
     free(o->now);
     free(o->peak);
+    free(o->held_max);
     o->points = NULL;
     o->point_blocks = NULL;
     o->layers = NULL;
     o->profile_layers = NULL;
     o->now = o->peak = NULL;
+    o->held_max = NULL;
 }
 
 #define MOST(field) a->field = a->field > b->field ? a->field : b->field
@@ -128,6 +131,13 @@ static void follow(kvf__occ *o, const kvf_profile_event *e, uint64_t *most) {
     if (o->now[e->layer] > o->peak[e->layer]) o->peak[e->layer] = o->now[e->layer];
 }
 
+/* The most within a step, of what its events say. With a prefix cache they do not tell when a block falls idle or is used
+ * again; the high-water mark does where it rose, and bounds it where it did not. */
+static uint64_t most_of(uint64_t most, uint64_t held, uint64_t max_before, uint64_t max) {
+    if (max > max_before || most > max) return max;
+    return most > held ? most : held;
+}
+
 bool kvf__occ_note(kvf__occ *o, kvf__chrome *chrome, const kvf_manager *manager, double zero_s, kvf__occ_step *step) {
     kvf_profile before = o->profile, p = {.struct_size = sizeof p};
     kvf_profile_event events[64];
@@ -146,11 +156,13 @@ bool kvf__occ_note(kvf__occ *o, kvf__chrome *chrome, const kvf_manager *manager,
     if (lost) most = 0, memset(o->peak, 0, o->n_layers * sizeof *o->peak);
     for (uint32_t l = 0; l < o->n_layers; l++) {
         o->now[l] = (uint32_t)o->profile_layers[l].held;
-        if (o->now[l] > o->peak[l]) o->peak[l] = o->now[l];
+        uint64_t max = o->profile_layers[l].held_max;
+        o->peak[l] = (uint32_t)most_of(o->peak[l], o->now[l], o->held_max[l], max);
+        o->held_max[l] = max;
     }
     o->now_held = p.held;
     o->profile = p;
-    step->held = most > p.held ? most : p.held;
+    step->held = most_of(most, p.held, before.held_max, p.held_max);
     step->held_after = p.held;
     step->cached = p.cached;
     step->promised = p.promised;
@@ -226,6 +238,9 @@ void kvf__occ_add_budget(kvf__occ *o, const kvf_layer_size *sizes, const double 
 void kvf__occ_end(kvf__occ *o, const kvf_manager *manager) {
     kvf_profile p = {.struct_size = sizeof p};
     if (kvf_profile_read(manager, &p, o->profile_layers, o->n_layers) == KVF_OK) o->profile = p;
+    kvf_prefix_stats prefix = {.struct_size = sizeof prefix};
+    const kvf_manager_config *config = kvf_manager_get_config(manager);
+    if (config && config->prefix_cache && kvf_prefix_stats_read(manager, &prefix) == KVF_OK) o->prefix = prefix;
 }
 
 /* ---- Files ------------------------------------------------------------------------------------------- */

@@ -13,6 +13,7 @@
 #include <stdio.h>
 
 #include "kvfold/policy.h"
+#include "kvfold/prefix.h"
 #include "kvfold/profile.h"
 
 enum { KVF__OCC_POINTS = 1024, KVF__OCC_SLOWEST = 10 };
@@ -58,11 +59,13 @@ typedef struct kvf__occ {                        /* kvf__occ_begin, kvf__occ_fre
     uint64_t n_requests, n_preempted, n_started, prompt_tokens, output_tokens, full_max, waiting_max, running_max;
     double wait_sum_s, wait_max_s, end_s;
     uint64_t queue_steps_sum, queue_steps_max;
+    kvf_prefix_stats prefix;           /* at the end; struct_size 0: there was no prefix cache */
     uint64_t shared_tokens;            /* of a trace: prompt tokens that an earlier request of the group has too */
     kvf_histogram queue_histogram;     /* of queue steps */
     kvf_profile profile;               /* at the end */
     kvf_profile_layer *profile_layers; /* as profile: of the last kvf__occ_note, and of the end */
     uint32_t *now, *peak;              /* [n_layers] blocks held, by the events; and the most since the last note */
+    uint64_t *held_max;                /* [n_layers] as the profile's, up to the last note */
     uint64_t now_held;
 } kvf__occ;
 

@@ -117,6 +117,10 @@ static const kvf__arg memory_args[] = {
      "on: prompts that begin alike share the blocks of what they have in common, which are kept when a prompt ends, until "
      "their memory is needed; a policy that observes prompts goes on from the sums kept with them",
      "on", KVF__ARG_CHOICE, AT(prefix_cache), 0, 0, "on|off"},
+    {"prefix-dir", "DIRECTORY",
+     "where prompts with a prefix_name are kept over runs: loaded if they are there, saved when the first line that has "
+     "the name has ended",
+     NULL, KVF__ARG_TEXT, AT(prefix_dir), 0, 0, NULL},
     {"snapshot-memory", "SIZE", "memory for those sums, beside --kv-memory", "a twentieth of --kv-memory",
      KVF__ARG_BYTES, AT(snapshot_memory), 0, 0, NULL},
     {"max-running", "N", "requests in the batch at once, at most", "64", KVF__ARG_COUNT, AT(max_running), 1, 65536,
@@ -205,6 +209,8 @@ static const kvf__arg pool_args[] = {
      KVF__ARG_BYTES, AT(kv_memory), 0, 0, NULL},
     {"layers", "N", "layers", "those of the trace's densities, else 30", KVF__ARG_COUNT, AT(n_layers), 1, 1024, NULL},
     {"kv-heads", "N", "KV heads of a layer", "3", KVF__ARG_COUNT, AT(n_kv_heads), 1, 1024, NULL},
+    {"q-heads", "N", "query heads of a layer: what a snapshot's size follows from", "three times the KV heads",
+     KVF__ARG_COUNT, AT(n_q_heads), 1, 65536, NULL},
     {"head-dim", "N", "width of a head", "64", KVF__ARG_COUNT, AT(head_dim), 1, 1024, NULL},
     {"kv-dtype", "TYPE", "type of K and V: fp16, bf16 or fp32", "fp16", KVF__ARG_CHOICE, AT(kv_dtype), 0, 0,
      "fp16|bf16|fp32"},
@@ -214,6 +220,12 @@ static const kvf__arg pool_args[] = {
      "8|16|32|64|128|256"},
     {"chunk", "N", "tokens of a prompt computed in one step; a multiple of the block size", "512", KVF__ARG_COUNT,
      AT(chunk), 8, 1048576, NULL},
+    {"prefix-cache", "WHEN",
+     "on: prompts that the trace says begin alike share blocks, kept until their memory is needed; a policy that observes "
+     "prompts goes on from snapshots",
+     "on", KVF__ARG_CHOICE, AT(prefix_cache), 0, 0, "on|off"},
+    {"snapshot-memory", "SIZE", "memory that snapshots stand for, beside --kv-memory", "a twentieth of the pool",
+     KVF__ARG_BYTES, AT(snapshot_memory), 0, 0, NULL},
     {"max-running", "N", "requests in the batch at once, at most", "64", KVF__ARG_COUNT, AT(max_running), 1, 65536,
      NULL},
     {"context", "N", "positions a request may reach", "as many as the trace needs", KVF__ARG_COUNT, AT(context), 2,
@@ -282,6 +294,7 @@ static const char run_notes[] =
     "                  beam search in place of sampling; the n best hypotheses are the answers, best first\n"
     "  prefix_end      tokens of the prompt that other lines share, a multiple of the block size: with a policy that\n"
     "                  observes prompts these are found there, else at multiples of --chunk and at a prompt's end\n"
+    "  prefix_name     keeps this prompt, up to its prefix_end, over runs in --prefix-dir: letters, digits, - _ .\n"
     "  cache_salt      text of up to 64 bytes: prompts of different salts share nothing\n"
     "  logprobs        true: the log-probability of each token; a number up to 20: of that many likeliest tokens too\n"
     "  A bad line is reported with its number, on standard error and as a result with finish_reason error;\n"
@@ -303,7 +316,7 @@ static const char run_notes[] =
     "  url             /v1/chat/completions or /v1/completions, line by line\n"
     "  body            model, messages or prompt, max_tokens, max_completion_tokens, temperature, top_p, seed, stop, n,\n"
     "                  best_of (completions), logprobs, top_logprobs, top_k, ignore_eos, cache_salt; kvfold: {policy, preset,\n"
-    "                  the policy's options, prefix_end};\n"
+    "                  the policy's options, prefix_end, prefix_name};\n"
     "                  fields that ask for nothing (user, stream false, frequency_penalty 0, ...) are accepted\n"
     "  A bad line has error, and response with status_code 400 (404: another model's name) and body.error.\n"
     "  The header of such an output is a file beside it, OUTPUT.kvfold-header.json. Lines of both forms may be mixed:\n"

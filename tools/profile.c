@@ -138,6 +138,12 @@ static bool set_pool(profile *p) {
     r->block_size = c->block_size;
     r->chunk = c->chunk;
     r->max_running = c->max_running;
+    r->prefix_cache = !strcmp(c->prefix_cache, "on");
+    uint64_t n_q_heads = c->n_q_heads ? c->n_q_heads : 3 * (uint64_t)c->n_kv_heads;
+    uint64_t page_bytes = r->n_layers * n_q_heads * c->block_size * sizeof(float);
+    uint64_t bytes = c->snapshot_memory ? c->snapshot_memory : r->n_blocks * r->block_bytes / 20;
+    uint64_t n_pages = bytes / page_bytes;
+    r->n_snapshot_pages = (uint32_t)(n_pages < 1 ? 1 : n_pages < r->n_blocks ? n_pages : r->n_blocks);
     return true;
 }
 
@@ -200,7 +206,7 @@ static void row(const char *label, const char *text) { fprintf(stderr, "%-26s%s\
 static void summary_text(const profile *p) {
     const kvf__occ *o = &p->occ;
     const kvf__replay_result *r = &p->result;
-    char text[420];
+    char text[900];
     fprintf(stderr, "\n%s (%s), %s, %u layers; %s blocks of %u tokens, %s\n\n", o->source, p->trace.form, o->policy,
             o->n_layers, kvf__show_count(o->n_blocks).text, o->block_size,
             kvf__show_bytes(o->n_blocks * o->block_bytes).text);
@@ -231,6 +237,15 @@ static void summary_text(const profile *p) {
         snprintf(text, sizeof text, "%s of %s prompt tokens, in the trace", kvf__show_count(o->shared_tokens).text,
                  kvf__show_count(o->prompt_tokens).text);
         row("shared prefixes", text);
+    }
+    if (o->prefix.struct_size) {
+        const kvf_prefix_stats *c = &o->prefix;
+        snprintf(text, sizeof text, "%s of %s prompts, %s of %s tokens (%.1f%%); %s evicted",
+                 kvf__show_count(c->hits).text, kvf__show_count(c->queries).text, kvf__show_count(c->hit_tokens).text,
+                 kvf__show_count(c->query_tokens).text,
+                 c->query_tokens ? 100.0 * (double)c->hit_tokens / (double)c->query_tokens : 0.0,
+                 kvf__show_count(c->evicted).text);
+        row("found in the prefix cache", text);
     }
     if (p->trace.n_skipped) {
         snprintf(text, sizeof text, "%s lines that the trace marks as failed",

@@ -15,6 +15,7 @@ typedef struct request { /* one that is live */
     kvf_request id;
     kvf_seq seq; /* 0 while it waits */
     bool in_prompt;
+    uint32_t *tokens; /* NULL until it may be admitted, and without a prefix cache */
     uint32_t n_output;
     uint64_t submitted_step;
     kvf__occ_request figures;
@@ -38,7 +39,9 @@ typedef struct replay {
     uint32_t *slots, *keep, *table_slots;
     kvf_compact_item *items; /* [max_running * n_layers] */
     uint32_t n_items, n_preempted;
-    uint64_t full; /* blocks that a full cache would hold */
+    uint64_t full;            /* blocks that a full cache would hold */
+    kvf__trace_group *groups; /* [trace->n_groups] */
+    uint32_t *page_ids;       /* [blocks of max_context] */
 } replay;
 
 static uint64_t clock_ns(void *ctx) { return (uint64_t)(((const replay *)ctx)->now_s * 1e9); }
@@ -79,6 +82,7 @@ static void gone(replay *r, request *q, const char *end) {
     kvf__chrome_request(r->chrome, &q->figures);
     *(q->prev ? &q->prev->next : &r->first) = q->next;
     *(q->next ? &q->next->prev : &r->last) = q->prev;
+    free(q->tokens);
     free(q);
 }
 
@@ -110,6 +114,28 @@ static bool submit(replay *r, const kvf__trace_request *of, uint64_t number) {
     return true;
 }
 
+static bool give_prefix(replay *r, request *q) {
+    const kvf__trace *t = r->config->trace;
+    uint64_t number = q->figures.id - 1;
+    const kvf__trace_group *g = q->of->group < t->n_groups ? &r->groups[q->of->group] : NULL;
+    bool first = g && g->first == number;
+    uint32_t n = q->of->n_prompt + q->of->n_output, end = !g ? 0 : first ? g->n_shared : q->of->n_shared;
+    end = end < q->of->n_prompt ? end : q->of->n_prompt;
+    kvf_sched_prefix p = {.struct_size = sizeof p, .prefix_end = end - end % r->config->block_size};
+    if (!(q->tokens = malloc((size_t)n * sizeof *q->tokens))) return fail("request", "out of memory");
+    kvf__trace_ids(t, number, first, n, q->tokens);
+    p.key = (kvf_prefix_key){.struct_size = sizeof p.key, .tokens = q->tokens, .n_tokens = n};
+    return !kvf_sched_set_prefix(r->sched, q->id, &p) || fail("prefix", kvf_sched_error(r->sched));
+}
+
+/* Those that the next step may run get their tokens: the first that live, since they are admitted in order. */
+static bool give_prefixes(replay *r) {
+    request *q = r->first;
+    for (uint32_t i = 0; q && i < r->config->max_running && r->config->prefix_cache; i++, q = q->next)
+        if (!q->tokens && !give_prefix(r, q)) return false;
+    return true;
+}
+
 enum { AHEAD = 60000 }; /* requests that wait, at most: the scheduler has room for 65,536 */
 
 static bool arrivals(replay *r, uint32_t n_waiting) {
@@ -136,15 +162,35 @@ static bool collect(replay *r, const request *q, kvf_moment moment) {
     return true;
 }
 
-static bool compact(replay *r) {
+static void preempted(replay *r, request *q) {
+    q->seq = 0;
+    q->figures.n_preempted++;
+    r->n_preempted++;
+}
+
+/* Of one request. Tables that share blocks need fresh ones: where there are too few the latest arrival makes room, which
+ * may be the request itself: then its seq is 0. */
+static bool compact(replay *r, const request *q) {
     kvf_compaction unused;
+    kvf_status st;
     uint32_t n = r->n_items;
     r->n_items = 0;
     if (!n) return true;
-    if (kvf_compact_begin(r->manager, r->items, n, &unused) || kvf_compact_commit(r->manager))
-        return fail("compaction", kvf_manager_error(r->manager));
+    while ((st = kvf_compact_begin(r->manager, r->items, n, &unused)) == KVF_E_NO_BLOCKS) {
+        kvf_step_item shed;
+        if (kvf_sched_shed(r->sched, &shed)) return fail("compaction", kvf_sched_error(r->sched));
+        preempted(r, shed.user);
+        if (!q->seq) return true;
+    }
+    if (st || kvf_compact_commit(r->manager)) return fail("compaction", kvf_manager_error(r->manager));
     r->result->n_compactions += n;
     return true;
+}
+
+/* The first events of a request, with the promise that they need where blocks are shared. */
+static bool first_events(replay *r, const request *q, kvf_moment moment) {
+    if (!collect(r, q, moment)) return false;
+    return !r->n_items || !kvf_sched_event_room(r->sched, q->id) || fail("event", kvf_sched_error(r->sched));
 }
 
 /* Requests whose prompt fitted the budget, before the token that would exceed it. */
@@ -153,7 +199,8 @@ static bool overflows(replay *r) {
         uint32_t index;
         if (!q->seq || q->in_prompt || kvf_seq_index(r->manager, q->seq, &index)) continue;
         if (kvf_policy_sizes(r->policies, index)) continue;
-        if (!collect(r, q, KVF_BEFORE_APPEND) || !compact(r)) return false;
+        if (!first_events(r, q, KVF_BEFORE_APPEND) || !compact(r, q)) return false;
+        if (!q->seq) continue;
         const kvf_layer_size *sizes = kvf_policy_sizes(r->policies, index);
         if (!sizes) continue;
         kvf__occ_add_budget(r->occ, sizes, kvf_policy_density(r->policies, index));
@@ -171,7 +218,7 @@ static bool prompt_ends(replay *r, request *q) {
     density_of(r, q->of);
     if (ops->budget && ops->budget(r->policies, index, ops->metric ? r->variance : NULL, q->of->n_prompt, &err))
         return fail("budget", err.text);
-    if (!collect(r, q, KVF_AT_PROMPT_END)) return false;
+    if (!first_events(r, q, KVF_AT_PROMPT_END)) return false;
     if (kvf_policy_n_arrays(&r->options)) {
         for (uint32_t l = 0; l < r->config->n_layers; l++) r->keep[l] = r->slots[l];
         for (uint32_t i = 0; i < r->n_items; i++) r->keep[r->items[i].layer] = r->items[i].n_keep;
@@ -179,15 +226,14 @@ static bool prompt_ends(replay *r, request *q) {
         if (kvf_seq_take_scores(r->manager, q->seq, r->table_slots))
             return fail("score pages", kvf_manager_error(r->manager));
     }
-    if (!compact(r)) return false;
+    if (!compact(r, q)) return false;
+    if (!q->seq) return true;
     const kvf_layer_size *sizes = kvf_policy_sizes(r->policies, index);
     if (sizes || !ops->match) kvf__occ_add_budget(r->occ, sizes, kvf_policy_density(r->policies, index));
     q->in_prompt = false;
     kvf_status st = kvf_sched_prompt_done(r->sched, q->id);
     if (st == KVF_E_NO_BLOCKS) { /* its exact sizes found no room: it waits and begins again */
-        q->seq = 0;
-        q->figures.n_preempted++;
-        r->n_preempted++;
+        preempted(r, q);
         return true;
     }
     return !st || fail("prompt", kvf_sched_error(r->sched));
@@ -196,12 +242,7 @@ static bool prompt_ends(replay *r, request *q) {
 /* ---- Steps ------------------------------------------------------------------------------------------------ */
 
 static void fallen(replay *r, const kvf_step *step) {
-    for (uint32_t i = 0; i < step->n_preempted; i++) {
-        request *q = step->preempted[i].user;
-        q->seq = 0;
-        q->figures.n_preempted++;
-        r->n_preempted++;
-    }
+    for (uint32_t i = 0; i < step->n_preempted; i++) preempted(r, step->preempted[i].user);
     for (uint32_t i = 0; i < step->n_ends; i++) {
         r->result->n_early++;
         gone(r, step->ends[i].user, "pool full");
@@ -226,8 +267,10 @@ static bool after_items(replay *r, const kvf_step *step) {
         const request *q = step->items[i].user;
         uint32_t index;
         bool sized = !kvf_seq_index(r->manager, q->seq, &index) && kvf_policy_sizes(r->policies, index);
-        if (!r->options.ops->match) continue;
-        if (!collect(r, q, KVF_AFTER_STEP) || !compact(r)) return false;
+        if (!r->options.ops->match || !q->seq) continue;
+        if (!(sized ? collect(r, q, KVF_AFTER_STEP) : first_events(r, q, KVF_AFTER_STEP)) || !compact(r, q))
+            return false;
+        if (!q->seq) continue;
         const kvf_layer_size *sizes = kvf_policy_sizes(r->policies, index);
         if (sized || !sizes) continue; /* else its first event had been put off */
         kvf__occ_add_budget(r->occ, sizes, kvf_policy_density(r->policies, index));
@@ -236,6 +279,7 @@ static bool after_items(replay *r, const kvf_step *step) {
     for (uint32_t i = 0; i < step->n_items; i++) {
         const kvf_step_item item = step->items[i];
         request *q = item.user;
+        if (!q->seq) continue;
         if (item.prompt_ends && !prompt_ends(r, q)) return false;
         if (!q->seq) continue;
         if (item.samples) {
@@ -247,6 +291,20 @@ static bool after_items(replay *r, const kvf_step *step) {
         }
     }
     return true;
+}
+
+/* The sums of prompts that came to a place where others may go on; one that finds no room is not kept. */
+static void keep_sums(replay *r, const kvf_step *step) {
+    for (uint32_t i = step->n_decode; i < step->n_items && r->config->n_snapshot_pages; i++) {
+        const kvf_step_item *item = &step->items[i];
+        const request *q = item->user;
+        if (!item->take_snapshot || !q->tokens) continue;
+        uint32_t n, n_tokens = item->token_begin + item->n_tokens;
+        const kvf_prefix_key key = {.struct_size = sizeof key, .tokens = q->tokens, .n_tokens = n_tokens};
+        kvf_status st = kvf_prefix_snapshot_put(r->manager, item->seq, &key, n_tokens, item->snapshot_flags,
+                                                r->page_ids, r->config->max_context / r->config->block_size + 1, &n);
+        (void)st;
+    }
 }
 
 static bool note_step(replay *r, const kvf_step *step, double begin_s) {
@@ -270,7 +328,7 @@ static bool note_step(replay *r, const kvf_step *step, double begin_s) {
 static bool run_step(replay *r, uint32_t *n_waiting, bool *idle) {
     kvf_step step;
     double begin_s = r->now_s;
-    if (!overflows(r)) return false;
+    if (!overflows(r) || !give_prefixes(r)) return false;
     if (kvf_sched_plan(r->sched, &step)) return fail("plan", kvf_sched_error(r->sched));
     fallen(r, &step);
     if (step.copies.n && kvf_copies_done(r->manager, &step.copies))
@@ -294,6 +352,7 @@ static bool run_step(replay *r, uint32_t *n_waiting, bool *idle) {
     }
     r->now_s += r->config->step_s + r->config->token_s * step.n_tokens;
     if (kvf_sched_done(r->sched)) return fail("step", kvf_sched_error(r->sched));
+    keep_sums(r, &step);
     return after_items(r, &step) && note_step(r, &step, begin_s);
 }
 
@@ -335,6 +394,8 @@ static bool create(replay *r) {
     m.max_slots = c->max_context;
     m.block_bytes = c->block_bytes;
     m.profile = &pc;
+    m.prefix_cache = c->prefix_cache;
+    m.n_snapshot_pages = c->prefix_cache ? c->n_snapshot_pages : 0;
     kvf_status st = kvf_manager_create(&m, &r->manager, &err);
     if (st) return fail("pool", err.text);
     kvf_policy_state_config p = {.struct_size = sizeof p,
@@ -361,8 +422,12 @@ static bool create(replay *r) {
     r->keep = calloc(c->n_layers, sizeof *r->keep);
     r->table_slots = calloc(r->n_tables, sizeof *r->table_slots);
     r->items = calloc(c->n_layers, sizeof *r->items);
-    if (r->base && r->variance && r->slots && r->keep && r->table_slots && r->items) return true;
-    return fail("buffers", "out of memory");
+    r->groups = calloc((size_t)c->trace->n_groups + 1, sizeof *r->groups);
+    r->page_ids = calloc((size_t)c->max_context / c->block_size + 1, sizeof *r->page_ids);
+    if (!r->base || !r->variance || !r->slots || !r->keep || !r->table_slots || !r->items || !r->groups || !r->page_ids)
+        return fail("buffers", "out of memory");
+    kvf__trace_groups(c->trace, r->groups);
+    return true;
 }
 
 bool kvf__replay(const kvf__replay_config *config, kvf__occ *occ, kvf__chrome *chrome, kvf__replay_result *result) {
@@ -378,6 +443,7 @@ bool kvf__replay(const kvf__replay_config *config, kvf__occ *occ, kvf__chrome *c
     }
     for (request *q = r.first, *next; q; q = next) {
         next = q->next;
+        free(q->tokens);
         free(q);
     }
     kvf_sched_destroy(r.sched);
@@ -389,5 +455,7 @@ bool kvf__replay(const kvf__replay_config *config, kvf__occ *occ, kvf__chrome *c
     free(r.keep);
     free(r.table_slots);
     free(r.items);
+    free(r.groups);
+    free(r.page_ids);
     return good;
 }

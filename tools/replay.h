@@ -16,7 +16,9 @@ typedef struct kvf__replay_config {
     const kvf_policy_options *policy;
     uint32_t n_layers, n_kv_heads, heads_per_group, block_size, chunk, max_running, max_context;
     uint64_t n_blocks, block_bytes;
-    const double *densities; /* [n_layers] for requests without their own; NULL: made from the seed */
+    bool prefix_cache;
+    uint32_t n_snapshot_pages; /* with it: pages of block_size tokens, for policies that observe prompts */
+    const double *densities;   /* [n_layers] for requests without their own; NULL: made from the seed */
     uint64_t seed;
     double step_s, token_s;   /* what a step takes, and each of its tokens beside */
     double speed;             /* arrivals come so many times as fast */

@@ -16,6 +16,7 @@
 void kvf__trace_free(kvf__trace *t) {
     free(t->requests);
     free(t->densities);
+    free(t->hash_ids);
     *t = (kvf__trace){0};
 }
 

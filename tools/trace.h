@@ -12,15 +12,17 @@
 
 #include "tools/reader.h"
 
-enum { KVF__TRACE_VERSION = 1, KVF__TRACE_LINE_MAX = 1 << 20, KVF__TRACE_GROUP_MAX = 64 };
+enum { KVF__TRACE_VERSION = 1, KVF__TRACE_LINE_MAX = 1 << 20, KVF__TRACE_GROUP_MAX = 64, KVF__TRACE_HASH_TOKENS = 512 };
 #define KVF__TRACE_NONE UINT32_MAX
 
 typedef struct kvf__trace_request {
     double arrival_s;
     uint32_t n_prompt, n_output;
-    uint32_t group;    /* requests of one group begin with the same tokens; KVF__TRACE_NONE: of none */
-    uint32_t n_shared; /* leading tokens that an earlier request of the group has too */
-    uint32_t density;  /* index into densities; KVF__TRACE_NONE: not recorded */
+    uint32_t group;      /* requests of one group begin with the same tokens; KVF__TRACE_NONE: of none */
+    uint32_t n_shared;   /* leading tokens that an earlier request of the group has too */
+    uint32_t density;    /* index into densities; KVF__TRACE_NONE: not recorded */
+    uint32_t n_hash_ids; /* Mooncake: names of its blocks of KVF__TRACE_HASH_TOKENS tokens, from hash_begin on */
+    uint64_t hash_begin;
 } kvf__trace_request;
 
 typedef struct kvf__trace { /* zero: empty; kvf__trace_free */
@@ -29,6 +31,8 @@ typedef struct kvf__trace { /* zero: empty; kvf__trace_free */
     uint32_t n_groups, n_layers; /* n_layers: of the densities; 0: none are recorded */
     double *densities;           /* (density, layer) */
     uint64_t n_densities, densities_capacity;
+    uint64_t *hash_ids;
+    uint64_t n_hash_ids, hash_capacity;
     uint64_t n_skipped; /* lines that the trace itself marks as failed (BurstGPT: no response) */
     const char *form;   /* "kvfold", "azure", "burstgpt", "mooncake", "made" */
 } kvf__trace;
@@ -37,6 +41,17 @@ typedef struct kvf__trace { /* zero: empty; kvf__trace_free */
  * many requests. False after a message. */
 bool kvf__trace_read(const char *path, uint64_t limit, kvf__trace *trace);
 void kvf__trace_free(kvf__trace *trace);
+
+/* What requests of a group have in common: the first of them, and the most that a later one shares. */
+typedef struct kvf__trace_group {
+    uint64_t first; /* UINT64_MAX: there is none */
+    uint32_t n_shared;
+} kvf__trace_group;
+void kvf__trace_groups(const kvf__trace *trace, kvf__trace_group *groups); /* [trace->n_groups] */
+/* The token ids of a request, its prompt and what it generates: ids[n]. They are made, and equal to those of earlier
+ * requests where the trace says so: in the leading n_shared of a group, of which the first request's prompt is all; in
+ * blocks of one hash id. */
+void kvf__trace_ids(const kvf__trace *trace, uint64_t number, bool first_of_group, uint32_t n, uint32_t *ids);
 
 /* False when out of memory. densities: [trace->n_layers] or NULL. */
 bool kvf__trace_add(kvf__trace *trace, kvf__trace_request request, const double *densities);

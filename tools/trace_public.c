@@ -136,8 +136,6 @@ bool kvf__trace_burst_line(kvf__trace_input *in, char *line, size_t n_bytes) {
 
 /* ---- Mooncake -------------------------------------------------------------------------------------------- */
 
-enum { MOONCAKE_BLOCK = 512 };
-
 static uint64_t hash_id(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -178,20 +176,36 @@ static bool member_tokens(kvf__trace_input *in, const json_t *o, const char *key
     return kvf__trace_tokens(in, key, text, least, out);
 }
 
+static bool keep_hash_id(kvf__trace *t, uint64_t id) {
+    if (t->n_hash_ids == t->hash_capacity) {
+        uint64_t capacity = t->hash_capacity ? t->hash_capacity * 2 : 1024;
+        uint64_t *larger = realloc(t->hash_ids, capacity * sizeof *larger);
+        if (!larger) return false;
+        t->hash_ids = larger;
+        t->hash_capacity = capacity;
+    }
+    t->hash_ids[t->n_hash_ids++] = id;
+    return true;
+}
+
 /* Leading blocks that an earlier request had: an id stands for a block and all before it. */
 static bool shared_blocks(kvf__trace_input *in, const json_t *ids, kvf__trace_request *r) {
     size_t i, n_shared = 0;
     const json_t *id;
     if (!json_is_array(ids)) return kvf__trace_fail(in, "hash_ids: must be a list of numbers");
+    r->hash_begin = in->trace->n_hash_ids;
     json_array_foreach(ids, i, id) {
         if (!json_is_integer(id) || json_integer_value(id) < 0)
             return kvf__trace_fail(in, "hash_ids[%zu]: must be a whole number of 0 or more", i);
         int seen = see(in, (uint64_t)json_integer_value(id));
-        if (seen < 0) return kvf__trace_fail(in, "out of memory");
+        if (seen < 0 || !keep_hash_id(in->trace, (uint64_t)json_integer_value(id)))
+            return kvf__trace_fail(in, "out of memory");
         if (seen && n_shared == i) n_shared++;
     }
     if (!json_array_size(ids)) return true;
-    uint64_t shared = (uint64_t)n_shared * MOONCAKE_BLOCK, first = (uint64_t)json_integer_value(json_array_get(ids, 0));
+    r->n_hash_ids = (uint32_t)json_array_size(ids);
+    uint64_t shared = (uint64_t)n_shared * KVF__TRACE_HASH_TOKENS,
+             first = (uint64_t)json_integer_value(json_array_get(ids, 0));
     r->group = (uint32_t)(first % KVF__TRACE_NONE);
     r->n_shared = (uint32_t)(shared < r->n_prompt ? shared : r->n_prompt);
     return true;

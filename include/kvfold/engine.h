@@ -183,7 +183,7 @@ KVF_API KVF_CHECK kvf_status kvf_engine_submit(kvf_engine *engine, const kvf_gen
  *  that request alone. @cost one forward pass. */
 KVF_API KVF_CHECK kvf_status kvf_engine_step(kvf_engine *engine, int *more, kvf_error *err);
 
-/** Changes the budget of a request, waiting or running. A tighter one compacts the request before its next token; a looser one
+/** Changes the budget of a request, waiting or running, for all of its samples or beams that live. A tighter one compacts the request before its next token; a looser one
  *  lets it grow, if the blocks can be promised. Waiting, or in its prompt, it goes on as if submitted so. A request whose policy took
  *  no attention mass so far (rho 1 without budget_may_change) cannot be tightened once it runs.
  *  @param engine an engine. @param request a live one. @param rho, budget_tokens as the policy's options of that name.
@@ -253,7 +253,8 @@ KVF_API KVF_CHECK kvf_status kvf_engine_prompt_save(kvf_engine *engine, const kv
 /** Puts a saved prompt into the prefix cache.
  *  @param engine an engine with a prefix cache. @param file which. @param n_loaded its tokens, or NULL.
  *  @param err names file, value and remedy, or NULL. @own nothing is kept. @threads as the engine, outside callbacks.
- *  @errors KVF_E_NOT_FOUND (no such file), KVF_E_FORMAT (foreign, torn, damaged, of another model, page type or salt),
+ *  @errors KVF_E_NOT_FOUND (no such file), KVF_E_FORMAT (foreign, torn, damaged, of another model, page type or salt, made
+ *  with other fast_activations, or without deterministic where the engine has it),
  *  KVF_E_UNSUPPORTED (version), KVF_E_NEVER_FITS (the context), KVF_E_NO_BLOCKS, KVF_E_LIMIT, KVF_E_IO, KVF_E_STATE, KVF_E_INVALID,
  *  KVF_E_NO_MEMORY; nothing has changed then. @cost reads the file twice, from memory the second time. */
 KVF_API KVF_CHECK kvf_status kvf_engine_prompt_load(kvf_engine *engine, const kvf_prompt_file *file, uint32_t *n_loaded,

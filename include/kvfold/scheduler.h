@@ -237,7 +237,14 @@ KVF_API KVF_CHECK kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request 
  *  yet: the former reservation stands; for others no room is no error). kvf_sched_plan settles what stands open. @cost O(n_layers). */
 KVF_API KVF_CHECK kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request);
 
-/** Changes the budget of a request in any state. A running one has the promise of the new budget at once, or, when it is a
+/** kvf_sched_set_budget for several requests, all or none: the samples of one prompt.
+ *  @param sched a scheduler. @param requests live ones. @param n_requests how many.
+ *  @param rho, budget_tokens as the policy's options. @own nothing is kept. @threads as the scheduler.
+ *  @errors those of kvf_sched_set_budget. Nothing changes on failure. @cost O(n_requests * tables). */
+KVF_API KVF_CHECK kvf_status kvf_sched_set_budgets(kvf_sched *sched, const kvf_request *requests, uint32_t n_requests,
+                                                   double rho, uint32_t budget_tokens);
+
+/** Changes the budget of a request in any state, with the samples that are held for its prompt. A running one has the promise of the new budget at once, or, when it is a
  *  tighter one, after its compaction (kvf_policy_due, KVF_BEFORE_APPEND, then kvf_sched_resize) at the latest: until then it grows
  *  from the free pool. One that waits, preempted ones too, will begin with the new budget.
  *  @param sched a scheduler. @param request any live request. @param rho, budget_tokens as the policy's options.

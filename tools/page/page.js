@@ -152,6 +152,10 @@ main.appendChild(head);
     ["score pages, at most", num(P.pages_held_max)], ["compactions", num(P.compactions)], ["bytes evicted", bytes(P.evicted_bytes)],
     ["bytes given back by compactions, as whole blocks", bytes(P.freed_bytes)], ["idle slots, at most", num(P.slots_idle_max)],
     ["events dropped by the profile", num(P.events_dropped)]];
+  const C = data.prefix_cache;
+  if (C) rows.push(["prompts with a hit in the prefix cache", `${num(C.hits)} of ${num(C.queries)}`],
+    ["tokens found there", C.query_tokens ? `${num(C.hit_tokens)} of ${num(C.query_tokens)}, ${real(100 * C.hit_ratio, 1)}%` : "none"],
+    ["block positions that left it for room", num(C.evicted)]);
   const box = document.createElement("div");
   box.className = "scroll";
   box.innerHTML = `<table class="totals"><tbody>${rows.map(([a, b]) => `<tr><td>${a}</td><td>${b}</td></tr>`).join("")}</tbody></table>`;
