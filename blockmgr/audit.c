@@ -49,14 +49,24 @@ static kvf_status check_refs(const kvf__pool *p, const char *what, kvf_error *er
     return KVF_OK;
 }
 
-static kvf_status check_pins(const kvf__pool *p, const char *what, kvf_error *err) {
+/* other: of the other tier. */
+static kvf_status check_pins(const kvf__pool *p, const kvf__pool *other, const char *what, kvf_error *err) {
     clear(p);
     for (uint32_t i = 0; i < p->n; i++) {
         uint32_t src = p->entries[i].copy_src;
         if (src == KVF_NO_BLOCK) continue;
-        if (src >= p->n) return BROKEN("%s %u: copied from %u, there are %u", what, i, src, p->n);
-        p->entries[src].scratch++;
+        bool same = p->n > KVF__OTHER_TIER - 1 || !(src & KVF__OTHER_TIER);
+        uint32_t id = same ? src : src & ~KVF__OTHER_TIER, n = same ? p->n : other->n;
+        if (id >= n) return BROKEN("%s %u: copied from %u, there are %u", what, i, id, n);
+        if (same) p->entries[id].scratch++;
         p->entries[i].scratch++;
+    }
+    for (uint32_t i = 0; i < other->n; i++) {
+        uint32_t src = other->entries[i].copy_src;
+        if (src == KVF_NO_BLOCK || !(src & KVF__OTHER_TIER)) continue;
+        src &= ~KVF__OTHER_TIER;
+        if (src >= p->n) return BROKEN("%s %u: copied to the other tier, there are %u", what, src, p->n);
+        p->entries[src].scratch++;
     }
     for (uint32_t i = 0; i < p->n; i++)
         if (p->entries[i].pins != p->entries[i].scratch)
@@ -75,14 +85,15 @@ static kvf_status check_free(const kvf__pool *p, const char *what, kvf_error *er
     return KVF_OK;
 }
 
-static kvf_status check_pool(const kvf__pool *p, const char *what, uint64_t promised, kvf_error *err) {
+static kvf_status check_pool(const kvf__pool *p, const kvf__pool *other, const char *what, uint64_t promised,
+                             kvf_error *err) {
     if (p->n_free > p->n) return BROKEN("%ss: n_free %u of %u", what, p->n_free, p->n);
     if (p->n_promised > (uint64_t)p->n_free + p->n_idle)
         return BROKEN("%ss: %u promised, %u free, %u idle", what, p->n_promised, p->n_free, p->n_idle);
     if (p->n_promised != promised)
         return BROKEN("%ss: n_promised %u, the tables' sum is %llu", what, p->n_promised, (unsigned long long)promised);
     kvf_status s = check_refs(p, what, err);
-    if (!s) s = check_pins(p, what, err);
+    if (!s) s = check_pins(p, other, what, err);
     if (!s) s = check_free(p, what, err);
     return s;
 }
@@ -134,6 +145,23 @@ static kvf_status check_known(const kvf_manager *m, uint32_t t, kvf_error *err) 
     return KVF_OK;
 }
 
+/* What a table has on the host: nothing, or all. */
+static kvf_status check_host(const kvf_manager *m, uint32_t t, kvf_error *err) {
+    const kvf__seq *seq = &m->seqs[t / m->seq_tables];
+    uint32_t n_slots = m->host_slots ? m->host_slots[t] : 0, n_pages = m->host_slots ? m->n_host_pages[t] : 0;
+    if (!seq->swapped && (n_slots || n_pages))
+        return BROKEN("table %u: %u slots and %u score pages on the host, but its sequence is not swapped", t, n_slots,
+                      n_pages);
+    if (!seq->swapped) return KVF_OK;
+    if (!m->host_slots || m->n_slots[t] || m->n_pages[t] || m->promise[t] || m->page_promise[t] || seq->n_compacting ||
+        seq->known_at == m->epoch)
+        return BROKEN("table %u: swapped, but it holds something here", t);
+    if (n_slots > m->config.max_slots || n_pages > (seq->has_scores ? kvf__blocks_for(m, n_slots) : 0))
+        return BROKEN("table %u: %u slots and %u score pages on the host", t, n_slots, n_pages);
+    kvf_status s = count_row(m, &m->host_blocks, kvf__row(m, t), kvf__blocks_for(m, n_slots), t, err);
+    return s ? s : count_row(m, &m->host_pages, kvf__score_row(m, t), n_pages, t, err);
+}
+
 static kvf_status check_table(const kvf_manager *m, uint32_t t, kvf_error *err) {
     const kvf__table *table = &m->tables[t];
     const kvf__seq *seq = &m->seqs[t / m->seq_tables];
@@ -150,7 +178,9 @@ static kvf_status check_table(const kvf_manager *m, uint32_t t, kvf_error *err) 
     if (table->n_aside) return BROKEN("table %u: n_aside %u was left", t, table->n_aside);
     if (!m->compacting && (table->compacting || table->n_fresh || table->fresh_promise))
         return BROKEN("table %u: marked for a compaction that is not under way", t);
-    kvf_status s = count_row(m, &m->blocks, kvf__row(m, t), n_blocks, t, err);
+    kvf_status s = check_host(m, t, err);
+    if (s || seq->swapped) return s;
+    s = count_row(m, &m->blocks, kvf__row(m, t), n_blocks, t, err);
     if (!s) s = count_row(m, &m->pages, kvf__score_row(m, t), n_pages, t, err);
     if (!s) s = check_private(m, t, err);
     if (!s) s = check_known(m, t, err);
@@ -192,15 +222,18 @@ static kvf_status check_layer(const kvf_manager *m, uint32_t l, kvf_error *err) 
 }
 
 static kvf_status check_seqs(const kvf_manager *m, kvf_error *err) {
-    uint32_t n_alive = 0, n_compacting = 0;
+    uint32_t n_alive = 0, n_compacting = 0, n_swapped = 0;
     for (uint32_t i = 0; i < m->config.max_seqs; i++) {
         const kvf__seq *s = &m->seqs[i];
         n_alive += s->alive;
         n_compacting += s->n_compacting;
+        n_swapped += s->swapped;
+        if (s->swapped && !s->alive) return BROKEN("sequence %u: swapped, but not alive", i);
         if (s->mark || !s->generation) return BROKEN("sequence %u: a mark was left, or its generation is 0", i);
     }
     if (n_alive != m->n_seqs || n_alive > m->n_seqs_max)
         return BROKEN("sequences: n_seqs %u (most %u), counted %u", m->n_seqs, m->n_seqs_max, n_alive);
+    if (n_swapped != m->n_swapped) return BROKEN("sequences: n_swapped %u, counted %u", m->n_swapped, n_swapped);
     if (n_compacting != m->n_entries || (m->n_entries && !m->compacting))
         return BROKEN("sequences: %u items compacting, %u entries", n_compacting, m->n_entries);
     for (uint32_t i = 0; i < m->config.max_seqs - m->n_seqs; i++)
@@ -221,8 +254,10 @@ static kvf_status audit(const kvf_manager *m, kvf_error *err) {
         pages += m->page_promise[t];
     }
     if (!s) s = check_compaction(m, err);
-    if (!s) s = check_pool(&m->blocks, "block", blocks, err);
-    if (!s) s = check_pool(&m->pages, "score page", pages, err);
+    if (!s) s = check_pool(&m->blocks, &m->host_blocks, "block", blocks, err);
+    if (!s) s = check_pool(&m->pages, &m->host_pages, "score page", pages, err);
+    if (!s) s = check_pool(&m->host_blocks, &m->blocks, "host block", 0, err);
+    if (!s) s = check_pool(&m->host_pages, &m->pages, "host score page", 0, err);
     for (uint32_t l = 0; !s && l < m->config.n_layers; l++) s = check_layer(m, l, err);
     if (!s && m->cache.on) s = kvf__cache_audit(m, err);
     if (!s && m->profile) s = kvf__profile_audit(m, err);
@@ -234,5 +269,7 @@ kvf_status kvf_audit(const kvf_manager *manager, kvf_error *err) {
     kvf_status s = audit(manager, err);
     clear(&manager->blocks);
     clear(&manager->pages);
+    clear(&manager->host_blocks);
+    clear(&manager->host_pages);
     return s;
 }

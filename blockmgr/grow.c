@@ -4,14 +4,20 @@
 
 /* ---- Copy lists ---------------------------------------------------------------------------------- */
 
+/* The pools at both ends of a copy. */
+static kvf__pool *copy_from(kvf_manager *m, uint32_t kind) {
+    kvf__pool *const from[] = {&m->blocks, &m->pages, &m->blocks, &m->host_blocks, &m->pages, &m->host_pages};
+    return from[kind];
+}
+static kvf__pool *copy_to(kvf_manager *m, uint32_t kind) {
+    kvf__pool *const to[] = {&m->blocks, &m->pages, &m->host_blocks, &m->blocks, &m->host_pages, &m->pages};
+    return to[kind];
+}
+
 void kvf__copies_add(kvf_manager *m, kvf_copy_list *copies, kvf_copy_kind kind, uint32_t src, uint32_t dst,
                      uint32_t n_slots) {
     copies->items[copies->n++] = (kvf_copy){kind, src, dst, n_slots};
-    kvf__pool_pin(kind == KVF_COPY_BLOCK ? &m->blocks : &m->pages, src, dst);
-}
-
-static kvf__pool *copy_pool(kvf_manager *m, uint32_t kind) {
-    return kind == KVF_COPY_BLOCK ? &m->blocks : kind == KVF_COPY_SCORE_PAGE ? &m->pages : NULL;
+    kvf__pool_pin(copy_from(m, kind), src, copy_to(m, kind), dst);
 }
 
 kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list *copies) {
@@ -19,21 +25,21 @@ kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list *copies) {
     if (!copies || (copies->n && !copies->items)) return kvf__fail(manager->error, KVF_E_INVALID, "copies: is NULL");
     for (uint32_t i = 0; i < copies->n; i++) {
         const kvf_copy *c = &copies->items[i];
-        kvf__pool *p = copy_pool(manager, c->kind);
-        if (p && kvf__pool_copy_pending(p, c->src, c->dst)) {
-            p->entries[c->dst].copy_src = KVF_NO_BLOCK; /* a second item for it is not pending */
+        if (c->kind < KVF_COPY_KINDS &&
+            kvf__pool_copy_pending(copy_from(manager, c->kind), c->src, copy_to(manager, c->kind), c->dst)) {
+            kvf__pool_copy_unset(copy_to(manager, c->kind), c->dst); /* a second item for it is not pending */
             continue;
         }
         for (uint32_t j = 0; j < i; j++) {
             const kvf_copy *seen = &copies->items[j];
-            copy_pool(manager, seen->kind)->entries[seen->dst].copy_src = seen->src;
+            kvf__pool_copy_set(copy_from(manager, seen->kind), seen->src, copy_to(manager, seen->kind), seen->dst);
         }
         return kvf__fail(manager->error, KVF_E_STALE, "copies[%u]: kind %u, %u to %u is not pending", i, c->kind,
                          c->src, c->dst);
     }
     for (uint32_t i = 0; i < copies->n; i++) {
         const kvf_copy *c = &copies->items[i];
-        kvf__pool_unpin(copy_pool(manager, c->kind), c->src, c->dst);
+        kvf__pool_unpin(copy_from(manager, c->kind), c->src, copy_to(manager, c->kind), c->dst);
     }
     if (manager->profile) kvf__profile_copied(manager, copies);
     copies->n = 0;
@@ -68,6 +74,7 @@ static kvf_status check_item(const kvf_manager *m, const kvf_append_item *item, 
     if (s->n_compacting)
         return kvf__fail(m->error, KVF_E_STATE,
                          "append: a compaction of the sequence is under way; commit or cancel it");
+    if (s->swapped) return kvf__fail_swapped(m, "append");
     if (item->n_tokens > UINT32_MAX - s->next_pos)
         return kvf__fail(m->error, KVF_E_LIMIT, "append: n_tokens %u from position %u: positions end at 2^32 - 1",
                          item->n_tokens, s->next_pos);
@@ -378,6 +385,7 @@ kvf_status kvf_seq_rollback(kvf_manager *manager, kvf_seq seq, uint32_t n_tokens
     if (manager->seqs[index].n_compacting)
         return kvf__fail(manager->error, KVF_E_STATE,
                          "rollback: a compaction of the sequence is under way; commit or cancel it");
+    if (manager->seqs[index].swapped) return kvf__fail_swapped(manager, "rollback");
     for (uint32_t t = first; t < end; t++)
         if (n_tokens > manager->n_slots[t])
             return kvf__fail(manager->error, KVF_E_INVALID, "rollback: n_tokens %u: a table has %u slots", n_tokens,

@@ -33,6 +33,15 @@ static kvf_status check_fields(const kvf_manager_config *c, kvf_error *err) {
     uint32_t bs = c->block_size;
     if (bs < 8 || bs > 256 || (bs & (bs - 1)))
         return kvf__fail(err, KVF_E_INVALID, "block_size %u: must be a power of two in [8, 256]", bs);
+    if ((c->n_host_blocks | c->n_host_score_pages) >> 31)
+        return kvf__fail(err, KVF_E_INVALID, "n_host_blocks %u, n_host_score_pages %u: must be under 2^31",
+                         c->n_host_blocks, c->n_host_score_pages);
+    if (c->n_host_score_pages && !c->n_host_blocks)
+        return kvf__fail(err, KVF_E_INVALID, "n_host_score_pages %u: of no use with n_host_blocks 0",
+                         c->n_host_score_pages);
+    if (c->n_host_blocks && (c->n_blocks | c->n_score_pages) >> 31)
+        return kvf__fail(err, KVF_E_INVALID, "n_blocks %u, n_score_pages %u: with n_host_blocks, must be under 2^31",
+                         c->n_blocks, c->n_score_pages);
     if (c->prefix_cache > 1 || c->reserved)
         return kvf__fail(err, KVF_E_INVALID, "prefix_cache %u, reserved %u: must be 0 or 1, and 0", c->prefix_cache,
                          c->reserved);
@@ -87,12 +96,18 @@ static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
     m->error = kvf__slab_take(slab, 1, sizeof *m->error);
     kvf__pool_carve(&m->blocks, slab, c->n_blocks);
     kvf__pool_carve(&m->pages, slab, c->n_score_pages);
+    kvf__pool_carve(&m->host_blocks, slab, c->n_host_blocks);
+    kvf__pool_carve(&m->host_pages, slab, c->n_host_score_pages);
     m->seqs = kvf__slab_take(slab, c->max_seqs, sizeof *m->seqs);
     m->free_seqs = kvf__slab_take(slab, c->max_seqs, sizeof *m->free_seqs);
     m->tables = kvf__slab_take(slab, n_tables, sizeof *m->tables);
     uint32_t **of_tables[] = {&m->n_slots, &m->n_pages, &m->promise, &m->page_promise, &m->private_at, &m->tail_at};
     for (size_t i = 0; i < sizeof of_tables / sizeof *of_tables; i++)
         *of_tables[i] = kvf__slab_take(slab, n_tables, sizeof(uint32_t));
+    if (c->n_host_blocks) {
+        m->host_slots = kvf__slab_take(slab, n_tables, sizeof *m->host_slots);
+        m->n_host_pages = kvf__slab_take(slab, n_tables, sizeof *m->n_host_pages);
+    }
     m->seq_blocks_max = kvf__slab_take(slab, n_seq_layers, sizeof *m->seq_blocks_max);
     m->layer_blocks = kvf__slab_take(slab, c->n_layers, sizeof *m->layer_blocks);
     m->layer_blocks_max = kvf__slab_take(slab, c->n_layers, sizeof *m->layer_blocks_max);
@@ -149,6 +164,8 @@ static void start(kvf_manager *m) {
     m->epoch = 1;
     kvf__pool_init(&m->blocks, (uint32_t)(m->tag >> 32));
     kvf__pool_init(&m->pages, 0);
+    kvf__pool_init(&m->host_blocks, 0);
+    kvf__pool_init(&m->host_pages, 0);
     kvf__cache_init(&m->cache, &m->blocks, c, m->tag);
     for (uint32_t i = 0; i < c->max_seqs; i++) {
         m->free_seqs[i] = c->max_seqs - 1 - i;
@@ -312,7 +329,10 @@ kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kv
                        .blocks = pool_occupancy(&manager->blocks),
                        .score_pages = pool_occupancy(&manager->pages),
                        .n_seqs = manager->n_seqs,
-                       .n_seqs_max = manager->n_seqs_max};
+                       .n_seqs_max = manager->n_seqs_max,
+                       .host_blocks = pool_occupancy(&manager->host_blocks),
+                       .host_score_pages = pool_occupancy(&manager->host_pages),
+                       .n_swapped = manager->n_swapped};
     for (uint32_t l = 0; l < c->n_layers; l++) {
         uint32_t n_blocks = manager->layer_blocks[l];
         uint64_t used = manager->layer_slots[l], idle = (uint64_t)n_blocks * c->block_size - used;

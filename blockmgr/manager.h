@@ -6,12 +6,15 @@
  *   fresh row    blocks taken by kvf_compact_begin for a table that may not be written in place.
  *   private      a block whose only holder is the table at hand, and which it may write behind its slots: a cached one is
  *                private unless it is the table's last and its node covers slots beyond the table's.
+ *   swapped      a sequence whose tables are empty and whose rows name ids of the host's pools (tier.c).
  *
  * The slab
- *   kvf_manager | error | blocks: free_ids, states, heads, entries | pages: likewise | seqs | free_seqs
+ *   kvf_manager | error | blocks: free_ids, states, heads, entries | pages, host_blocks, host_pages: likewise | seqs
+ *   | free_seqs
  *   | tables | n_slots | n_pages | promise | page_promise | private_at | tail_at | seq_blocks_max
  *   | layer_blocks | layer_blocks_max | layer_slots | rows | score_rows | compaction: entries, dst_row, fresh
- *   | views: row_offset, n_slots, next_pos, seq_index (twice) | cache (cache.c), where there is one | profile, likewise
+ *   | host_slots, n_host_pages, where there is a host tier | views: row_offset, n_slots, next_pos, seq_index (twice)
+ *   | cache (cache.c), where there is one | profile, likewise
  *
  * What a promise is worth (R: the table's reservation in blocks, p: its promise, "private": its private blocks)
  *   - reserve sets p = max(0, R - private); a fork gives the child p = R, since it holds nothing privately.
@@ -47,7 +50,8 @@ typedef struct kvf__table {
     bool growth; /* of the reservation: shared blocks count as held */
 } kvf__table;
 
-/* Invariant: a dead sequence has empty tables and no promise; its index is on free_seqs. */
+/* Invariant: a dead sequence has empty tables and no promise; its index is on free_seqs. A swapped one has empty tables and no
+ * promise either; it is in no compaction, and not known at any epoch. */
 typedef struct kvf__seq {
     uint32_t generation; /* 1..2^28 - 1, rises with each free */
     uint32_t next_pos;
@@ -55,7 +59,8 @@ typedef struct kvf__seq {
     uint64_t node; /* handle of the node at the end of what it has attached or stored in whole blocks; 0: none */
     bool alive, has_scores;
     bool compacted; /* a table of it, or of a parent before the fork, was */
-    bool mark;      /* within one call: seen already; false between calls */
+    bool swapped;
+    bool mark; /* within one call: seen already; false between calls */
     /* Within one append, of its tables: one takes an id; a last block may be shared. */
     bool takes, may_share;
     /* known_at = epoch: every table has at least `room` slots left in its last block, which is its own, at most `longest`
@@ -91,7 +96,8 @@ struct kvf_manager {
     uint32_t n_seqs, n_seqs_max; /* free_seqs holds max_seqs - n_seqs */
     kvf__table *tables;          /* (seq, layer, group), as the next six */
     /* Invariant: a row has ceil(n_slots / block_size) blocks; n_pages is at most that, 0 without scores; entries beyond
-     * are KVF_NO_BLOCK. */
+     * are KVF_NO_BLOCK. Of a swapped sequence both are 0, and the rows have ids of the host's pools: as many as
+     * host_slots and n_host_pages say, which are 0 of any other. */
     uint32_t *n_slots, *n_pages;
     uint32_t *promise, *page_promise; /* blocks and score pages still to come of the reserve */
     /* private_at = epoch: every block of the table is in state ROW. tail_at = epoch: no other holder has its last block.
@@ -111,6 +117,9 @@ struct kvf_manager {
     uint32_t *fresh;             /* [n_blocks]: the fresh rows, one behind the other */
     kvf__view_buffer views[2];
     kvf__cache cache;
+    kvf__pool host_blocks, host_pages;
+    uint32_t *host_slots, *n_host_pages; /* (seq, layer, group); NULL without a host tier */
+    uint32_t n_swapped;
 };
 
 /* The index of a live sequence, or KVF_E_STALE. */
@@ -172,6 +181,11 @@ uint32_t kvf__table_kept(kvf_manager *m, uint32_t t);
 
 /* The audit's part for the prefix cache. */
 kvf_status kvf__cache_audit(const kvf_manager *m, kvf_error *err);
+
+/* KVF_E_STATE, for a call that a swapped sequence is not allowed. */
+kvf_status kvf__fail_swapped(const kvf_manager *m, const char *call);
+/* Gives up what a swapped sequence has on the host; its rows are empty then. */
+void kvf__swap_drop(kvf_manager *m, uint32_t index);
 
 /* KVF_E_UNSUPPORTED without a prefix cache. */
 kvf_status kvf__prefix_check(const kvf_manager *m);

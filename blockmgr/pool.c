@@ -163,24 +163,36 @@ void kvf__pool_release(kvf__pool *p, uint32_t id) {
     (void)drop_counted(p, id);
 }
 
-void kvf__pool_pin(kvf__pool *p, uint32_t src, uint32_t dst) {
-    const uint32_t ends[2] = {src, dst};
-    for (int i = 0; i < 2; i++) {
-        count(p, ends[i]);
-        p->heads[ends[i]].refs++;
-        p->entries[ends[i]].pins++;
-    }
-    p->entries[dst].copy_src = src;
+static uint32_t copy_src(const kvf__pool *from, uint32_t src, const kvf__pool *to) {
+    return from == to ? src : src | KVF__OTHER_TIER;
 }
 
-bool kvf__pool_copy_pending(const kvf__pool *p, uint32_t src, uint32_t dst) {
-    return src < p->n && dst < p->n && p->entries[dst].copy_src == src;
+static void pin(kvf__pool *p, uint32_t id) {
+    count(p, id);
+    p->heads[id].refs++;
+    p->entries[id].pins++;
 }
 
-void kvf__pool_unpin(kvf__pool *p, uint32_t src, uint32_t dst) {
-    p->entries[dst].copy_src = KVF_NO_BLOCK;
-    p->entries[src].pins--;
-    p->entries[dst].pins--;
-    (void)unref(p, src);
-    (void)unref(p, dst);
+void kvf__pool_pin(kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst) {
+    pin(from, src);
+    pin(to, dst);
+    kvf__pool_copy_set(from, src, to, dst);
+}
+
+bool kvf__pool_copy_pending(const kvf__pool *from, uint32_t src, const kvf__pool *to, uint32_t dst) {
+    return src < from->n && dst < to->n && to->entries[dst].copy_src == copy_src(from, src, to);
+}
+
+void kvf__pool_copy_unset(kvf__pool *to, uint32_t dst) { to->entries[dst].copy_src = KVF_NO_BLOCK; }
+
+void kvf__pool_copy_set(const kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst) {
+    to->entries[dst].copy_src = copy_src(from, src, to);
+}
+
+void kvf__pool_unpin(kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst) {
+    kvf__pool_copy_unset(to, dst);
+    from->entries[src].pins--;
+    to->entries[dst].pins--;
+    (void)unref(from, src);
+    (void)unref(to, dst);
 }

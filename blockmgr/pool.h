@@ -1,4 +1,5 @@
-/* blockmgr/pool.h: a pool of ids with reference counts and promises; used twice, for blocks and for score pages.
+/* blockmgr/pool.h: a pool of ids with reference counts and promises; used for blocks and for score pages, on the device and
+ * on the host.
  *
  *   holder    a table or a handle (kvf_block_take, kvf_block_hold). Holders = references - pins.
  *   pin       one end of a pending copy. It keeps the id out of the free list, but it is no holder: the last holder of
@@ -39,9 +40,12 @@ typedef struct kvf__head {
 typedef struct kvf__entry {
     uint32_t pins;
     uint32_t holds;    /* handles given out and not released */
-    uint32_t copy_src; /* the pending copy into this id reads that one; KVF_NO_BLOCK: none is pending */
+    uint32_t copy_src; /* the pending copy into this id reads that one; KVF_NO_BLOCK: none is pending; of the other tier
+                        * with KVF__OTHER_TIER */
     uint32_t scratch;  /* counts within one call */
 } kvf__entry;
+
+#define KVF__OTHER_TIER (1u << 31) /* ids are below it, and below 2^31 - 1 where there is a host tier */
 
 struct kvf__cache;
 
@@ -115,10 +119,14 @@ static inline void kvf__pool_release_held(kvf__pool *p, uint32_t id) {
     p->free_ids[p->n_free++] = id;
 }
 
-/* A pending copy pins both ends until it is done. At most one is pending per dst, since dst is always fresh. */
-void kvf__pool_pin(kvf__pool *p, uint32_t src, uint32_t dst);
-bool kvf__pool_copy_pending(const kvf__pool *p, uint32_t src, uint32_t dst);
-void kvf__pool_unpin(kvf__pool *p, uint32_t src, uint32_t dst);
+/* A pending copy, from one pool into the same or that of the other tier, pins both ends until it is done. At most one is
+ * pending per dst, since dst is always fresh. */
+void kvf__pool_pin(kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst);
+bool kvf__pool_copy_pending(const kvf__pool *from, uint32_t src, const kvf__pool *to, uint32_t dst);
+/* Between these, a copy counts as done. */
+void kvf__pool_copy_unset(kvf__pool *to, uint32_t dst);
+void kvf__pool_copy_set(const kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst);
+void kvf__pool_unpin(kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst);
 
 /* A node takes ids that somebody holds. It lets one go: 1 when the id was idle and falls free, else 0. */
 void kvf__pool_cache(kvf__pool *p, const uint32_t *ids, uint32_t n, uint32_t node);

@@ -219,6 +219,7 @@ static kvf_status check_promises(const kvf_manager *m, uint32_t first, const kvf
 }
 
 static kvf_status check_empty(const kvf_manager *m, uint32_t index) {
+    if (m->seqs[index].swapped) return kvf__fail_swapped(m, "attach");
     uint32_t n_slots = m->seqs[index].next_pos;
     for (uint32_t k = 0; k < m->seq_tables; k++) n_slots |= m->n_slots[index * m->seq_tables + k];
     if (!n_slots) return KVF_OK;

@@ -57,6 +57,7 @@ static void figures(kvf_manager *m) {
     mark(p, WORD(promised), WORD(promised_max), blocks->n_promised);
     mark(p, WORD(shared), WORD(shared_max), blocks->n_shared);
     put(p, WORD(outside), p->counts[m->config.n_layers].held);
+    mark(p, WORD(host_held), WORD(host_held_max), kvf__pool_n_held(&m->host_blocks));
     mark(p, WORD(pages_held), WORD(pages_held_max), m->pages.n - m->pages.n_free);
     mark(p, WORD(seqs), WORD(seqs_max), m->n_seqs);
 }
@@ -116,8 +117,8 @@ static void touch(kvf__profile *p, uint32_t id) {
 }
 
 static void fell_free(kvf_manager *m, uint32_t id) {
-    static const size_t by_cause[] = {WORD(freed_by_end), WORD(freed_by_compaction), WORD(freed_by_rollback),
-                                      WORD(freed_by_release), WORD(freed_by_eviction)};
+    static const size_t by_cause[] = {WORD(freed_by_end),     WORD(freed_by_compaction), WORD(freed_by_rollback),
+                                      WORD(freed_by_release), WORD(freed_by_eviction),   WORD(freed_by_swap)};
     kvf__profile *p = m->profile;
     kvf__profile_block *b = &p->blocks[id];
     count(p, WORD(lifetime), p->now - b->born);
@@ -323,12 +324,33 @@ void kvf__profile_forked(kvf_manager *m, uint32_t index, const kvf_copy_list *co
     end(m);
 }
 
+void kvf__profile_swapped(kvf_manager *m, const kvf_seq *seqs, uint32_t n_seqs, const kvf_copy_list *copies,
+                          uint32_t first_copy) {
+    uint32_t n_out = 0, n_in = 0;
+    begin(m);
+    for (uint32_t i = 0; i < n_seqs; i++) all_tables(m, kvf__seq_index(seqs[i]), KVF__CAUSE_SWAP);
+    for (uint32_t i = first_copy; copies && i < copies->n; i++) {
+        n_out += copies->items[i].kind == KVF_COPY_BLOCK_OUT;
+        n_in += copies->items[i].kind == KVF_COPY_BLOCK_IN;
+    }
+    add(m->profile, WORD(swapped_out_blocks), n_out);
+    add(m->profile, WORD(swapped_in_blocks), n_in);
+    if (n_out + n_in)
+        push(m, (kvf_profile_event){.kind = KVF_PROFILE_SWAP,
+                                    .layer = UINT32_MAX,
+                                    .seq = n_seqs == 1 ? kvf__seq_index(seqs[0]) : UINT32_MAX,
+                                    .n_blocks = n_out + n_in,
+                                    .block = KVF_NO_BLOCK,
+                                    .other = n_in != 0});
+    end(m);
+}
+
 void kvf__profile_copied(kvf_manager *m, const kvf_copy_list *copies) {
     begin(m);
     for (uint32_t i = 0; i < copies->n; i++) {
-        if (copies->items[i].kind != KVF_COPY_BLOCK) continue;
-        touch(m->profile, copies->items[i].src);
-        touch(m->profile, copies->items[i].dst);
+        uint32_t kind = copies->items[i].kind;
+        if (kind == KVF_COPY_BLOCK || kind == KVF_COPY_BLOCK_OUT) touch(m->profile, copies->items[i].src);
+        if (kind == KVF_COPY_BLOCK || kind == KVF_COPY_BLOCK_IN) touch(m->profile, copies->items[i].dst);
     }
     end(m);
 }

@@ -27,7 +27,8 @@ typedef enum kvf__cause {
     KVF__CAUSE_COMPACTION,
     KVF__CAUSE_ROLLBACK,
     KVF__CAUSE_RELEASE,
-    KVF__CAUSE_EVICTION
+    KVF__CAUSE_EVICTION,
+    KVF__CAUSE_SWAP
 } kvf__cause;
 
 /* Invariant between calls: live = it is held or idle in the prefix cache (idle); shared = it has two or more holders; not
@@ -86,6 +87,9 @@ void kvf__profile_appended(kvf_manager *m, const kvf_append_item *items, uint32_
 /* All tables of a sequence, whatever was done to them. */
 void kvf__profile_seq(kvf_manager *m, uint32_t index, kvf__cause cause);
 void kvf__profile_forked(kvf_manager *m, uint32_t index, const kvf_copy_list *copies, uint32_t first_copy);
+/* After a swap of the sequences: the copies are those from first_copy on. */
+void kvf__profile_swapped(kvf_manager *m, const kvf_seq *seqs, uint32_t n_seqs, const kvf_copy_list *copies,
+                          uint32_t first_copy);
 void kvf__profile_copied(kvf_manager *m, const kvf_copy_list *copies); /* they are done */
 void kvf__profile_begun(kvf_manager *m);                               /* a compaction: its fresh rows are taken */
 void kvf__profile_committed(kvf_manager *m);                           /* before its entries are forgotten */

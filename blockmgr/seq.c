@@ -110,6 +110,7 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
     if (manager->seqs[from].n_compacting)
         return kvf__fail(manager->error, KVF_E_STATE,
                          "fork: a compaction of the parent is under way; commit or cancel it");
+    if (manager->seqs[from].swapped) return kvf__fail_swapped(manager, "fork");
     s = check_new(manager, out);
     if (s) return s;
     s = check_fork(manager, from * manager->seq_tables, copies);
@@ -146,6 +147,7 @@ kvf_status kvf_seq_free(kvf_manager *manager, kvf_seq seq) {
     if (status) return status;
     kvf__seq *s = &manager->seqs[index];
     if (s->n_compacting) kvf__compact_drop(manager);
+    if (s->swapped) kvf__swap_drop(manager, index);
     for (uint32_t l = 0, t = index * manager->seq_tables; l < manager->config.n_layers; l++)
         for (uint32_t g = 0; g < manager->n_groups; g++, t++) empty_table(manager, t, l);
     *s = (kvf__seq){.generation = s->generation == GENERATION_MAX ? 1 : s->generation + 1};
@@ -290,6 +292,7 @@ kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq seq, const kvf_reser
     kvf_status s = kvf__seq_find(manager, seq, &index);
     if (!s) s = kvf__reserve_read(manager, reserve, &given);
     if (s) return s;
+    if (manager->seqs[index].swapped) return kvf__fail_swapped(manager, "reserve");
     uint32_t first = index * manager->seq_tables;
     kvf__owed owed = {0, 0, 0, 0};
     for (uint32_t k = 0; k < manager->seq_tables; k++) {
@@ -323,6 +326,7 @@ kvf_status kvf_seq_take_scores(kvf_manager *manager, kvf_seq seq, const uint32_t
     kvf_status s = kvf__seq_find(manager, seq, &index);
     if (s) return s;
     if (!n_slots) return kvf__fail(manager->error, KVF_E_INVALID, "n_slots: is NULL");
+    if (manager->seqs[index].swapped) return kvf__fail_swapped(manager, "take_scores");
     if (manager->seqs[index].has_scores)
         return kvf__fail(manager->error, KVF_E_STATE, "take_scores: the sequence has its score pages already");
     uint32_t first = index * manager->seq_tables;

@@ -18,6 +18,7 @@ static kvf_status check_store(const kvf_manager *m, uint32_t index, const kvf__w
                          "store: a table of the sequence was compacted: its slots are not the "
                          "key's tokens any more");
     if (s->n_compacting) return kvf__fail(m->error, KVF_E_STATE, "store: a compaction of the sequence is under way");
+    if (s->swapped) return kvf__fail_swapped(m, "store");
     if (n_tokens > w->key.n_tokens)
         return kvf__fail(m->error, KVF_E_INVALID, "store: n_tokens %u: the key has %u", n_tokens, w->key.n_tokens);
     if (n_tokens > s->next_pos)

@@ -12,6 +12,7 @@ kvf_status kvf_view_fill(kvf_manager *manager, uint32_t which, const kvf_seq *se
     for (uint32_t i = 0; i < n_seqs; i++) { /* all checked before the buffer changes */
         kvf_status s = kvf__seq_find(manager, seqs[i], &index);
         if (s) return s;
+        if (manager->seqs[index].swapped) return kvf__fail_swapped(manager, "view");
     }
     const kvf__view_buffer *v = &manager->views[which];
     for (uint32_t i = 0; i < n_seqs; i++) {

@@ -57,6 +57,45 @@ static void *take(kvf_engine *e, size_t n, size_t element_bytes, int zero) {
     return p;
 }
 
+/* Memory for the blocks of p and as many score pages; false: there is none. */
+static bool take_pages(kvf_engine *e, kvf_pages *p, kvf_score_pages *scores) {
+    size_t slots = (size_t)p->n_blocks * p->heads_per_group * p->block_size;
+    size_t half = (size_t)kvf_pages_block_bytes(p) / 2;
+    p->k_block_stride = p->v_block_stride = half;
+    p->k = take(e, p->n_blocks, half, 0);
+    p->v = take(e, p->n_blocks, half, 0);
+    p->pos = take(e, slots, sizeof *p->pos, 0);
+    p->key_norm = take(e, slots, sizeof *p->key_norm, 0);
+    if (e->config.want_mass_bias) {
+        p->weight = take(e, slots, sizeof *p->weight, 0);
+        p->bias = take(e, slots, sizeof *p->bias, 0);
+    }
+    *scores = (kvf_score_pages){.struct_size = sizeof *scores,
+                                .n_pages = p->n_blocks,
+                                .n_arrays = e->config.n_score_arrays,
+                                .heads_per_group = p->heads_per_group,
+                                .block_size = p->block_size};
+    scores->base = take(e, slots, e->config.n_score_arrays * sizeof(float), 0);
+    return p->k && p->v && p->pos && p->key_norm && scores->base &&
+           (!e->config.want_mass_bias || (p->weight && p->bias));
+}
+
+/* The host tier: pages of the same shape. */
+static kvf_status create_host(kvf_engine *e, kvf_error *err) {
+    uint64_t bytes = e->config.host_bytes, n_blocks = bytes / e->stats.block_bytes;
+    e->host_pages = e->pages;
+    e->host_scores = e->scores;
+    e->host_pages.n_blocks = e->host_scores.n_pages = 0;
+    if (!bytes) return KVF_OK;
+    if (!n_blocks)
+        return kvf__fail(err, KVF_E_INVALID, "host_bytes %llu: one block of %u tokens takes %llu bytes",
+                         (unsigned long long)bytes, e->config.block_size, (unsigned long long)e->stats.block_bytes);
+    e->host_pages.n_blocks = (uint32_t)KVF__MIN(n_blocks, UINT32_C(0x7fffffff));
+    if (take_pages(e, &e->host_pages, &e->host_scores)) return KVF_OK;
+    return kvf__fail(err, KVF_E_NO_MEMORY, "host memory: %llu bytes could not be allocated; lower host_bytes",
+                     (unsigned long long)bytes);
+}
+
 static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
     const kvf_engine_config *c = &e->config;
     kvf_pages *p = &e->pages;
@@ -73,24 +112,8 @@ static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
             "kv_bytes %llu: one block of %u tokens in each of %u tables takes %llu bytes; give at least that",
             (unsigned long long)c->kv_bytes, c->block_size, e->n_tables, (unsigned long long)least);
     p->n_blocks = (uint32_t)KVF__MIN(n_blocks, (uint64_t)1 << 31);
-    size_t slots = (size_t)p->n_blocks * p->heads_per_group * p->block_size;
-    size_t half = (size_t)block_bytes / 2;
-    p->k_block_stride = p->v_block_stride = half;
-    p->k = take(e, p->n_blocks, half, 0);
-    p->v = take(e, p->n_blocks, half, 0);
-    p->pos = take(e, slots, sizeof *p->pos, 0);
-    p->key_norm = take(e, slots, sizeof *p->key_norm, 0);
-    if (c->want_mass_bias) {
-        p->weight = take(e, slots, sizeof *p->weight, 0);
-        p->bias = take(e, slots, sizeof *p->bias, 0);
-    }
-    e->scores = (kvf_score_pages){.struct_size = sizeof e->scores,
-                                  .n_pages = p->n_blocks,
-                                  .n_arrays = c->n_score_arrays,
-                                  .heads_per_group = p->heads_per_group,
-                                  .block_size = p->block_size};
-    e->scores.base = take(e, slots, c->n_score_arrays * sizeof(float), 0);
-    if (!p->k || !p->v || !p->pos || !p->key_norm || !e->scores.base || (c->want_mass_bias && (!p->weight || !p->bias)))
+    if (c->host_bytes) p->n_blocks = KVF__MIN(p->n_blocks, UINT32_C(0x7fffffff));
+    if (!take_pages(e, p, &e->scores))
         return kvf__fail(err, KVF_E_NO_MEMORY, "KV memory: %llu bytes could not be allocated; lower kv_bytes",
                          (unsigned long long)c->kv_bytes);
     e->stats.block_bytes = block_bytes;
@@ -130,6 +153,7 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     m.prefix_cache = c->prefix_cache != 0;
     m.n_snapshot_pages = e->n_snapshot_pages;
     m.snapshot_page_bytes = kvf__engine_snapshot_page_bytes(e);
+    m.n_host_blocks = m.n_host_score_pages = e->host_pages.n_blocks;
     m.allocator = e->allocator;
     m.profile = c->profile;
     if ((st = kvf_manager_create(&m, &e->manager, err))) return st;
@@ -152,6 +176,7 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     s.max_prefill_tokens = c->max_prefill_tokens;
     s.max_context = c->max_context;
     s.replay_all = c->deterministic;
+    s.preempt = c->preempt;
     s.allocator = e->allocator;
     if ((st = kvf_sched_create(&s, &e->sched, err))) return st;
     uint64_t entries = (uint64_t)c->max_context * info->n_kv_heads; /* one layer's worst; more where it costs little */
@@ -220,8 +245,9 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
     e->config = c;
     e->allocator = a;
     e->stats.struct_size = sizeof e->stats;
-    if ((st = resolve(e, err)) || (st = create_pages(e, err)) || (st = create_snapshots(e, err)) ||
-        (st = create_parts(e, err)) || (st = create_buffers(e, err)) || (st = create_small(e, err))) {
+    if ((st = resolve(e, err)) || (st = create_pages(e, err)) || (st = create_host(e, err)) ||
+        (st = create_snapshots(e, err)) || (st = create_parts(e, err)) || (st = create_buffers(e, err)) ||
+        (st = create_small(e, err))) {
         kvf_engine_destroy(e);
         return st;
     }
@@ -253,6 +279,7 @@ kvf_status kvf_engine_get_stats(kvf_engine *e, kvf_engine_stats *out) {
     s.occupancy.struct_size = sizeof s.occupancy;
     kvf_status st = kvf_occupancy_read(e->manager, &s.occupancy, e->layers);
     if (st) return st;
+    s.host_bytes_max = s.occupancy.host_blocks.n_held_max * s.block_bytes;
     s.n_layers = e->info->n_layers;
     s.layers = e->layers;
     s.merged = e->done_merged;

@@ -55,6 +55,7 @@ typedef struct kvf__live {
     uint32_t n_stop;
     size_t stop_bytes_max;
     int ignore_end, in_prompt, abort;
+    int swapped; /* to the host, and has not been in a step since */
     int changed; /* its budget: due before the next step */
     char *text;  /* bytes of the generated tokens */
     size_t text_bytes, text_capacity;
@@ -109,7 +110,7 @@ typedef struct kvf__buffer { /* one allocation of the engine */
     size_t bytes;
 } kvf__buffer;
 
-enum { KVF__ENGINE_BUFFERS = 32 };
+enum { KVF__ENGINE_BUFFERS = 40 };
 
 struct kvf_engine {
     kvf_engine_config config;
@@ -124,6 +125,8 @@ struct kvf_engine {
     kvf_plan *plan;
     kvf_pages pages;
     kvf_score_pages scores;
+    kvf_pages host_pages; /* of no blocks without a host tier, as the next */
+    kvf_score_pages host_scores;
     uint32_t n_groups, n_tables, max_batch_tokens, max_running;
 
     kvf__live *first, *last;

@@ -110,6 +110,8 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
         e->row_wanted[i] = decode && (kvf_policy_needs(&r->policy) & KVF_NEEDS_ROW);
         e->row_gqa[i] = (uint8_t)r->policy.gqa;
         r->in_prompt = !decode;
+        e->stats.n_swapped_in += r->swapped && decode;
+        r->swapped = 0;
         if (item->match && !r->n_preempted) r->n_cached = item->match->n_tokens;
         e->prompt_sums[i] = e->added_sums[i] = NULL;
         if (!decode && item->prefill_offset != UINT32_MAX) {
@@ -184,7 +186,8 @@ static uint64_t exact_need(const kvf_engine *e, uint32_t row) {
 
 kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *err) {
     kvf_status st = KVF_OK;
-    if (copies->n && !(st = kvf_copies_run(&e->pages, &e->scores, copies))) st = kvf_copies_done(e->manager, copies);
+    if (copies->n) st = kvf_copies_run_tiers(&e->pages, &e->scores, &e->host_pages, &e->host_scores, copies);
+    if (copies->n && !st) st = kvf_copies_done(e->manager, copies);
     return st ? kvf__fail(err, st, "copies: %s", kvf_manager_error(e->manager)) : KVF_OK;
 }
 
@@ -278,8 +281,11 @@ static void note_full_bytes(kvf_engine *e) {
 /* Requests the scheduler preempted or ended. */
 static void fallen(kvf_engine *e, const kvf_step *step) {
     for (uint32_t i = 0; i < step->n_preempted; i++) {
-        kvf__live_lost(e, step->preempted[i].user);
+        kvf__live *r = step->preempted[i].user;
+        kvf__live_lost(e, r);
+        r->swapped = step->preempted[i].swapped;
         e->stats.n_preempted++;
+        e->stats.n_swapped_out += r->swapped != 0;
     }
     for (uint32_t i = 0; i < step->n_ends; i++) {
         kvf__live *r = step->ends[i].user;

@@ -222,7 +222,7 @@ kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r) {
 
 /* ---- Coming and going ---------------------------------------------------------------------------- */
 
-static void give_sequence(kvf_sched *s, kvf__req *r) {
+void kvf__sched_give_sequence(kvf_sched *s, kvf__req *r) {
     kvf_policy_close(s->config.policies, r->seq_index);
     kvf_status status = kvf_seq_free(s->config.manager, r->seq);
     (void)status; /* stale only if the caller freed it, which leaves nothing to free */
@@ -279,7 +279,7 @@ void kvf__sched_release(kvf_sched *s, kvf__req *r) {
     kvf__sched_remove(s, &s->running, r);
     kvf__sched_give_extent(s, r);
     kvf__group_unreserve(s, r);
-    give_sequence(s, r);
+    kvf__sched_give_sequence(s, r);
     r->n_computed = 0;
 }
 
@@ -311,10 +311,11 @@ void kvf__sched_requeue(kvf_sched *s, kvf__req *r) {
 static void leave(kvf_sched *s, kvf__req *r) {
     if (r->state == KVF__REQ_HELD)
         kvf__group_leave(s, r);
-    else if (r->state == KVF__REQ_WAITING)
+    else if (r->state == KVF__REQ_WAITING || r->state == KVF__REQ_SWAPPED)
         kvf__sched_remove(s, &s->queue, r);
     else
         kvf__sched_release(s, r);
+    if (r->state == KVF__REQ_SWAPPED) kvf__sched_give_sequence(s, r);
     kvf__sched_give_slot(s, r);
 }
 

@@ -161,6 +161,14 @@ static void unfork_state(kvf_sched *s, kvf__req *child) {
     child->seq = 0;
 }
 
+/* The copies from the first one on are for nobody: they need not run, and pin nothing any more. */
+static void drop_copies(kvf_sched *s, uint32_t first) {
+    kvf_copy_list rest = {s->copies.items + first, s->copies.n - first, s->copies.n - first};
+    kvf_status status = kvf_copies_done(s->config.manager, &rest);
+    (void)status; /* they were made in this call */
+    s->copies.n = first;
+}
+
 static void run_fork(kvf_sched *s, kvf__req *parent, kvf__req *child) {
     child->n_computed = parent->n_computed;
     child->n_prefill = parent->n_prefill;
@@ -187,6 +195,7 @@ static void promise_again(kvf_sched *s, kvf__req *parent) {
 kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader) {
     kvf__group_unreserve(s, leader);
     bool known = kvf_policy_sizes(s->config.policies, leader->seq_index) != NULL;
+    uint32_t first_copy = copies(s)->n;
     kvf_status status = KVF_OK;
     if (!known && leader->bounded) /* what a child is promised, without what admission counted beside */
         status = kvf__sched_reserve_blocks(s, leader, leader->seq, leader->child_blocks);
@@ -194,6 +203,7 @@ kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader) {
         status = fork_state(s, leader, r);
     for (kvf__req *r = kvf__sched_at(s, leader->held); r && status != KVF_OK; r = kvf__sched_at(s, r->next))
         unfork_state(s, r);
+    if (status != KVF_OK) drop_copies(s, first_copy);
     if (status != KVF_OK) return status;
     while (leader->n_held) {
         kvf__req *r = kvf__sched_at(s, leader->held);
@@ -291,7 +301,7 @@ kvf_copy_list *kvf_sched_copies(kvf_sched *sched) { return sched ? copies(sched)
 kvf_seq kvf_sched_seq(const kvf_sched *sched, kvf_request request) {
     if (!sched) return 0;
     const kvf__req *r = kvf__sched_find((kvf_sched *)sched, request);
-    return r && r->state != KVF__REQ_HELD ? r->seq : 0;
+    return r && r->state != KVF__REQ_HELD && r->state != KVF__REQ_SWAPPED ? r->seq : 0;
 }
 
 kvf_status kvf_sched_shed(kvf_sched *sched, kvf_step_item *preempted) {

@@ -99,6 +99,8 @@ static bool req_is_valid(const kvf__req *r, bool running) {
     case KVF__REQ_PREFILL: return running && r->seq && r->n_computed < r->n_prefill && r->n_prefill <= r->n_known;
     case KVF__REQ_PROMPT_END: return running && r->seq && r->n_computed == r->n_prefill;
     case KVF__REQ_DECODE: return running && r->seq && r->extent_begin == KVF__SLOT_NONE;
+    case KVF__REQ_SWAPPED:
+        return !running && r->seq && r->n_computed < r->n_known && r->extent_begin == KVF__SLOT_NONE && !r->n_held;
     case KVF__REQ_HELD:
     case KVF__REQ_FREE: break;
     }

@@ -29,6 +29,16 @@ static void push_item(kvf_sched *s, kvf__req *r, kvf_step_kind kind, uint32_t n_
     s->n_tokens += n_tokens;
 }
 
+/* What comes back from the host in the middle of a plan decodes too. */
+static void push_decode(kvf_sched *s, kvf__req *r) {
+    uint32_t i = s->n_items++;
+    for (; i > s->n_decode || (i && kvf__sched_before(r, kvf__sched_find(s, s->items[i - 1].request))); i--)
+        s->items[i] = s->items[i - 1];
+    s->items[i] = make_item(s, r, KVF_STEP_DECODE, 1);
+    s->n_decode++;
+    s->n_tokens++;
+}
+
 /* Every running request that decodes has one token, then the running prompts a chunk each while the tokens last. A
  * prompt never passes an earlier one: the first that does not fit ends the list. */
 static void list_running(kvf_sched *s) {
@@ -61,8 +71,9 @@ static void shed_latest(kvf_sched *s) {
         kvf__sched_end(s, r, r->bounded ? KVF_END_NO_BLOCKS : KVF_END_LENGTH);
         return;
     }
-    s->preempted[s->n_preempted++] = (kvf_step_item){.request = r->name, .user = r->user};
-    kvf__sched_requeue(s, r);
+    s->swapping = kvf__sched_swap_out(s, r);
+    s->preempted[s->n_preempted++] = (kvf_step_item){.request = r->name, .user = r->user, .swapped = s->swapping};
+    if (!s->swapping) kvf__sched_requeue(s, r);
 }
 
 /* Reservations that could not be exact at the prompt's end: the sizes came with the overflow, or the first event was
@@ -88,6 +99,7 @@ static kvf_status grow_running(kvf_sched *s) {
         s->n_items = s->n_decode = s->n_tokens = 0;
         if (status != KVF_E_NO_BLOCKS) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
         shed_latest(s);
+        if (s->swapping) return KVF_OK; /* without items: the copies come first */
     }
 }
 
@@ -101,12 +113,29 @@ static void end_head(kvf_sched *s, kvf__req *r, kvf__admission admission) {
         kvf__sched_end(s, r, r->bounded ? KVF_END_NO_BLOCKS : KVF_END_LENGTH);
 }
 
+/* The head of the queue comes back from the host, with its next token. Alone and without room it never can: its tokens are
+ * computed again. */
+static kvf_status bring_back(kvf_sched *s, kvf__req *r, bool *more) {
+    if (s->n_tokens == s->config.max_batch_tokens || s->reads_aside) return KVF_OK; /* in the next step */
+    bool alone = s->running.n == 0;
+    kvf_status status = kvf__sched_swap_in(s, r);
+    *more = status == KVF_OK || (status == KVF_E_NO_BLOCKS && alone);
+    if (status == KVF_E_NO_BLOCKS && alone) kvf__sched_swap_forget(s, r);
+    if (status == KVF_E_NO_BLOCKS) return KVF_OK;
+    const kvf_append_item append = {r->seq, 1};
+    if (status == KVF_OK) status = kvf_append(s->config.manager, &append, 1, &s->copies);
+    if (status != KVF_OK) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+    push_decode(s, r);
+    return KVF_OK;
+}
+
 /* Admits the head of the queue and gives it its first chunk. *more turns false when it has to wait, and with it all
  * behind it. */
 static kvf_status admit_head(kvf_sched *s, bool *more) {
     kvf__req *r = kvf__sched_at(s, s->queue.head);
     *more = false;
     if (!r || s->running.n + s->n_reserved + 1 + r->n_held > s->config.max_running) return KVF_OK;
+    if (r->state == KVF__REQ_SWAPPED) return bring_back(s, r, more);
     kvf__sched_look_up(s, r);
     r->not_whole = false;
     uint32_t begin = r->match.n_tokens, n = kvf__sched_chunk_end(s, r, begin) - begin;
@@ -131,6 +160,8 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
             s->reads_aside = true;
         }
         push_item(s, r, KVF_STEP_PREFILL, n);
+    } else if (admission == KVF__ADMIT_LATER && s->running.n == 0 && kvf__sched_swap_forget_last(s)) {
+        *more = true; /* it held a sequence */
     } else if (admission == KVF__ADMIT_REFUSED || (admission == KVF__ADMIT_NO_BLOCKS && s->running.n == 0)) {
         end_head(s, r, admission);
         *more = true;
@@ -168,12 +199,12 @@ kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
     sched->reported = false;
     sched->planned = sched->reads_aside = false;
     if (sched->copies_given) sched->copies.n = 0;
-    sched->copies_given = false;
+    sched->copies_given = sched->swapping = false;
     settle_reservations(sched);
     kvf_status status = grow_running(sched);
     if (status != KVF_OK) return status;
-    for (bool more = true; more && status == KVF_OK;) status = admit_head(sched, &more);
-    if (status == KVF_OK) status = break_standstill(sched);
+    for (bool more = !sched->swapping; more && status == KVF_OK;) status = admit_head(sched, &more);
+    if (status == KVF_OK && !sched->swapping) status = break_standstill(sched);
     if (status != KVF_OK && !sched->n_items) return status; /* what has its slots runs in any case */
     assert(kvf__sched_is_valid(sched));
     sched->planned = true;

@@ -26,10 +26,11 @@ typedef enum kvf__req_state {
     KVF__REQ_PREFILL,    /* n_computed < n_prefill */
     KVF__REQ_PROMPT_END, /* n_computed = n_prefill, the caller's prompt events are not done */
     KVF__REQ_DECODE,     /* n_computed <= n_known, at most one token a step */
+    KVF__REQ_SWAPPED,    /* in the queue: its sequence lies on the host, n_computed < n_known */
     KVF__REQ_HELD /* behind its leader: in no list, n_known = n_prompt; seq: empty, or 0 while the leader waits */
 } kvf__req_state;
 
-/* A live request that is not held is in exactly one list: the queue when it waits, else the running list. Both ascend by
+/* A live request that is not held is in exactly one list: the queue when it waits or is swapped, else the running list. Both ascend by
  * arrival, then by name. n_held > 0 only before the prompt's end and with n_known = n_prompt.
  * n_computed <= n_known <= n_prompt + max_new. A waiting one has n_computed = 0 and seq = 0. */
 typedef struct kvf__req {
@@ -96,6 +97,8 @@ struct kvf_sched {
     bool copies_given; /* the caller has them: the next ones begin a new list */
     uint32_t n_items, n_decode, n_tokens, n_preempted, n_ends;
     bool reported; /* ends and preempted have been handed to the caller */
+    bool swaps;    /* there is a host tier, and it is to be used */
+    bool swapping; /* within a plan: one went to the host, its blocks are not free yet */
     bool planned;
     bool reads_aside; /* a request of the plan reads sums whose block may be evicted */
     kvf_error error;
@@ -130,6 +133,12 @@ uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t be
 void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *item);
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill);
 
+/* swap.c: preemption to the host */
+bool kvf__sched_swap_out(kvf_sched *s, kvf__req *r);      /* running; false: it cannot go there */
+kvf_status kvf__sched_swap_in(kvf_sched *s, kvf__req *r); /* becomes running; KVF_E_NO_BLOCKS: no room */
+void kvf__sched_swap_forget(kvf_sched *s, kvf__req *r);   /* swapped: it waits, to be computed again */
+bool kvf__sched_swap_forget_last(kvf_sched *s);           /* of all in the queue; false: none is swapped */
+
 /* admit.c: what a request may need, its reservations, coming and going */
 kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r);
 typedef enum kvf__admission {
@@ -149,7 +158,8 @@ kvf_status kvf__sched_reserve_blocks(kvf_sched *s, const kvf__req *r, kvf_seq se
                                      uint64_t n_blocks);                     /* spread evenly */
 uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r); /* of one request by itself */
 void kvf__sched_release(kvf_sched *s, kvf__req *r); /* running: gives up all it holds, leaves the list */
-void kvf__sched_requeue(kvf_sched *s, kvf__req *r); /* running: preempted, not reported */
+void kvf__sched_give_sequence(kvf_sched *s, kvf__req *r);
+void kvf__sched_requeue(kvf_sched *s, kvf__req *r);                    /* running: preempted, not reported */
 void kvf__sched_end(kvf_sched *s, kvf__req *r, kvf_end_reason reason); /* in any state; reported in the next step */
 void kvf__sched_drop(kvf_sched *s, kvf__req *r);                       /* in any state; not reported */
 

@@ -24,6 +24,9 @@ static kvf_status config_defaults(kvf_sched_config *c, const kvf_manager_config 
     if (c->chunk % m->block_size)
         return kvf__fail(err, KVF_E_INVALID, "chunk %u: must be a multiple of the block size %u", c->chunk,
                          m->block_size);
+    if (c->preempt > KVF_PREEMPT_SWAP)
+        return kvf__fail(err, KVF_E_INVALID, "preempt %u: must be a kvf_preempt, at most %d", c->preempt,
+                         KVF_PREEMPT_SWAP);
     if (c->max_context < 2 || c->max_context > m->max_slots)
         return kvf__fail(err, KVF_E_INVALID, "max_context %u: must be in [2, %u], the manager's max_slots",
                          c->max_context, m->max_slots);
@@ -45,6 +48,8 @@ static void lay_out(kvf_sched *s, kvf__slab *slab) {
     /* A block a table in a step, and as many pages as there are: each copy takes a page that is pinned until it is done. */
     if (!kvf__mul(s->config.max_running, s->n_tables, &n_copies)) slab->bad = true;
     n_copies += s->n_score_pages;
+    if (s->swaps) /* one goes out, and what comes in takes blocks that are pinned until it is there */
+        n_copies += 2 * ((size_t)s->n_blocks + s->n_score_pages);
     if (n_copies > UINT32_MAX) slab->bad = true;
     kvf__slab_take(slab, 1, sizeof *s);
     s->want = kvf__slab_take(slab, s->n_tables, sizeof *s->want);
@@ -78,6 +83,7 @@ kvf_status kvf_sched_create(const kvf_sched_config *config, kvf_sched **out, kvf
     s.n_blocks = m->n_blocks;
     s.n_score_pages = m->n_score_pages;
     s.max_slots = m->max_slots;
+    s.swaps = m->n_host_blocks && s.config.preempt != KVF_PREEMPT_RECOMPUTE;
     s.n_slots = s.config.max_waiting + s.config.max_running;
     while (UINT64_C(1) << s.slot_bits < s.n_slots) s.slot_bits++;
     s.free_slot = KVF__SLOT_NONE;
@@ -106,6 +112,7 @@ void kvf_sched_destroy(kvf_sched *sched) {
     if (!sched) return;
     /* What is held takes over, one after the other. */
     while (sched->running.n) kvf__sched_drop(sched, kvf__sched_at(sched, sched->running.head));
+    while (kvf__sched_swap_forget_last(sched)) continue;
     kvf_allocator allocator = sched->config.allocator;
     kvf__free(&allocator, sched, sched->bytes);
 }
@@ -352,6 +359,10 @@ static kvf_status change_of(kvf_sched *s, kvf_request name, double rho, uint32_t
     if (status != KVF_OK) return status;
     if ((*r)->state == KVF__REQ_HELD) *r = &s->slots[(*r)->leader];
     status = change_candidate(s, *r, rho, budget_tokens, to);
+    if (status == KVF_OK && (*r)->state == KVF__REQ_SWAPPED) { /* under the new budget it would hold something else */
+        kvf__sched_swap_forget(s, *r);
+        status = change_candidate(s, *r, rho, budget_tokens, to);
+    }
     return status == KVF_OK && (*r)->forks ? kvf__group_check(s, to, 1 + (*r)->n_held) : status;
 }
 

@@ -158,6 +158,28 @@ assert "ended early" not in err
 _, err = run("run", "--model", model, "--input", "-", "--context", "24", stdin=json.dumps(rows[0]))
 assert "ended early" not in err
 END
+refused host_too_small 2 '--host-memory 5' run --prompt x --model "$model" --host-memory 5
+refused preempt_how 2 '--preempt' run --prompt x --model "$model" --preempt never
+check preempted_to_the_host_and_back <<'END'
+from helper import *
+info = json.loads(run("info", model, "--json")[0])
+size, host = (str(info["kv_bytes_per_token_fp16"] * 16 * n) for n in (12, 40))
+text = "\n".join(json.dumps(completion(f"p{i}", "Once upon a time" * (i % 3 + 1), max_tokens=90, ignore_eos=True)) for i in range(6))
+base = ["run", "--model", model, "--input", "-", "--policy", "full", "--deterministic", "--quiet", "--json", "--prefix-cache", "off",
+        "--served-model-name", "tiny"]
+def told(name, *more):
+    summary = json.loads(run(*base, "--output", name, *more, stdin=text)[0])
+    rows = [r for r in lines(open(name, "rb").read()) if "kvfold" not in r]
+    return summary, sorted((r["custom_id"], r["response"]["body"]["choices"][0]["text"]) for r in rows)
+roomy, there = told("roomy")
+assert roomy["preemptions"] == roomy["swapped_out"] == 0
+for how in ("swap", "auto", "recompute"):
+    summary, gone = told("tight-" + how, "--kv-memory", size, "--host-memory", host, "--preempt", how)
+    assert gone == there, how
+    assert summary["preemptions"] > 0 and summary["swapped_in"] == summary["swapped_out"], summary
+    if how == "swap": assert 0 < summary["host_bytes_max"] <= int(host) and summary["swapped_out"] > 0, summary
+    if how == "recompute": assert summary["host_bytes_max"] == summary["swapped_out"] == 0, summary
+END
 check presets_have_names <<'END'
 from helper import *
 rows = [{"id": i, "token_ids": [5 + (i * j) % 40 for j in range(60)], "max_tokens": 2} for i in range(2)]

@@ -113,6 +113,90 @@ Test(attention_pages, copies_move_blocks_and_score_pages) {
     free_world(w);
 }
 
+/* Pages of a tier, all in one piece of memory, each element another number. */
+static kvf_pages tier_pages(uint32_t n_blocks, uint32_t head_dim, unsigned char *memory) {
+    size_t half = (size_t)2 * 8 * head_dim * 4, slots = (size_t)n_blocks * 16;
+    kvf_pages p = {.struct_size = sizeof p,
+                   .dtype = KVF_F32,
+                   .block_size = 8,
+                   .n_blocks = n_blocks,
+                   .heads_per_group = 2,
+                   .head_dim = head_dim,
+                   .k_block_stride = half,
+                   .v_block_stride = half};
+    p.k = memory;
+    p.v = memory + n_blocks * half;
+    p.pos = (uint32_t *)(void *)(memory + 2 * n_blocks * half);
+    p.key_norm = (float *)(void *)(p.pos + slots);
+    p.weight = p.key_norm + slots;
+    p.bias = p.weight + slots;
+    return p;
+}
+
+Test(attention_pages, copies_go_to_the_host_and_back) {
+    enum { N = 4 * 16 * (2 * 16 + 4) };
+    static _Alignas(64) unsigned char device[N * 4], host[N * 4];
+    static float device_scores[4 * 48], host_scores[2 * 48];
+    for (uint32_t i = 0; i < N; i++) {
+        float here = (float)i, there = -here;
+        memcpy(device + (size_t)i * 4, &here, 4);
+        memcpy(host + (size_t)i * 4, &there, 4);
+    }
+    for (size_t i = 0; i < 192; i++) device_scores[i] = (float)i;
+    kvf_pages d = tier_pages(4, 16, device), h = tier_pages(2, 16, host);
+    kvf_score_pages ds = {.struct_size = sizeof ds,
+                          .base = device_scores,
+                          .n_pages = 4,
+                          .n_arrays = 3,
+                          .heads_per_group = 2,
+                          .block_size = 8},
+                    hs = ds;
+    hs.base = host_scores;
+    hs.n_pages = 2;
+    kvf_copy items[] = {{KVF_COPY_BLOCK_OUT, 3, 1, 8},
+                        {KVF_COPY_SCORE_OUT, 3, 0, 8},
+                        {KVF_COPY_BLOCK_IN, 1, 0, 5},
+                        {KVF_COPY_SCORE_IN, 0, 2, 5}};
+    kvf_copy_list list = {items, 4, 4};
+    cr_assert_eq(kvf_copies_run_tiers(&d, &ds, &h, &hs, &list), KVF_OK);
+    for (size_t head = 0; head < 2; head++)
+        for (size_t slot = 0; slot < 8; slot++) {
+            bool back = slot < 5;
+            size_t from = 3 * 16 + head * 8 + slot, out = 16 + head * 8 + slot, in = head * 8 + slot;
+            cr_assert_eq(h.pos[out], d.pos[from]);
+            cr_assert_eq(d.pos[in] == d.pos[from], back);
+            cr_assert_eq(h.key_norm[out], d.key_norm[from]);
+            cr_assert_eq(d.key_norm[in] == d.key_norm[from], back);
+            cr_assert_eq(h.weight[out], d.weight[from]);
+            cr_assert_eq(d.weight[in] == d.weight[from], back);
+            cr_assert_eq(h.bias[out], d.bias[from]);
+            cr_assert_eq(d.bias[in] == d.bias[from], back);
+            for (size_t c = 0; c < 16; c++) {
+                cr_assert_eq(((float *)h.k)[out * 16 + c], ((float *)d.k)[from * 16 + c]);
+                cr_assert_eq(((float *)h.v)[out * 16 + c], ((float *)d.v)[from * 16 + c]);
+                cr_assert_eq(((float *)d.k)[in * 16 + c] == ((float *)d.k)[from * 16 + c], back);
+                cr_assert_eq(((float *)d.v)[in * 16 + c] == ((float *)d.v)[from * 16 + c], back);
+            }
+        }
+    for (size_t i = 0; i < 48; i++) {
+        cr_assert_eq(host_scores[i], device_scores[3 * 48 + i]);
+        cr_assert_eq(device_scores[2 * 48 + i], (float)(i % 8 < 5 ? 3 * 48 + i : 2 * 48 + i));
+    }
+    kvf_copy bad[] = {{KVF_COPY_BLOCK_OUT, 4, 0, 8}, {KVF_COPY_BLOCK_OUT, 0, 2, 8}, {KVF_COPY_BLOCK_IN, 2, 0, 8},
+                      {KVF_COPY_SCORE_IN, 2, 0, 8},  {KVF_COPY_SCORE_OUT, 0, 2, 8}, {KVF_COPY_BLOCK_OUT, 0, 0, 9},
+                      {KVF_COPY_KINDS, 0, 0, 8}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        cr_assert_eq(kvf_copies_run_tiers(&d, &ds, &h, &hs, &(kvf_copy_list){&bad[i], 1, 1}), KVF_E_INVALID, "%zu", i);
+    cr_assert_eq(kvf_copies_run_tiers(&d, &ds, NULL, NULL, &list), KVF_E_INVALID, "a host that is not there");
+    kvf_pages other = tier_pages(2, 8, host);
+    cr_assert_eq(kvf_copies_run_tiers(&d, &ds, &other, &hs, &list), KVF_E_INVALID, "another head size");
+    other = h;
+    other.bias = NULL;
+    cr_assert_eq(kvf_copies_run_tiers(&d, &ds, &other, &hs, &list), KVF_E_INVALID, "an array that the host lacks");
+    hs.n_arrays = 2;
+    cr_assert_eq(kvf_copies_run_tiers(&d, &ds, &h, &hs, &list), KVF_E_INVALID, "fewer scores");
+}
+
 /* Zero queries and value = position: the answer is the mean of the positions seen. Reported of masks that align to the
  * first key instead of the last. */
 Test(attention_pages, causal_mask_ends_at_the_newest_key) {

@@ -271,7 +271,8 @@ static inline void compare_profile(world *w, const refs *r) {
           "histograms\n");
     CHECK(w, p.reuse_gap.n == p.shared_blocks && w->n_events[KVF_PROFILE_COPY] == p.copied_blocks, "copies\n");
     CHECK(w,
-          p.freed_by_end + p.freed_by_compaction + p.freed_by_rollback + p.freed_by_release + p.freed_by_eviction ==
+          p.freed_by_end + p.freed_by_compaction + p.freed_by_rollback + p.freed_by_release + p.freed_by_eviction +
+                  p.freed_by_swap ==
               p.freed_blocks,
           "causes\n");
 }

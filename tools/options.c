@@ -99,6 +99,12 @@ static kvf__arg_group policy_group = {
 static const kvf__arg memory_args[] = {
     {"kv-memory", "SIZE", "memory for K and V: plain bytes, or with KiB, MiB or GiB", "512MiB", KVF__ARG_BYTES,
      AT(kv_memory), 0, 0, NULL},
+    {"host-memory", "SIZE", "memory beside it, where requests go that have to make room, to go on from there", "none",
+     KVF__ARG_BYTES, AT(host_memory), 0, 0, NULL},
+    {"preempt", "HOW",
+     "what becomes of a request that has to make room: swap: it goes to --host-memory, while that has room; recompute: it "
+     "is computed again; auto: recompute what one chunk brings back, swap the others",
+     "auto", KVF__ARG_CHOICE, AT(preempt), 0, 0, "auto|recompute|swap"},
     {"kv-dtype", "TYPE", "type of K and V: fp16, bf16 or fp32", "fp16", KVF__ARG_CHOICE, AT(kv_dtype), 0, 0,
      "fp16|bf16|fp32"},
     {"block-size", "N", "tokens a block holds: 8, 16, 32, 64, 128 or 256", "16", KVF__ARG_COUNT, AT(block_size), 8, 256,
@@ -359,6 +365,7 @@ kvf__cli kvf__cli_default(void) {
     cli.length_penalty = 1;
     cli.sync = "second";
     cli.prefix_cache = "on";
+    cli.preempt = "auto";
     cli.arrivals = "poisson";
     cli.n_kv_heads = 3;
     cli.head_dim = 64;

@@ -248,6 +248,9 @@ static json_t *tally_json(const kvf__tally *t) {
     json_object_set_new(o, "steps", count(s->n_steps));
     json_object_set_new(o, "batch_size_reached", count(s->n_running_max));
     json_object_set_new(o, "preemptions", count(s->n_preempted));
+    json_object_set_new(o, "swapped_out", count(s->n_swapped_out));
+    json_object_set_new(o, "swapped_in", count(s->n_swapped_in));
+    json_object_set_new(o, "host_bytes_max", count(s->host_bytes_max));
     json_object_set_new(o, "prefix_cache", prefix_json(&s->prefix));
     json_object_set_new(o, "prompt_tokens", count(t->prompt_tokens));
     json_object_set_new(o, "completion_tokens", count(t->completion_tokens));

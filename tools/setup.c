@@ -88,6 +88,10 @@ kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const
     config.deterministic = cli->deterministic;
     config.prefix_cache = !strcmp(cli->prefix_cache, "on");
     config.snapshot_bytes = cli->snapshot_memory;
+    config.host_bytes = cli->host_memory;
+    config.preempt = !strcmp(cli->preempt, "swap")        ? KVF_PREEMPT_SWAP
+                     : !strcmp(cli->preempt, "recompute") ? KVF_PREEMPT_RECOMPUTE
+                                                          : KVF_PREEMPT_AUTO;
     config.fast_activations = cli->fast_activations;
     config.n_score_arrays = any ? most_score_arrays() : kvf_policy_n_arrays(policy);
     config.want_mass_bias = any || policy->merge == KVF_MERGE_MASS;

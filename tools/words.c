@@ -8,6 +8,7 @@
 
 /* Names that stand for nothing else, wherever they stand. */
 static const char *const words[][2] = {{"kv_bytes", "--kv-memory"},
+                                       {"host_bytes", "--host-memory"},
                                        {"max_context", "--context"},
                                        {"n_threads", "--threads"},
                                        {"max_running", "--max-running"},

@@ -162,6 +162,16 @@ typedef struct kvf_csr {
 KVF_API KVF_CHECK kvf_status kvf_view_csr(const kvf_view *view, const kvf_pages *pages, uint32_t layer, uint32_t group,
                                           kvf_csr *csr, kvf_error *err);
 
+/** kvf_copies_run with a host tier: also the copies between the tiers that kvf_swap_out and kvf_swap_in list.
+ *  @param pages where blocks live. @param scores where score pages live, or NULL when the list has none.
+ *  @param host_pages where the host's blocks live: of the same shape, with every array that pages has; NULL without a tier.
+ *  @param host_scores likewise. @param copies the list; the caller then calls kvf_copies_done.
+ *  @own nothing. @threads as kvf_attention_append. @errors KVF_E_INVALID (an id out of range, shapes that differ).
+ *  @cost bytes copied; no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_copies_run_tiers(const kvf_pages *pages, const kvf_score_pages *scores,
+                                                  const kvf_pages *host_pages, const kvf_score_pages *host_scores,
+                                                  const kvf_copy_list *copies);
+
 /** Whether this CPU has a path (KVF_CPU_REF and KVF_CPU_SCALAR always).
  *  @param path a path. @own nothing. @threads any. @errors none. @cost O(1). */
 KVF_API int kvf_cpu_has_path(kvf_cpu_path path);

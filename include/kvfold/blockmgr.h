@@ -15,6 +15,7 @@
  *                handed out when no other is free.
  *   shared       a block that a second table holds too. A shared block is read-only.
  *   copy list    work for the caller: copy block src to block dst. A ticket pins both until done.
+ *   host tier    a second pool of ids, for memory beyond the device: where a swapped sequence lies.
  *   view         what a kernel gets for a batch, all layers at once.
  *
  * All or nothing: a call that needs blocks in 48 layers gets them all or changes nothing.
@@ -59,6 +60,8 @@ typedef struct kvf_manager_config {
     uint32_t reserved;            /* 0 */
     uint64_t snapshot_page_bytes; /* of one such page, for figures in bytes */
     const struct kvf_profile_config *profile; /* kvfold/profile.h; copied; NULL: keeps no profile */
+    uint32_t n_host_blocks;                   /* blocks of the host tier, under 2^31; 0: none */
+    uint32_t n_host_score_pages;              /* score pages of the host tier, likewise */
 } kvf_manager_config;
 
 /** A config with struct_size set and every default filled in; n_layers, n_kv_heads and n_blocks stay 0.
@@ -97,8 +100,13 @@ KVF_API const kvf_manager_config *kvf_manager_get_config(const kvf_manager *mana
 /* ---- Copy lists -------------------------------------------------------------------------- */
 
 typedef enum kvf_copy_kind {
-    KVF_COPY_BLOCK = 0,     /* K, V and slot metadata of a block */
-    KVF_COPY_SCORE_PAGE = 1 /* a score page */
+    KVF_COPY_BLOCK = 0,      /* K, V and slot metadata of a block */
+    KVF_COPY_SCORE_PAGE = 1, /* a score page */
+    KVF_COPY_BLOCK_OUT = 2,  /* a block of the device to one of the host */
+    KVF_COPY_BLOCK_IN = 3,   /* a block of the host to one of the device */
+    KVF_COPY_SCORE_OUT = 4,  /* likewise score pages */
+    KVF_COPY_SCORE_IN = 5,
+    KVF_COPY_KINDS = 6 /* one more than the last of this version */
 } kvf_copy_kind;
 
 typedef struct kvf_copy {
@@ -241,6 +249,41 @@ KVF_API KVF_CHECK kvf_status kvf_can_append(const kvf_manager *manager, const kv
  *  @own nothing. @threads as the manager. @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_STATE. @cost O(tables + blocks). */
 KVF_API KVF_CHECK kvf_status kvf_seq_rollback(kvf_manager *manager, kvf_seq seq, uint32_t n_tokens);
 
+/* ---- The host tier -------------------------------------------------------------------------- */
+
+/* A swapped sequence lies on the host: its tables are empty, and until it is back append, fork, rollback, compaction,
+ * reservations, the view and the prefix cache refuse it (KVF_E_STATE). It keeps its handle, its index, its next position
+ * and its reservations; freeing it is allowed. */
+
+/** Moves sequences to the host, all or nothing: each block and score page that their tables hold, so a compressed one
+ *  at its compressed size. A block that several of them share has one copy there; other holders of it (a fork that stays, the
+ *  prefix cache) keep it here. The device blocks fall free once the copies are done; the promises at once, though they
+ *  are remembered.
+ *  @param manager a manager. @param seqs distinct sequences. @param n_seqs how many.
+ *  @param copies copies to carry out (KVF_COPY_BLOCK_OUT, KVF_COPY_SCORE_OUT).
+ *  @own nothing is kept. @threads as the manager.
+ *  @errors KVF_E_STALE, KVF_E_STATE (swapped already, a compaction under way), KVF_E_INVALID (a sequence twice),
+ *  KVF_E_NO_BLOCKS (the host has too few, or no host tier), KVF_E_LIMIT (list capacity).
+ *  @cost O(tables + blocks), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_swap_out(kvf_manager *manager, const kvf_seq *seqs, uint32_t n_seqs,
+                                          kvf_copy_list *copies);
+
+/** Brings sequences back, all or nothing: with the reservations they had, and only where there is room for n_tokens more
+ *  of each besides (which are not appended). What they shared among themselves they share again. The host's blocks fall free once the
+ *  copies are done; they may begin before those that brought the sequences out are done, but run after them.
+ *  @param manager a manager. @param seqs distinct swapped sequences. @param n_seqs how many. @param n_tokens 0 or more.
+ *  @param copies copies to carry out before the sequences are read or written (KVF_COPY_BLOCK_IN, KVF_COPY_SCORE_IN).
+ *  @own nothing is kept. @threads as the manager.
+ *  @errors KVF_E_STALE, KVF_E_STATE (not swapped), KVF_E_INVALID (a sequence twice), KVF_E_NO_BLOCKS, KVF_E_LIMIT
+ *  (list capacity). @cost O(tables + blocks), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_swap_in(kvf_manager *manager, const kvf_seq *seqs, uint32_t n_seqs, uint32_t n_tokens,
+                                         kvf_copy_list *copies);
+
+/** Whether a sequence lies on the host.
+ *  @param manager a manager. @param seq a sequence. @param swapped 1 or 0.
+ *  @own nothing. @threads as the manager. @errors KVF_E_STALE. @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_seq_is_swapped(const kvf_manager *manager, kvf_seq seq, int *swapped);
+
 /* ---- Compaction: begin, let the policy write, commit -------------------------------------- */
 
 /* One (sequence, layer) that shrinks to n_keep slots in each of its tables. */
@@ -350,6 +393,8 @@ typedef struct kvf_occupancy {
     uint64_t slots_used, slots_idle; /* over all tables; idle: slots of held blocks beyond the table's slots */
     uint64_t held_bytes, held_bytes_max;
     uint32_t n_cached, n_cached_idle; /* blocks that the prefix cache finds; of them those that nobody refers to */
+    kvf_pool_occupancy host_blocks, host_score_pages;
+    uint32_t n_swapped; /* sequences on the host */
 } kvf_occupancy;
 
 typedef struct kvf_layer_occupancy {

@@ -59,6 +59,10 @@ typedef struct kvf_engine_config {
     int prefix_cache; /* 1: prompts that begin alike share their blocks, and keep them when they end */
     uint64_t
         snapshot_bytes; /* memory for the column sums of cached prompts, beside kv_bytes; 0: a twentieth of kv_bytes */
+    /* Where preempted requests go, to go on from there instead of being computed again: memory for K and V beside kv_bytes;
+     * what comes back is to the bit what went. 0: none. */
+    uint64_t host_bytes;
+    uint32_t preempt; /* kvf_preempt */
 } kvf_engine_config;
 
 typedef enum kvf_finish {
@@ -143,9 +147,11 @@ typedef struct kvf_engine_stats {
     uint64_t full_bytes_max;
     uint64_t block_bytes;
     uint32_t n_layers;
-    const kvf_layer_occupancy *layers; /* [n_layers], of now */
-    uint64_t merged, dropped, kept;    /* of finished and running requests */
-    kvf_prefix_stats prefix;           /* zeros without a prefix cache */
+    const kvf_layer_occupancy *layers;    /* [n_layers], of now */
+    uint64_t merged, dropped, kept;       /* of finished and running requests */
+    kvf_prefix_stats prefix;              /* zeros without a prefix cache */
+    uint64_t n_swapped_out, n_swapped_in; /* requests that went to the host (of n_preempted), and that came back */
+    uint64_t host_bytes_max;              /* most bytes of K and V on the host at once */
 } kvf_engine_stats;
 
 /** A config with struct_size set and fp16 pages.

@@ -34,6 +34,13 @@ extern "C" {
 typedef struct kvf_sched kvf_sched;
 typedef uint64_t kvf_request; /* rises with each submission; never 0, never used again */
 
+/* What becomes of a request that has to make room. */
+typedef enum kvf_preempt {
+    KVF_PREEMPT_AUTO = 0,      /* to the host what one chunk would not bring back; the others are computed again */
+    KVF_PREEMPT_RECOMPUTE = 1, /* computed again from its tokens */
+    KVF_PREEMPT_SWAP = 2       /* to the host, where that has room */
+} kvf_preempt;
+
 typedef struct kvf_sched_config {
     size_t struct_size;
     kvf_manager *manager;        /* used by the scheduler alone for creating, growing and freeing sequences */
@@ -45,7 +52,8 @@ typedef struct kvf_sched_config {
     uint32_t max_prefill_tokens; /* tokens of all prompts running at once (the accumulators there are); 0: max_slots */
     uint32_t max_context;        /* positions; a request ends with length there; 0: the manager's max_slots */
     kvf_allocator allocator;
-    int replay_all; /* 1: see above */
+    int replay_all;   /* 1: see above */
+    uint32_t preempt; /* kvf_preempt; without a host tier of the manager's all are computed again */
 } kvf_sched_config;
 
 typedef struct kvf_sched_request {
@@ -84,6 +92,7 @@ typedef struct kvf_step_item {
     int logits_only, take_snapshot;
     uint32_t snapshot_flags;
     const kvf_prefix_match *match; /* NULL without a hit */
+    int swapped;                   /* of a preempted one: it lies on the host and will go on where it was */
 } kvf_step_item;
 
 typedef enum kvf_end_reason {
@@ -106,9 +115,11 @@ typedef struct kvf_step {
     uint32_t n_items, n_decode;
     const kvf_step_end *ends; /* requests the scheduler had to end (already gone) */
     uint32_t n_ends;
-    const kvf_step_item *preempted; /* request and user only */
+    const kvf_step_item *preempted; /* request, user and swapped only */
     uint32_t n_preempted;
-    kvf_copy_list copies; /* to run before the step; then kvf_copies_done */
+    /* To run before the step; then kvf_copies_done. A step without items may have some: room is made by a swap, and the next
+     * plan finds it. */
+    kvf_copy_list copies;
     uint32_t n_tokens;
     uint32_t n_running, n_waiting;
 } kvf_step;

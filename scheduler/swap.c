@@ -1,0 +1,48 @@
+/* Preemption to the host: what is decoding goes there as it is, and goes on where it was. */
+#include "scheduler/sched.h"
+
+/* Computed again, a chunk or less of a prompt comes back in one step. What replays takes a step for each token. */
+static bool worth_it(const kvf_sched *s, const kvf__req *r) {
+    if (s->config.preempt == KVF_PREEMPT_SWAP) return true;
+    return (r->replays && r->n_computed > r->n_prompt) || r->n_computed > s->config.chunk;
+}
+
+/* A prompt has sums of its own beside its blocks, and what can be forked may have to be, while it waits. */
+bool kvf__sched_swap_out(kvf_sched *s, kvf__req *r) {
+    if (!s->swaps || r->state != KVF__REQ_DECODE || r->n_computed == r->n_known || r->forks || !worth_it(s, r))
+        return false;
+    if (kvf_swap_out(s->config.manager, &r->seq, 1, &s->copies) != KVF_OK) return false;
+    kvf__sched_remove(s, &s->running, r);
+    kvf__sched_insert(s, &s->queue, r);
+    r->state = KVF__REQ_SWAPPED;
+    return true;
+}
+
+/* With room for a block more of each table, so that it does not go again at once; alone it needs no more than its next
+ * token. */
+kvf_status kvf__sched_swap_in(kvf_sched *s, kvf__req *r) {
+    uint32_t n_tokens = s->running.n ? s->block_size : 1;
+    kvf_status status = kvf_swap_in(s->config.manager, &r->seq, 1, n_tokens, &s->copies);
+    if (status != KVF_OK) return status;
+    kvf__sched_remove(s, &s->queue, r);
+    kvf__sched_insert(s, &s->running, r);
+    r->state = KVF__REQ_DECODE;
+    return KVF_OK;
+}
+
+void kvf__sched_swap_forget(kvf_sched *s, kvf__req *r) {
+    if (r->bounds) r->bounded = true;
+    r->bounds = false;
+    kvf__sched_give_sequence(s, r);
+    r->n_computed = 0;
+    r->state = KVF__REQ_WAITING;
+}
+
+bool kvf__sched_swap_forget_last(kvf_sched *s) {
+    for (kvf__req *r = kvf__sched_at(s, s->queue.tail); r; r = kvf__sched_at(s, r->prev)) {
+        if (r->state != KVF__REQ_SWAPPED) continue;
+        kvf__sched_swap_forget(s, r);
+        return true;
+    }
+    return false;
+}
