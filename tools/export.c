@@ -62,8 +62,8 @@ static json_t *pool_json(const kvf_profile *p) {
     PUT(held_max), PUT(shared_max), PUT(cached_max), PUT(promised_max), PUT(pages_held), PUT(pages_held_max);
     PUT(seqs), PUT(seqs_max), PUT(slots_used), PUT(slots_idle), PUT(slots_idle_max), PUT(fragmentation_ppm);
     PUT(taken_blocks), PUT(shared_blocks), PUT(freed_blocks), PUT(freed_by_end), PUT(freed_by_compaction);
-    PUT(freed_by_rollback), PUT(freed_by_release), PUT(freed_by_eviction), PUT(copied_blocks), PUT(copied_pages),
-        PUT(compactions);
+    PUT(freed_by_rollback), PUT(freed_by_release), PUT(freed_by_eviction), PUT(freed_by_window), PUT(copied_blocks),
+        PUT(copied_pages), PUT(compactions);
     PUT(evicted_slots), PUT(evicted_bytes), PUT(freed_bytes), PUT(events), PUT(events_dropped), PUT(n_clock_back);
 #undef PUT
     json_object_set_new(o, "lifetime_ns", histogram_json(&p->lifetime));
@@ -292,6 +292,7 @@ void kvf__occ_prometheus(const kvf__occ *o, FILE *out) {
     fprintf(out, "kvfold_blocks_freed_total{cause=\"rollback\"} %llu\n", (unsigned long long)p->freed_by_rollback);
     fprintf(out, "kvfold_blocks_freed_total{cause=\"release\"} %llu\n", (unsigned long long)p->freed_by_release);
     fprintf(out, "kvfold_blocks_freed_total{cause=\"eviction\"} %llu\n", (unsigned long long)p->freed_by_eviction);
+    fprintf(out, "kvfold_blocks_freed_total{cause=\"window\"} %llu\n", (unsigned long long)p->freed_by_window);
     sample(out, "blocks_copied_total", "counter", "Blocks copied on write.", p->copied_blocks);
     sample(out, "compactions_total", "counter", "Compactions of one layer of one sequence.", p->compactions);
     sample(out, "evicted_bytes_total", "counter", "Bytes of the slots that compactions evicted.", p->evicted_bytes);

@@ -72,7 +72,7 @@ typedef struct kvf_profile {
     uint64_t fragmentation_ppm; /* slots_idle in a million slots of all tables */
     uint64_t taken_blocks;      /* since create, as are all below */
     uint64_t shared_blocks;     /* holders gained beyond the first */
-    uint64_t freed_blocks;      /* fell free: the sum of the next five; taken - freed = held + cached */
+    uint64_t freed_blocks;      /* fell free: the sum of all freed_by_*; taken - freed = held + cached */
     uint64_t freed_by_end, freed_by_compaction, freed_by_rollback, freed_by_release;
     uint64_t freed_by_eviction; /* from the prefix cache, where they had lain idle */
     uint64_t copied_blocks, copied_pages;
@@ -82,12 +82,12 @@ typedef struct kvf_profile {
     uint64_t freed_bytes;   /* what compactions gave back, as whole blocks; may be more: a block that holds one slot */
     uint64_t events, events_dropped;
     kvf_histogram lifetime, idle_time, reuse_gap, free_gap;
+    uint64_t freed_by_window; /* out of the window of their layer */
 } kvf_profile;
 
 /* Of one layer: distinct blocks, so that a block two sequences share counts once (entries: twice). */
 typedef struct kvf_profile_layer {
-    uint64_t entries, held, shared, cached, slots_used,
-        slots_idle; /* cached: held by nobody */
+    uint64_t entries, held, shared, cached, slots_used, slots_idle; /* cached: held by nobody */
     uint64_t entries_max, held_max, shared_max, slots_idle_max;
     uint64_t taken_blocks, freed_blocks, evicted_slots;
 } kvf_profile_layer;
