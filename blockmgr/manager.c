@@ -221,6 +221,18 @@ static kvf_block block_handle(const kvf_manager *m, uint32_t id) {
 
 uint32_t kvf_block_id(kvf_block block) { return (uint32_t)block; }
 
+/* In the calls about one block everything rare is a tail call, so that the usual path needs no frame. */
+static kvf_status take_held(kvf_manager *m, kvf_block *out) {
+    uint32_t id = kvf__pool_take_held(&m->blocks);
+    *out = block_handle(m, id);
+    return m->profile ? kvf__profile_taken(m, id) : KVF_OK;
+}
+
+__attribute__((noinline)) static kvf_status take_evicting(kvf_manager *m, kvf_block *out) {
+    kvf__pool_make_room(&m->blocks, 1);
+    return take_held(m, out);
+}
+
 kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out) {
     if (!manager) return KVF_E_INVALID;
     if (!out) return kvf__fail(manager->error, KVF_E_INVALID, "out: is NULL");
@@ -229,11 +241,7 @@ kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out) {
         return kvf__fail(manager->error, KVF_E_NO_BLOCKS,
                          "a block is missing: %u of %u are free, %u cached and idle, %u of these are promised",
                          p->n_free, p->n, p->n_idle, p->n_promised);
-    if (!p->n_free) kvf__pool_make_room(p, 1);
-    uint32_t id = kvf__pool_take_held(p);
-    if (manager->profile) kvf__profile_taken(manager, id);
-    *out = block_handle(manager, id);
-    return KVF_OK;
+    return p->n_free ? take_held(manager, out) : take_evicting(manager, out);
 }
 
 void kvf__epoch_begin(kvf_manager *m) {
@@ -256,9 +264,8 @@ kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
         return kvf__fail(manager->error, KVF_E_LIMIT, "block %u: has %u holders", id, n_holders);
     if (n_holders == 1 && !kvf__pool_holds(p, id)) kvf__epoch_begin(manager);
     kvf__pool_hold(p, id);
-    if (manager->profile) kvf__profile_held(manager, id);
     *out = block_handle(manager, id);
-    return KVF_OK;
+    return manager->profile ? kvf__profile_held(manager, id) : KVF_OK;
 }
 
 static kvf_status release_counted(kvf_manager *m, kvf_block block) {
@@ -267,8 +274,7 @@ static kvf_status release_counted(kvf_manager *m, kvf_block block) {
         return kvf__fail(m->error, KVF_E_STALE, "block handle %#llx: released before, or of another manager",
                          (unsigned long long)block);
     kvf__pool_release(&m->blocks, id);
-    if (m->profile) kvf__profile_released(m, id);
-    return KVF_OK;
+    return m->profile ? kvf__profile_released(m, id) : KVF_OK;
 }
 
 kvf_status kvf_block_release(kvf_manager *manager, kvf_block block) {
@@ -278,8 +284,7 @@ kvf_status kvf_block_release(kvf_manager *manager, kvf_block block) {
     if (id >= p->n || p->heads[id].refs != KVF__ONE_HOLD || p->heads[id].generation != block >> 32)
         return release_counted(manager, block);
     kvf__pool_release_held(p, id);
-    if (manager->profile) kvf__profile_released(manager, id);
-    return KVF_OK;
+    return manager->profile ? kvf__profile_released(manager, id) : KVF_OK;
 }
 
 /* ---- Occupancy ----------------------------------------------------------------------------------- */

@@ -92,6 +92,7 @@ struct kvf_manager {
     uint32_t row_capacity; /* blocks of a table of max_slots */
     uint32_t block_shift;  /* log2 of block_size */
     uint64_t tag;          /* hash of the manager's address: tells its handles from another's */
+    kvf__profile *profile; /* NULL: keeps none; here, where every call looks anyway */
     kvf__pool blocks, pages;
     kvf__seq *seqs; /* [max_seqs] */
     uint32_t *free_seqs;
@@ -123,7 +124,6 @@ struct kvf_manager {
     uint32_t *fresh;             /* [n_blocks]: the fresh rows, one behind the other */
     kvf__view_buffer views[2];
     kvf__cache cache;
-    kvf__profile *profile; /* NULL: keeps none */
 };
 
 /* The index of a live sequence, or KVF_E_STALE. */

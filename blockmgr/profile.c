@@ -416,24 +416,27 @@ void kvf__profile_cancelled(kvf_manager *m) {
 
 /* ---- Handles ---------------------------------------------------------------------------------------------- */
 
-void kvf__profile_taken(kvf_manager *m, uint32_t id) {
+kvf_status kvf__profile_taken(kvf_manager *m, uint32_t id) {
     begin(m);
     (void)gained(m, id, m->config.n_layers);
     push_blocks(m, KVF_PROFILE_ALLOC, UINT32_MAX, UINT32_MAX, id, 1);
     end(m);
+    return KVF_OK;
 }
 
-void kvf__profile_held(kvf_manager *m, uint32_t id) {
+kvf_status kvf__profile_held(kvf_manager *m, uint32_t id) {
     begin(m);
     (void)gained(m, id, m->config.n_layers);
     push_blocks(m, KVF_PROFILE_SHARE, m->profile->blocks[id].layer, UINT32_MAX, id, 1);
     end(m);
+    return KVF_OK;
 }
 
-void kvf__profile_released(kvf_manager *m, uint32_t id) {
+kvf_status kvf__profile_released(kvf_manager *m, uint32_t id) {
     begin(m);
     lost(m, id, UINT32_MAX, KVF__CAUSE_RELEASE);
     end(m);
+    return KVF_OK;
 }
 
 /* ---- Audit -------------------------------------------------------------------------------------------------- */

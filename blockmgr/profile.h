@@ -93,9 +93,10 @@ void kvf__profile_copied(kvf_manager *m, const kvf_copy_list *copies); /* they a
 void kvf__profile_begun(kvf_manager *m);                               /* a compaction: its fresh rows are taken */
 void kvf__profile_committed(kvf_manager *m);                           /* before its entries are forgotten */
 void kvf__profile_cancelled(kvf_manager *m);
-void kvf__profile_taken(kvf_manager *m, uint32_t id); /* a block outside the tables */
-void kvf__profile_held(kvf_manager *m, uint32_t id);
-void kvf__profile_released(kvf_manager *m, uint32_t id);
+/* These three return KVF_OK, for tail calls. */
+kvf_status kvf__profile_taken(kvf_manager *m, uint32_t id); /* a block outside the tables */
+kvf_status kvf__profile_held(kvf_manager *m, uint32_t id);
+kvf_status kvf__profile_released(kvf_manager *m, uint32_t id);
 
 /* For kvf_audit: the profile says what walking everything says. */
 kvf_status kvf__profile_audit(const kvf_manager *m, kvf_error *err);

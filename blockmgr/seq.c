@@ -229,6 +229,8 @@ kvf_status kvf__reserve_read(const kvf_manager *m, const kvf_reserve *in, kvf_re
     kvf_status s = kvf__config_read(out, sizeof *out, in, "kvf_reserve", m->error);
     if (s) return s;
     if (!out->n_slots) return kvf__fail(m->error, KVF_E_INVALID, "n_slots: is NULL");
+    if (out->growth && out->fresh)
+        return kvf__fail(m->error, KVF_E_INVALID, "growth, fresh: a reservation has one of them at most");
     for (uint32_t k = 0; k < m->seq_tables; k++)
         if (out->n_slots[k] > m->config.max_slots)
             return kvf__fail(m->error, KVF_E_INVALID, "n_slots[%u] %u: must be at most max_slots %u", k,
@@ -273,13 +275,14 @@ void kvf__table_reserve(kvf_manager *m, uint32_t t, kvf__reservation r, uint32_t
     kvf__promise_set(&m->pages, &m->page_promise[t], kvf__promise_owed(r.pages, m->n_pages[t]));
 }
 
-/* What table t keeps under a reservation, which need not be its own yet. */
-static uint32_t kept_under(kvf_manager *m, uint32_t t, kvf__reservation r) {
+/* What table t keeps under a reservation, which need not be its own yet. Before a first event a table that shares keeps
+ * nothing: it goes to fresh blocks whole. */
+static uint32_t kept_under(kvf_manager *m, uint32_t t, kvf__reservation r, bool fresh) {
     bool growth = m->tables[t].growth;
     m->tables[t].growth = r.growth;
     uint32_t kept = kvf__table_kept(m, t);
     m->tables[t].growth = growth;
-    return kept;
+    return fresh && kept < kvf__n_blocks(m, t) ? 0 : kept;
 }
 
 kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq seq, const kvf_reserve *reserve) {
@@ -292,7 +295,7 @@ kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq seq, const kvf_reser
     kvf__owed owed = {0, 0, 0, 0};
     for (uint32_t k = 0; k < manager->seq_tables; k++) {
         kvf__reservation r = kvf__reservation_of(manager, &given, k);
-        uint32_t blocks = kvf__promise_owed(r.blocks, kept_under(manager, first + k, r));
+        uint32_t blocks = kvf__promise_owed(r.blocks, kept_under(manager, first + k, r, given.fresh != 0));
         owed.blocks += blocks - KVF__MIN(blocks, manager->tables[first + k].n_fresh);
         owed.pages += kvf__promise_owed(r.pages, manager->n_pages[first + k]);
         owed.blocks_before += manager->promise[first + k];
@@ -302,7 +305,8 @@ kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq seq, const kvf_reser
     if (s) return s;
     for (uint32_t k = 0; k < manager->seq_tables; k++) {
         kvf__reservation r = kvf__reservation_of(manager, &given, k);
-        kvf__table_reserve(manager, first + k, r, kvf__promise_owed(r.blocks, kept_under(manager, first + k, r)));
+        kvf__table_reserve(manager, first + k, r,
+                           kvf__promise_owed(r.blocks, kept_under(manager, first + k, r, given.fresh != 0)));
     }
     if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;

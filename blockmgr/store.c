@@ -10,8 +10,7 @@ typedef struct storing {
     uint32_t n_dropped; /* leading blocks that some window has dropped */
     kvf_prefix_store_options options;
     uint32_t n_stored;
-    bool is_private; /* all tables are, so no block is cached yet */
-    bool entered;    /* blocks of the tables are cached that were not */
+    bool entered; /* blocks of the tables are cached that were not */
 } storing;
 
 static kvf_status check_store(const kvf_manager *m, uint32_t index, const kvf__walk *w, uint32_t n_tokens) {
@@ -92,13 +91,10 @@ static bool gather(const storing *s, uint32_t depth, uint32_t *blocks) {
         }
         return !not_new;
     }
-    if (s->is_private) {
-        for (uint32_t k = 0; k < m->seq_tables; k++, row += m->row_capacity) blocks[k] = *row;
-        return true;
-    }
     for (uint32_t k = 0; k < m->seq_tables; k++, row += m->row_capacity) {
         blocks[k] = *row;
         not_new |= *kvf__state(&m->blocks, *row) ^ KVF__ROW;
+        __builtin_prefetch(&m->blocks.nodes[*row], 1); /* to be written, when it is new */
     }
     return !not_new;
 }
@@ -147,12 +143,9 @@ kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_
         return kvf__fail(manager->error, KVF_E_INVALID,
                          "store: the key is not what the sequence was attached or stored with");
     s.first = index * manager->seq_tables;
-    s.is_private = true;
     s.n_blocks = kvf__blocks_for(manager, manager->seqs[index].next_pos);
-    for (uint32_t t = s.first; t < s.first + manager->seq_tables; t++) {
-        s.is_private &= kvf__is_private(manager, t);
+    for (uint32_t t = s.first; manager->windowed && t < s.first + manager->seq_tables; t++)
         s.n_dropped = KVF__MAX(s.n_dropped, s.n_blocks - kvf__n_blocks(manager, t));
-    }
     bool stopped = false;
     while (!stopped && w.depth < n_tokens / bs) {
         kvf__walk_hash(c, &w, bs);

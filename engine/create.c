@@ -97,6 +97,22 @@ static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
     return KVF_OK;
 }
 
+/* The sums of cached prompts, by default a twentieth of the KV memory. */
+static kvf_status create_snapshots(kvf_engine *e, kvf_error *err) {
+    if (!e->config.prefix_cache) return KVF_OK;
+    uint64_t bytes = e->config.snapshot_bytes ? e->config.snapshot_bytes : e->config.kv_bytes / 20;
+    uint64_t page = kvf__engine_snapshot_page_bytes(e), n_pages = KVF__MIN(bytes / page, e->pages.n_blocks);
+    e->n_snapshot_pages = (uint32_t)KVF__MAX(n_pages, 1);
+    e->snapshots = take(e, e->n_snapshot_pages, (size_t)page, 0);
+    uint32_t n_ids = kvf__ceil_div(e->config.max_context, e->config.block_size);
+    e->page_ids = take(e, n_ids, sizeof *e->page_ids, 0);
+    if (!e->snapshots || !e->page_ids)
+        return kvf__fail(err, KVF_E_NO_MEMORY,
+                         "prefix cache: %llu bytes of snapshots could not be allocated; lower snapshot_bytes",
+                         (unsigned long long)(page * e->n_snapshot_pages));
+    return KVF_OK;
+}
+
 static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     const kvf_engine_config *c = &e->config;
     const kvf_model_info *info = e->info;
@@ -111,6 +127,9 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     m.max_seqs = c->max_running;
     m.max_slots = c->max_context;
     m.block_bytes = e->stats.block_bytes;
+    m.prefix_cache = c->prefix_cache != 0;
+    m.n_snapshot_pages = e->n_snapshot_pages;
+    m.snapshot_page_bytes = kvf__engine_snapshot_page_bytes(e);
     m.allocator = e->allocator;
     m.profile = c->profile;
     if ((st = kvf_manager_create(&m, &e->manager, err))) return st;
@@ -159,9 +178,9 @@ static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
     bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) &&
               TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) && TAKE(sampled, n + 1) && TAKE(draws, n) &&
               TAKE(variance, variance) && TAKE(row_wanted, n) && TAKE(row_gqa, n) && TAKE(prompt_sums, n) &&
-              TAKE(sums, sum_floats) && TAKE(row, row_floats) && TAKE(logits, logit_floats) && TAKE(events, n_events) &&
-              TAKE(batch_events, n_events) && TAKE(items, n_events) && TAKE(item_of_event, n_events) &&
-              TAKE(batch_items, n_events);
+              TAKE(added_sums, n) && TAKE(sums, sum_floats) && TAKE(row, row_floats) && TAKE(logits, logit_floats) &&
+              TAKE(events, n_events) && TAKE(batch_events, n_events) && TAKE(items, n_events) &&
+              TAKE(item_of_event, n_events) && TAKE(batch_items, n_events);
 #undef TAKE
     if (!ok)
         return kvf__fail(err, KVF_E_NO_MEMORY,
@@ -201,8 +220,8 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
     e->config = c;
     e->allocator = a;
     e->stats.struct_size = sizeof e->stats;
-    if ((st = resolve(e, err)) || (st = create_pages(e, err)) || (st = create_parts(e, err)) ||
-        (st = create_buffers(e, err)) || (st = create_small(e, err))) {
+    if ((st = resolve(e, err)) || (st = create_pages(e, err)) || (st = create_snapshots(e, err)) ||
+        (st = create_parts(e, err)) || (st = create_buffers(e, err)) || (st = create_small(e, err))) {
         kvf_engine_destroy(e);
         return st;
     }
@@ -246,6 +265,8 @@ kvf_status kvf_engine_get_stats(kvf_engine *e, kvf_engine_stats *out) {
         s.merged += counts.merged;
         s.dropped += counts.dropped;
     }
+    s.prefix.struct_size = sizeof s.prefix;
+    if (e->config.prefix_cache && (st = kvf_prefix_stats_read(e->manager, &s.prefix))) return st;
     s.struct_size = out->struct_size;
     memcpy(out, &s, out->struct_size);
     return KVF_OK;

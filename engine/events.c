@@ -132,6 +132,15 @@ static uint32_t collect(kvf_engine *e, uint32_t row, kvf_moment moment, kvf_even
     return n_events;
 }
 
+/* The first events of a row, with the promise that they need where blocks are shared. */
+static kvf_status collect_first(kvf_engine *e, uint32_t row, kvf_moment moment, uint32_t *n_events, kvf_error *err) {
+    uint32_t n = collect(e, row, moment, KVF_EVENT_PROMPT, *n_events);
+    bool any = n > *n_events;
+    *n_events = n;
+    kvf_status st = any ? kvf_sched_event_room(e->sched, e->rows[row]->id) : KVF_OK;
+    return st ? kvf__fail(err, st, "%s", kvf_sched_error(e->sched)) : KVF_OK;
+}
+
 /* Before a token is appended: the first compaction of requests whose prompt fitted the budget, and that of requests whose
  * budget has changed. */
 kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
@@ -149,7 +158,8 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     kvf_status st = kvf_view_fill(e->manager, 1, e->seqs, n, &e->view);
     if (st) return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
     uint32_t n_events = 0;
-    for (uint32_t row = 0; row < n; row++) n_events = collect(e, row, KVF_BEFORE_APPEND, KVF_EVENT_PROMPT, n_events);
+    for (uint32_t row = 0; row < n; row++)
+        if ((st = collect_first(e, row, KVF_BEFORE_APPEND, &n_events, err))) return st;
     if (n_events && (st = run_events(e, n_events, NULL, err))) return st;
     for (uint32_t row = 0; row < n; row++)
         if (e->rows[row] && kvf_policy_sizes(e->policies, e->view.seq_index[row]) &&
@@ -171,7 +181,8 @@ kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err) {
         if (has_metric && (st = ops->metric(e->policies, e->stream, &b, row, r->n_prompt, e->variance, err))) return st;
         if ((st = ops->budget(e->policies, index, has_metric ? e->variance : NULL, r->n_prompt, err))) return st;
     }
-    uint32_t n_events = collect(e, row, KVF_AT_PROMPT_END, KVF_EVENT_PROMPT, 0);
+    uint32_t n_events = 0;
+    if ((st = collect_first(e, row, KVF_AT_PROMPT_END, &n_events, err))) return st;
     if (kvf_policy_n_arrays(&r->policy) && e->prompt_sums[row]) {
         /* Layers without an event still move their scores out of the sums. */
         uint32_t due = 0;
@@ -190,16 +201,20 @@ kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err) {
 }
 
 kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error *err) {
+    kvf_status st;
     uint32_t n_events = 0;
     for (uint32_t row = 0; row < n_decode; row++) {
         kvf__live *r = e->rows[row];
         if (!r || !r->policy.ops->match) continue;
         uint32_t index = e->view.seq_index[row];
         int first = r->policy.defer_first_decode && !kvf_policy_sizes(e->policies, index);
-        n_events = collect(e, row, KVF_AFTER_STEP, first ? KVF_EVENT_PROMPT : KVF_EVENT_DECODE, n_events);
+        if (!first)
+            n_events = collect(e, row, KVF_AFTER_STEP, KVF_EVENT_DECODE, n_events);
+        else if ((st = collect_first(e, row, KVF_AFTER_STEP, &n_events, err)))
+            return st;
         e->out_rows[row] = (uint32_t)(first && kvf_policy_sizes(e->policies, index));
     }
-    kvf_status st = n_events ? run_events(e, n_events, NULL, err) : KVF_OK;
+    st = n_events ? run_events(e, n_events, NULL, err) : KVF_OK;
     for (uint32_t row = 0; row < n_decode && !st; row++) {
         kvf__live *r = e->rows[row];
         if (!r || !r->policy.ops->match || !e->out_rows[row]) continue;

@@ -312,7 +312,7 @@ static kvf__live *branch(kvf_engine *e, kvf__group *g, const kvf__pick *p, uint3
     g->spare = r->next;
     r->seq = kvf_sched_seq(e->sched, r->id);
     kvf__live_link(e, r);
-    return r;
+    return kvf__engine_set_prefix(e, r) ? NULL : r;
 }
 
 /* The picks become the members, in the order of their rank. Those that are left go before any is forked: their room is

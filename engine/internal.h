@@ -48,6 +48,9 @@ typedef struct kvf__live {
     uint32_t n_prompt, n_known, max_tokens;
     kvf_sampling sampling;
     kvf_policy_options policy;
+    void *salt;
+    uint32_t salt_bytes, n_cached, prefix_end;
+    int no_cache_hits;
     char **stop;
     uint32_t n_stop;
     size_t stop_bytes_max;
@@ -137,6 +140,10 @@ struct kvf_engine {
     double *variance; /* [n_layers][n_q_heads] */
     uint8_t *row_wanted, *row_gqa;
     float **prompt_sums;
+    float **added_sums; /* the same, NULL where this step's queries are in the sums already */
+    float *snapshots;   /* [n_snapshot_pages][n_layers][n_q_heads][block_size]; NULL without a prefix cache */
+    uint32_t n_snapshot_pages;
+    uint32_t *page_ids;   /* [blocks of max_context] */
     float *sums;          /* see the glossary */
     float *row;           /* [max_running][n_kv_heads][max_slots] */
     float *logits;        /* [max_running][n_vocab] */
@@ -169,6 +176,13 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err);
 kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err);
 kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error *err);
 kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass);
+
+/* prefix.c */
+kvf_prefix_key kvf__live_key(const kvf__live *r, uint32_t n_tokens);
+uint64_t kvf__engine_snapshot_page_bytes(const kvf_engine *e);
+kvf_status kvf__engine_restore_sums(kvf_engine *e, const kvf_step_item *item, float *sums, kvf_error *err);
+void kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step);
+kvf_status kvf__engine_set_prefix(kvf_engine *e, const kvf__live *r);
 
 /* step.c */
 kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *err);

@@ -15,6 +15,7 @@ void kvf__live_free(kvf_engine *e, kvf__live *r) {
     kvf__free(a, r->top_tokens, (size_t)r->max_tokens * r->n_top * sizeof *r->top_tokens);
     kvf__free(a, r->top_logprobs, (size_t)r->max_tokens * r->n_top * sizeof *r->top_logprobs);
     kvf__free(a, r->text, r->text_capacity);
+    kvf__free(a, r->salt, r->salt_bytes);
     if (r->group) kvf__group_room_free(e, r);
     kvf__free(a, r, sizeof *r);
 }
@@ -33,6 +34,8 @@ static bool live_copy(kvf_engine *e, kvf__live *r, const kvf_generate *g) {
         if (!r->top_tokens || !r->top_logprobs) return false;
     }
     if (!r->tokens || !r->logprobs || (g->forced && !r->forced) || (g->n_stop && !r->stop)) return false;
+    if (r->salt_bytes && !(r->salt = kvf__alloc(a, r->salt_bytes))) return false;
+    if (r->salt) memcpy(r->salt, g->cache_salt, r->salt_bytes);
     memcpy(r->tokens, g->tokens, r->n_prompt * sizeof *r->tokens);
     if (r->forced && r->max_tokens) memcpy(r->forced, g->forced, r->max_tokens * sizeof *r->forced);
     for (uint32_t i = 0; i < g->n_stop; i++) {
@@ -101,9 +104,17 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
     uint32_t most = KVF__MIN((uint32_t)KVF_TOP_LOGPROBS_MAX, e->info->n_vocab);
     if (g->n_top_logprobs > most)
         return kvf__fail(err, KVF_E_INVALID, "n_top_logprobs %u: must be at most %u", g->n_top_logprobs, most);
+    if (g->cache_salt_bytes > KVF_PREFIX_SALT_MAX || (g->cache_salt_bytes && !g->cache_salt))
+        return kvf__fail(err, KVF_E_INVALID, "cache_salt of %u bytes: must have at most %u; give a hash of it",
+                         g->cache_salt_bytes, KVF_PREFIX_SALT_MAX);
     for (uint32_t i = 0; i < g->n_stop; i++)
         if (!g->stop || !g->stop[i] || !g->stop[i][0])
             return kvf__fail(err, KVF_E_INVALID, "stop string %u: has no bytes; it would end every answer", i);
+    if (g->prefix_end % e->config.block_size || g->prefix_end > g->n_tokens)
+        return kvf__fail(
+            err, KVF_E_INVALID,
+            "prefix_end %u: must be a multiple of the block size %u, at most the prompt's %u tokens; 0: unknown",
+            g->prefix_end, e->config.block_size, g->n_tokens);
     return check_samples(e, g, err);
 }
 
@@ -133,6 +144,9 @@ static kvf__live *live_create(kvf_engine *e, const kvf_generate *g, const kvf_po
     r->n_stop = g->n_stop;
     r->n_top = g->n_top_logprobs;
     r->ignore_end = g->ignore_end || g->forced;
+    r->salt_bytes = g->cache_salt_bytes;
+    r->prefix_end = g->prefix_end;
+    r->no_cache_hits = g->no_cache_hits;
     r->user = g->user;
     r->on_token = g->on_token;
     r->on_sample_token = g->on_sample_token;
@@ -205,6 +219,7 @@ static kvf_status submit(kvf_engine *e, const kvf_generate *g, const kvf_policy_
         kvf__live *member = group ? group->members[i] : r;
         if (group) member->id = names[i];
         kvf__live_link(e, member);
+        if ((st = kvf__engine_set_prefix(e, member))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     }
     return KVF_OK;
 }
@@ -384,6 +399,7 @@ kvf_result kvf__live_result(const kvf__live *r, kvf_finish finish, const char *e
                         .n_tokens = n,
                         .n_prompt = r->n_prompt,
                         .n_preempted = r->n_preempted,
+                        .n_cached = r->n_cached,
                         .first_token_s = r->first_token > 0 ? r->first_token - r->submitted : 0,
                         .total_s = now - r->submitted,
                         .n_top_logprobs = r->n_top,

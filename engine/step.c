@@ -82,9 +82,21 @@ static kvf_status take_token(kvf_engine *e, kvf__live *r, uint32_t token, double
     return KVF_OK;
 }
 
-/* Rows, tokens, mass buffers of the planned step; returns the number of rows that sample. */
-static uint32_t lay_out(kvf_engine *e, const kvf_step *step) {
-    uint32_t n_tokens = 0, n_out = 0, n_layers = e->info->n_layers, n_heads = e->info->n_q_heads;
+/* The accumulators of a prompt's item: cleared, or read back, before its first tokens. */
+static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_t i, kvf_error *err) {
+    const kvf__live *r = item->user;
+    size_t stride = e->config.max_prefill_tokens;
+    e->prompt_sums[i] = e->sums + item->prefill_offset;
+    e->added_sums[i] = item->logits_only ? NULL : e->prompt_sums[i];
+    bool first = item->token_begin == 0 || item->match;
+    for (size_t h = 0; first && h < (size_t)e->info->n_layers * e->info->n_q_heads; h++)
+        memset(e->prompt_sums[i] + h * stride, 0, r->n_prompt * sizeof(float));
+    return item->match ? kvf__engine_restore_sums(e, item, e->prompt_sums[i], err) : KVF_OK;
+}
+
+/* Rows, tokens, mass buffers of the planned step, and the number of rows that sample. */
+static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_out, kvf_error *err) {
+    uint32_t n_tokens = 0, n_out = 0;
     for (uint32_t i = 0; i < step->n_items; i++) {
         const kvf_step_item *item = &step->items[i];
         kvf__live *r = item->user;
@@ -98,12 +110,11 @@ static uint32_t lay_out(kvf_engine *e, const kvf_step *step) {
         e->row_wanted[i] = decode && (kvf_policy_needs(&r->policy) & KVF_NEEDS_ROW);
         e->row_gqa[i] = (uint8_t)r->policy.gqa;
         r->in_prompt = !decode;
-        e->prompt_sums[i] = NULL;
+        if (item->match && !r->n_preempted) r->n_cached = item->match->n_tokens;
+        e->prompt_sums[i] = e->added_sums[i] = NULL;
         if (!decode && item->prefill_offset != UINT32_MAX) {
-            size_t stride = e->config.max_prefill_tokens;
-            e->prompt_sums[i] = e->sums + item->prefill_offset;
-            for (size_t h = 0; item->token_begin == 0 && h < (size_t)n_layers * n_heads; h++)
-                memset(e->prompt_sums[i] + h * stride, 0, r->n_prompt * sizeof(float));
+            kvf_status st = lay_out_sums(e, item, i, err);
+            if (st) return st;
         }
         if (item->samples) {
             e->out_rows[n_out] = n_tokens - 1;
@@ -111,7 +122,8 @@ static uint32_t lay_out(kvf_engine *e, const kvf_step *step) {
         }
     }
     e->q_begin[step->n_items] = n_tokens;
-    return n_out;
+    *n_rows_out = n_out;
+    return KVF_OK;
 }
 
 /* Slots of the longest decode table, 0 when no row is wanted. */
@@ -131,7 +143,7 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
                      .tokens = e->tokens,
                      .q_begin = e->q_begin,
                      .n_decode = step->n_decode,
-                     .prompt_sums = e->prompt_sums,
+                     .prompt_sums = e->added_sums,
                      .prompt_stride = e->config.max_prefill_tokens,
                      .row = longest ? e->row : NULL,
                      .row_stride = longest,
@@ -310,13 +322,15 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     fallen(e, &step);
     if ((st = kvf__engine_copies(e, &step.copies, err))) return st;
     if (!step.n_items) return (st = kvf_sched_done(e->sched)) == KVF_E_STATE ? KVF_OK : st;
-    uint32_t n_out = lay_out(e, &step);
+    uint32_t n_out;
+    if ((st = lay_out(e, &step, &n_out, err))) return st;
     if ((st = kvf_view_fill(e->manager, 0, e->seqs, step.n_items, &e->view)))
         return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
     note_full_bytes(e);
     if ((st = forward(e, &step, n_out, err))) return st;
     if ((st = kvf_sched_done(e->sched))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_steps++;
+    kvf__engine_keep_sums(e, &step);
     if ((st = policy_moments(e, &step, err))) return st;
     return sample(e, &step, n_out, err);
 }

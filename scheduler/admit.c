@@ -5,9 +5,7 @@
 
 /* A policy that never evicts gives the same pages, within rounding, whether a token was prefilled or decoded; all others,
  * and those whose column sums are the prompt's alone, must see the first run again. */
-static bool replays(const kvf_sched *s, const kvf__req *r) {
-    return r->bounded || kvf_policy_evicts(&r->options) || r->needs_sums || s->config.replay_all;
-}
+static bool evicts(const kvf__req *r) { return r->bounded || kvf_policy_evicts(&r->options) || r->needs_sums; }
 
 static uint64_t blocks_for(const kvf_sched *s, uint32_t slots) {
     return (uint64_t)kvf__ceil_div(slots, s->block_size) * s->n_tables;
@@ -54,7 +52,8 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
     r->budget = kvf_policy_evicts(&r->options) ? need.budget_tokens : UINT32_MAX;
     r->needs_sums = (kvf_policy_needs(&r->options) & KVF_NEEDS_COL_SUMS) != 0;
     r->needs_scores = kvf_policy_n_arrays(&r->options) > 0;
-    r->replays = replays(s, r);
+    r->evicts = evicts(r);
+    r->replays = r->evicts || s->config.replay_all;
     /* The last token is sampled and never computed. */
     uint64_t last = (uint64_t)r->n_prompt + KVF__MAX(r->max_new, 1) - 1;
     r->max_table_slots = (uint32_t)KVF__MIN(last, s->config.max_context - 1);
@@ -75,7 +74,10 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
     if (blocks > s->n_blocks) return never_fits(s, r->n_prompt, "blocks", blocks, s->n_blocks, by_budget);
     if (r->needs_scores && blocks > s->n_score_pages)
         return never_fits(s, r->n_prompt, "score pages", blocks, s->n_score_pages, by_budget);
-    if (r->bounded) r->n_blocks = (uint32_t)blocks;
+    if (r->bounded) {
+        r->n_blocks = (uint32_t)blocks;
+        r->n_steady = (uint32_t)KVF__MIN(need.steady_blocks, blocks);
+    }
     r->child_blocks = (uint32_t)KVF__MIN(child_blocks(s, r, &need), s->n_blocks);
     return KVF_OK;
 }
@@ -119,8 +121,30 @@ static bool want_sized(kvf_sched *s, const kvf__req *r, const kvf_layer_size *si
     return sized;
 }
 
+static kvf_reserve reserve_of(const kvf_sched *s, const kvf__req *r) {
+    return (kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = s->want, .with_scores = r->needs_scores};
+}
+
 static kvf_status promise_want(kvf_sched *s, const kvf__req *r) {
-    return kvf_seq_reserve(s->config.manager, r->seq, s->want, r->needs_scores);
+    kvf_reserve reserve = reserve_of(s, r);
+    return kvf_seq_reserve_as(s->config.manager, r->seq, &reserve);
+}
+
+/* Gives a new sequence what was found in the prefix cache, and what it needs with that. A policy that never evicts holds
+ * what it found and goes on behind it. So does one that evicts when nobody else holds that: its first event writes in
+ * place, if it must. Else the event needs as many fresh blocks as stay, after the rest of the prompt has grown; but it is
+ * never promised more than it needs without the cache, beyond what it found. */
+kvf_status kvf__sched_take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks) {
+    kvf_reserve reserve = reserve_of(s, r);
+    uint64_t found = (uint64_t)kvf__ceil_div(r->match.n_tokens, s->block_size) * s->n_tables;
+    if (found && !r->bounded) {
+        reserve.growth = 1;
+    } else if (kvf__sched_shared_blocks(s, r)) {
+        reserve.growth = 1;
+        blocks = KVF__MIN(blocks_for(s, r->n_prefill) + r->n_steady, found + r->n_blocks);
+    }
+    want_blocks(s, blocks);
+    return kvf__sched_attach(s, r, &reserve);
 }
 
 kvf_status kvf__sched_reserve_blocks(kvf_sched *s, kvf__req *r, kvf_seq seq, uint64_t n_blocks) {
@@ -144,6 +168,20 @@ kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
     r->unpromised = false;
     if (sizes && r->bounds) r->bounded = true;
     return KVF_OK;
+}
+
+/* Before the first event: a table with a block that another sequence holds too is promised the fresh ones it will be
+ * written to. */
+kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r) {
+    const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
+    if (!sizes) return KVF_OK;
+    for (uint32_t t = 0; t < s->n_tables; t++) {
+        uint32_t reserve = sizes[t / s->n_groups].reserve;
+        s->want[t] = reserve == UINT32_MAX ? 0 : KVF__MIN(reserve, r->max_table_slots);
+    }
+    kvf_reserve reserve = reserve_of(s, r);
+    reserve.fresh = 1;
+    return kvf_seq_reserve_as(s->config.manager, r->seq, &reserve);
 }
 
 /* The promise that a running request has under the budget `to` has. sized: s->sizes are those of its layers. A budget
@@ -182,38 +220,47 @@ static void give_sequence(kvf_sched *s, kvf__req *r) {
 /* The promises that admission counts, with those of the samples that are held for it. */
 static kvf_status reserve_admission(kvf_sched *s, kvf__req *r) {
     if (r->n_held) return kvf__group_reserve(s, r);
-    kvf_status status = kvf__sched_reserve_blocks(s, r, r->seq, kvf__sched_admission_blocks(s, r));
+    kvf_status status = kvf__sched_take_admission(s, r, kvf__sched_admission_blocks(s, r));
     if (status == KVF_E_NO_BLOCKS && !r->bounded && s->running.n == 0) /* alone it needs no more than to begin */
-        status = kvf__sched_reserve_blocks(s, r, r->seq, blocks_for(s, r->n_prefill));
+        status = kvf__sched_take_admission(s, r, blocks_for(s, r->n_prefill));
     return status;
+}
+
+/* A sequence with what was found and what it is promised, or nothing. */
+static kvf__admission open_sequence(kvf_sched *s, kvf__req *r) {
+    kvf_manager *manager = s->config.manager;
+    if (kvf_seq_create(manager, &r->seq) != KVF_OK) return KVF__ADMIT_LATER;
+    kvf__admission result = KVF__ADMIT_NO_BLOCKS;
+    if (reserve_admission(s, r) != KVF_OK) goto undo;
+    result = KVF__ADMIT_REFUSED;
+    if (kvf_seq_index(manager, r->seq, &r->seq_index) == KVF_OK &&
+        kvf_policy_open(s->config.policies, r->seq_index, &r->options, &s->error) == KVF_OK)
+        return KVF__ADMITTED;
+undo:
+    kvf__group_unreserve(s, r);
+    if (kvf_seq_free(manager, r->seq) != KVF_OK) result = KVF__ADMIT_REFUSED;
+    r->seq = 0;
+    return result;
 }
 
 /* All or nothing: the request stays as it is unless everything was there. */
 kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
-    kvf_manager *manager = s->config.manager;
     if (r->needs_sums && !kvf__sched_take_extent(s, r)) return KVF__ADMIT_LATER;
-    kvf__admission result = KVF__ADMIT_LATER;
-    if (kvf_seq_create(manager, &r->seq) != KVF_OK) goto no_sequence;
-    r->n_prefill = r->replays ? r->n_prompt : r->n_known;
-    result = KVF__ADMIT_NO_BLOCKS;
-    if (reserve_admission(s, r) != KVF_OK) goto no_room;
-    result = KVF__ADMIT_REFUSED;
-    if (kvf_seq_index(manager, r->seq, &r->seq_index) != KVF_OK ||
-        kvf_policy_open(s->config.policies, r->seq_index, &r->options, &s->error) != KVF_OK)
-        goto no_room;
+    kvf__admission result = open_sequence(s, r);
+    if (result == KVF__ADMIT_NO_BLOCKS && r->match.n_tokens && s->running.n == 0) {
+        kvf__sched_forget_match(r); /* nobody else will make room: what was found has to */
+        result = open_sequence(s, r);
+    }
+    if (result != KVF__ADMITTED) {
+        kvf__sched_give_extent(s, r);
+        return result;
+    }
     kvf__sched_remove(s, &s->queue, r);
     kvf__sched_insert(s, &s->running, r);
     r->state = KVF__REQ_PREFILL;
-    r->n_computed = 0;
+    r->n_computed = r->match.n_tokens;
     r->sized = r->unpromised = r->forked = r->untold = false;
     return KVF__ADMITTED;
-no_room:
-    kvf__group_unreserve(s, r);
-    if (kvf_seq_free(manager, r->seq) != KVF_OK) result = KVF__ADMIT_REFUSED;
-    r->seq = 0;
-no_sequence:
-    kvf__sched_give_extent(s, r);
-    return result;
 }
 
 void kvf__sched_release(kvf_sched *s, kvf__req *r) {

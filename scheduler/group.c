@@ -72,13 +72,15 @@ uint32_t kvf__group_fit(const kvf_sched *s, const kvf__req *r, uint32_t n, uint6
 }
 
 kvf_status kvf__group_reserve(kvf_sched *s, kvf__req *leader) {
-    kvf_status status = kvf__sched_reserve_blocks(s, leader, leader->seq, leader_blocks(s, leader, 1 + leader->n_held));
+    kvf_status status = KVF_OK;
     for (kvf__req *r = kvf__sched_at(s, leader->held); r && status == KVF_OK; r = kvf__sched_at(s, r->next)) {
         status = kvf_seq_create(s->config.manager, &r->seq);
         if (status != KVF_OK) break;
         s->n_reserved++;
         status = kvf__sched_reserve_blocks(s, leader, r->seq, leader->child_blocks);
     }
+    if (status == KVF_OK) /* last, since it is counted once */
+        status = kvf__sched_take_admission(s, leader, leader_blocks(s, leader, 1 + leader->n_held));
     return status; /* the caller gives back what was taken */
 }
 
@@ -175,6 +177,7 @@ bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
     r->sized = leader->sized;
     r->seq = leader->seq;
     r->seq_index = leader->seq_index;
+    r->match = leader->match;
     r->held = leader->held;
     r->n_held = leader->n_held;
     for (kvf__req *h = kvf__sched_at(s, r->held); h; h = kvf__sched_at(s, h->next)) h->leader = kvf__sched_slot(s, r);
@@ -183,6 +186,7 @@ bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
         if (s->items[i].request != leader->name) continue;
         s->items[i].request = r->name;
         s->items[i].user = r->user;
+        if (s->items[i].match) s->items[i].match = &r->match;
         if (s->items[i].n_held) s->items[i].n_held--;
     }
     kvf__sched_give_slot(s, leader);

@@ -3,14 +3,9 @@
 
 #include "scheduler/sched.h"
 
-/* Tokens up to the next multiple of chunk, or to the end of what is prefilled. */
-static uint32_t next_chunk(const kvf_sched *s, uint32_t begin, uint32_t end) {
-    return KVF__MIN(end - begin, s->config.chunk - begin % s->config.chunk);
-}
-
-static kvf_step_item make_item(const kvf__req *r, kvf_step_kind kind, uint32_t n_tokens) {
+static kvf_step_item make_item(const kvf_sched *s, const kvf__req *r, kvf_step_kind kind, uint32_t n_tokens) {
     uint32_t end = r->n_computed + n_tokens;
-    return (kvf_step_item){
+    kvf_step_item item = {
         .request = r->name,
         .seq = r->seq,
         .user = r->user,
@@ -22,13 +17,15 @@ static kvf_step_item make_item(const kvf__req *r, kvf_step_kind kind, uint32_t n
         .prefill_offset = kind == KVF_STEP_PREFILL ? r->extent_begin : KVF__SLOT_NONE,
         .n_held = kind == KVF_STEP_PREFILL && end == r->n_prefill ? r->n_held : 0,
     };
+    kvf__sched_mark_item(s, r, &item);
+    return item;
 }
 
 static void push_item(kvf_sched *s, kvf__req *r, kvf_step_kind kind, uint32_t n_tokens) {
     uint32_t i = s->n_items++;
     for (; i > s->n_decode && kvf__sched_before(r, kvf__sched_find(s, s->items[i - 1].request)); i--)
         s->items[i] = s->items[i - 1];
-    s->items[i] = make_item(r, kind, n_tokens);
+    s->items[i] = make_item(s, r, kind, n_tokens);
     s->n_tokens += n_tokens;
 }
 
@@ -43,7 +40,7 @@ static void list_running(kvf_sched *s) {
     }
     for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
         if (r->state != KVF__REQ_PREFILL) continue;
-        uint32_t n = next_chunk(s, r->n_computed, r->n_prefill);
+        uint32_t n = kvf__sched_chunk_end(s, r, r->n_computed) - r->n_computed;
         if (n > s->config.max_batch_tokens - s->n_tokens) break;
         push_item(s, r, KVF_STEP_PREFILL, n);
     }
@@ -110,10 +107,12 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
     kvf__req *r = kvf__sched_at(s, s->queue.head);
     *more = false;
     if (!r || s->running.n + s->n_reserved + 1 + r->n_held > s->config.max_running) return KVF_OK;
-    uint32_t n = next_chunk(s, 0, r->replays ? r->n_prompt : r->n_known);
+    kvf__sched_look_up(s, r);
+    uint32_t begin = r->match.n_tokens, n = kvf__sched_chunk_end(s, r, begin) - begin;
     if (n > s->config.max_batch_tokens - s->n_tokens) return KVF_OK;
     kvf__admission admission = kvf__sched_admit(s, r);
     if (admission == KVF__ADMITTED) {
+        n = kvf__sched_chunk_end(s, r, r->n_computed) - r->n_computed; /* the match may have been given up */
         const kvf_append_item append = {r->seq, n};
         kvf_status status = kvf_append(s->config.manager, &append, 1, &s->copies);
         if (status != KVF_OK) {
@@ -195,6 +194,7 @@ kvf_status kvf_sched_done(kvf_sched *sched) {
         if (!r) continue; /* finished while the step ran */
         r->n_computed += item->n_tokens;
         if (item->prompt_ends) r->state = KVF__REQ_PROMPT_END;
+        kvf__sched_store(sched, r, item->kind == KVF_STEP_PREFILL);
     }
     sched->planned = false;
     sched->n_items = 0;

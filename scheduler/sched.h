@@ -39,11 +39,13 @@ typedef struct kvf__req {
     uint32_t n_prompt, max_new;
     uint32_t n_known, n_computed, n_prefill;
     uint32_t max_table_slots; /* no table of it ever holds more */
+    uint32_t n_steady;        /* bounded: blocks after its first event, at most n_blocks */
     uint32_t n_blocks;        /* bounded or bounds: what admission counts; else the most it needed when preempted */
     uint32_t budget;          /* tokens a layer keeps; UINT32_MAX: all */
     uint32_t extent_begin;    /* KVF__SLOT_NONE: holds none */
     bool bounded, replays, needs_sums, needs_scores;
     bool bounds;     /* its budget was tightened and the promise not yet had: with it, or in the queue, it is bounded */
+    bool evicts;     /* its tables may shrink: generated tokens are not stored in the prefix cache */
     bool unpromised; /* unbounded, alone and short of blocks: it lives from the free pool */
     bool sized;      /* its reservation is the one its sizes ask for */
     bool ended;      /* its last token is known: the caller finishes it */
@@ -58,6 +60,8 @@ typedef struct kvf__req {
     kvf_seq seq;
     void *user;
     kvf_policy_options options;
+    kvf_sched_prefix prefix;
+    kvf_prefix_match match; /* of the prompt that runs, or of the last look-up */
 } kvf__req;
 
 typedef struct kvf__list {
@@ -111,6 +115,16 @@ bool kvf__sched_take_extent(kvf_sched *s, kvf__req *r);
 void kvf__sched_give_extent(kvf_sched *s, kvf__req *r);
 bool kvf__sched_is_valid(const kvf_sched *s); /* O(requests); asserted in debug builds */
 
+/* prefix.c: the prefix cache */
+void kvf__sched_look_up(kvf_sched *s, kvf__req *r); /* fills in n_prefill and match */
+void kvf__sched_forget_match(kvf__req *r);
+uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r);
+kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r,
+                             const kvf_reserve *reserve); /* the new sequence takes its match */
+uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t begin);
+void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *item);
+void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill);
+
 /* admit.c: what a request may need, its reservations, coming and going */
 kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r);
 typedef enum kvf__admission {
@@ -121,7 +135,9 @@ typedef enum kvf__admission {
 } kvf__admission;
 kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r); /* the queue's head becomes running */
 kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r);
+kvf_status kvf__sched_take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks);
 kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to, bool sized);
+kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r);
 kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r);
 kvf_status kvf__sched_reserve_blocks(kvf_sched *s, kvf__req *r, kvf_seq seq, uint64_t n_blocks); /* spread evenly */
 uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r); /* of one request by itself */

@@ -259,6 +259,37 @@ kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
     return KVF_OK;
 }
 
+kvf_status kvf_sched_event_room(kvf_sched *sched, kvf_request request) {
+    kvf__req *r;
+    kvf_status status = find(sched, request, &r);
+    if (status != KVF_OK) return status;
+    if (r->state != KVF__REQ_PROMPT_END && r->state != KVF__REQ_DECODE)
+        return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: its prompt is not computed: it has no event yet",
+                         (unsigned long long)request);
+    status = kvf__sched_reserve_event(sched, r);
+    if (status == KVF_E_NO_BLOCKS) return KVF_OK;
+    if (status != KVF_OK) kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
+    return status;
+}
+
+kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request request, const kvf_sched_prefix *prefix) {
+    kvf__req *r;
+    kvf_sched_prefix given;
+    kvf_status status = find(sched, request, &r);
+    if (status == KVF_OK) status = kvf__config_read(&given, sizeof given, prefix, "kvf_sched_prefix", &sched->error);
+    if (status != KVF_OK) return status;
+    if (given.prefix_end % sched->block_size || given.prefix_end > r->n_prompt)
+        return kvf__fail(&sched->error, KVF_E_INVALID,
+                         "prefix_end %u: must be a multiple of the block size %u, at most n_prompt %u; 0: unknown",
+                         given.prefix_end, sched->block_size, r->n_prompt);
+    if (given.key.tokens && given.key.n_tokens < r->n_prompt)
+        return kvf__fail(&sched->error, KVF_E_INVALID, "prefix: %u tokens are given: must be n_prompt %u at least",
+                         given.key.n_tokens, r->n_prompt);
+    r->prefix = given;
+    r->prefix.key.struct_size = sizeof r->prefix.key;
+    return KVF_OK;
+}
+
 kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
     kvf_status status = find(sched, request, &r);

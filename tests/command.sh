@@ -237,7 +237,7 @@ by_id = {r["id"]: r for r in out}
 assert err == "" and set(by_id) == {"a", 2, 77, "t", "h", "m", "q", "f", "1", "10"} and len(out) == 10
 n_layers = json.loads(run("info", model, "--json")[0])["n_layers"]
 for r in out:
-    assert list(r) == ["id", "text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens", "kv"], r
+    assert list(r) == ["id", "text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "kv"], r
     assert r["finish_reason"] in ("stop", "length") and len(r["token_ids"]) == r["completion_tokens"] > 0
     assert len(r["kv"]["blocks"]) == n_layers and r["kv"]["held_tokens"] <= r["kv"]["full_tokens"]
 assert by_id["10"]["prompt_tokens"] > by_id["1"]["prompt_tokens"] + 2  # a control token in a content is so much text
@@ -507,7 +507,7 @@ rows = [{"id": "n", "prompt": "x", "n": 3, "seed": 7, "temperature": 1, "max_tok
 out, _ = batch("\n".join(map(json.dumps, rows)))
 by_id = {r["id"]: r for r in out}
 n = by_id["n"]
-assert list(n) == ["id", "choices", "prompt_tokens", "completion_tokens"] and [c["index"] for c in n["choices"]] == [0, 1, 2]
+assert list(n) == ["id", "choices", "prompt_tokens", "completion_tokens", "cached_tokens"] and [c["index"] for c in n["choices"]] == [0, 1, 2]
 for i, c in enumerate(n["choices"]):
     assert c["token_ids"] == by_id[i]["token_ids"] and c["text"] == by_id[i]["text"]
     assert [t["token_id"] for t in c["logprobs"]] == c["token_ids"] and all(len(t["top_logprobs"]) == 2 for t in c["logprobs"])
@@ -531,7 +531,7 @@ order = sorted(by_id["all"]["choices"], key=lambda c: -c["score"])
 best = by_id["best"]["choices"]
 assert [list(c) for c in best] == [keys] * 2 and [c["index"] for c in best] == [0, 1]
 assert [c["token_ids"] for c in best] == [c["token_ids"] for c in order[:2]] and by_id["one"]["token_ids"] == best[0]["token_ids"]
-assert list(by_id["one"]) == ["id", "text", "token_ids", "finish_reason", "score", "prompt_tokens", "completion_tokens", "kv"]
+assert list(by_id["one"]) == ["id", "text", "token_ids", "finish_reason", "score", "prompt_tokens", "completion_tokens", "cached_tokens", "kv"]
 for r in (by_id["beams"], by_id["longer"]):
     scores = [c["score"] for c in r["choices"]]
     assert len(scores) == 3 and scores == sorted(scores, reverse=True) and len({str(c["token_ids"]) for c in r["choices"]}) == 3
@@ -553,6 +553,38 @@ body = batch(json.dumps(line), "--any-model")[0][0]["response"]["body"]
 assert [c["text"] for c in body["choices"]] == [c["text"] for c in best]
 chosen = batch('{"prompt": "Once upon", "max_tokens": 6}', "--n", "3", "--beam-width", "4", "--min-tokens", "16")[0][0]["choices"]
 assert [c["token_ids"] for c in chosen] == [c["token_ids"] for c in by_id["beams"]["choices"]]
+END
+
+check prefix_cache <<'END'
+from helper import *
+shared = "One shared context, told again and again. " * 8
+rows = [{"id": i, "prompt": shared + tail, "max_tokens": 5, "prefix_end": 64, "policy": policy, "min_tokens": 16}
+        for i, (policy, tail) in enumerate((p, t) for p in ("full", "streaming", "h2o", "d2o") for t in ("a", "bb", "a", "ccc"))]
+text = "\n".join(map(json.dumps, rows))
+same = lambda out: {r["id"]: (r["token_ids"], r["kv"]) for r in out}
+off, _ = batch(text, "--deterministic", "--prefix-cache", "off", "--chunk", "64")
+on, _ = batch(text, "--deterministic", "--chunk", "64")
+assert same(on) == same(off) and not any("cached_tokens" in r for r in on)
+seen = {r["id"]: r for r in batch(text, "--chunk", "64", "--max-running", "1")[0]}
+assert all(r["cached_tokens"] == 0 for r in batch(text, "--prefix-cache", "off")[0])
+n = seen[0]["prompt_tokens"]
+assert seen[0]["cached_tokens"] == 0 and seen[2]["cached_tokens"] == n - 1, [r["cached_tokens"] for r in seen.values()]
+# full and streaming find any block, also those of another policy; the others go on from a snapshot.
+assert all(seen[i]["cached_tokens"] >= n - 4 for i in range(1, 8)), [r["cached_tokens"] for r in seen.values()]
+assert seen[8]["cached_tokens"] == 0 and all(seen[i]["cached_tokens"] >= 64 for i in range(9, 16))
+salted = [{"id": i, "prompt": shared, "max_tokens": 2, "cache_salt": s, "policy": "full"} for i, s in enumerate("aba")]
+seen = {r["id"]: r for r in batch("\n".join(map(json.dumps, salted)), "--max-running", "1")[0]}
+assert seen[0]["cached_tokens"] == seen[1]["cached_tokens"] == 0 < seen[2]["cached_tokens"]
+bad = [({"prefix_end": 7}, "prefix_end 7: must be a multiple of the block size 16"), ({"prefix_end": 4096}, "prefix_end 4096: must be"),
+       ({"prefix_end": "x"}, "prefix_end: is a text"), ({"cache_salt": "s" * 65}, "cache_salt: has 65 bytes"), ({"cache_salt": 3}, "cache_salt: is a whole number")]
+out, _ = batch("\n".join(json.dumps({"prompt": "x", **b}) for b, _ in bad), code=1)
+by_line = {r["line"]: r["error"] for r in out}
+assert all(words in by_line[i + 1] for i, (_, words) in enumerate(bad)), by_line
+line = {"custom_id": "c", "method": "POST", "url": "/v1/completions",
+        "body": {"model": "m", "prompt": shared, "max_tokens": 1, "cache_salt": "t", "kvfold": {"prefix_end": 32}}}
+lines_ = "\n".join(json.dumps({**line, "custom_id": i}) for i in "ab")
+usage = [r["response"]["body"]["usage"] for r in batch(lines_, "--any-model", "--max-running", "1")[0]]
+assert [u["prompt_tokens_details"]["cached_tokens"] for u in usage] == [0, usage[0]["prompt_tokens"] - 1], usage
 END
 
 . "$here/command_resume.sh"

@@ -5,7 +5,7 @@
 
 #include "tests/prefix_world.h"
 
-enum { DEPTH_MAX = 12, SLAB_MAX = 1 << 16 };
+enum { DEPTH_MAX = 12, SLAB_MAX = 1 << 19 };
 
 static world w;
 static struct {
@@ -125,7 +125,7 @@ static void enumerate(int depth, uint32_t n_blocks, uint32_t n_layers) {
     config.n_kv_heads = 1;
     config.n_blocks = n_blocks;
     config.n_snapshot_pages = 2;
-    world_open(&w, config, 1);
+    world_open(&w, config, 2); /* even: without a profile, which would be saved and restored too */
     w.extras = false;
     if (w.m->slab_bytes > SLAB_MAX) world_fail(&w, "the slab is too large", (long)w.m->slab_bytes, SLAB_MAX);
     for (uint32_t i = 0; i < 2; i++) { /* two prompts that part in the first block */

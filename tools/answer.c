@@ -117,7 +117,7 @@ static json_t *kv_json(const kvf__answer *a, const kvf_result *r) {
     json_object_set_new(kv, "kept", count_if(known, r->kept));
     json_object_set_new(kv, "merged", count_if(known, r->counts.merged));
     json_object_set_new(kv, "dropped", count_if(known, r->counts.dropped));
-    if (a->several) {
+    if (a->several && !a->undated) { /* they depend on what runs beside it */
         json_object_set_new(kv, "own_blocks", count_if(known, r->own_blocks));
         json_object_set_new(kv, "shared_blocks", count_if(known, r->shared_blocks));
     }
@@ -194,6 +194,7 @@ void kvf__answer_add(kvf__answer *a, const kvf_tokenizer *tokenizer, uint32_t in
     while (json_array_size(a->choices) > r->n_results) json_array_remove(a->choices, json_array_size(a->choices) - 1);
     a->prompt_tokens = r->n_prompt;
     a->completion_tokens += r->n_tokens;
+    if (r->n_cached > a->cached_tokens) a->cached_tokens = r->n_cached;
     if (r->finish != KVF_FINISH_ERROR) return;
     char words[KVF__WORDS_BYTES];
     if (!a->error) a->error = strdup(kvf__request_words(NULL, r->error ? r->error : "failed", words));
@@ -211,11 +212,13 @@ static json_t *own_json(const kvf__answer *a) {
             if (json_object_get(choice, before[i])) json_object_set(o, before[i], json_object_get(choice, before[i]));
         json_object_set_new(o, "prompt_tokens", count(a->prompt_tokens));
         json_object_set_new(o, "completion_tokens", count(a->completion_tokens));
+        if (!a->undated) json_object_set_new(o, "cached_tokens", count(a->cached_tokens));
         json_object_set(o, "kv", json_object_get(choice, "kv"));
     } else {
         json_object_set(o, "choices", a->choices);
         json_object_set_new(o, "prompt_tokens", count(a->prompt_tokens));
         json_object_set_new(o, "completion_tokens", count(a->completion_tokens));
+        if (!a->undated) json_object_set_new(o, "cached_tokens", count(a->cached_tokens));
     }
     if (a->error) {
         json_object_set_new(o, "finish_reason", json_string("error"));
@@ -270,6 +273,9 @@ static json_t *openai_json(const kvf__answer *a) {
     json_object_set_new(usage, "prompt_tokens", count(a->prompt_tokens));
     json_object_set_new(usage, "completion_tokens", count(a->completion_tokens));
     json_object_set_new(usage, "total_tokens", count(a->prompt_tokens + a->completion_tokens));
+    if (!a->undated)
+        json_object_set_new(usage, "prompt_tokens_details",
+                            json_pack("{s:o}", "cached_tokens", count(a->cached_tokens)));
     json_object_set_new(body, "id", made_id(chat ? "chatcmpl" : "cmpl", a->line));
     json_object_set_new(body, "object", json_string(chat ? "chat.completion" : "text_completion"));
     json_object_set_new(body, "created", json_integer(a->undated ? 0 : (json_int_t)time(NULL)));

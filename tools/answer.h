@@ -8,6 +8,7 @@
 typedef struct kvf__answer {
     uint64_t line;
     bool openai, logprobs;
+    uint32_t cached_tokens; /* the most that a sample found */
     bool undated; /* the OpenAI form's `created` is 0, so that answers of two runs can be equal; false after begin */
     bool several; /* samples or beams over one prompt */
     kvf__form form;

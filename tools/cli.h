@@ -28,10 +28,10 @@ typedef struct kvf__cli {
     kvf__arg_list stop, served_names;
     uint32_t block_size, heads_per_group, chunk, threads, max_running, context, max_tokens, top_k, n_prompt;
     uint32_t n, best_of, beam_width; /* 0: not given */
-    uint64_t kv_memory, seed;
+    uint64_t kv_memory, snapshot_memory, seed;
     double temperature, top_p; /* temperature below 0: not given */
     double length_penalty;
-    const char *sync;
+    const char *sync, *prefix_cache;
     int raw, special, plain, json, quiet, resume, force, any_model, deterministic, fast_activations;
     const char *report, *trace, *record, *metrics; /* occupancy: page, Chrome trace, request trace, figures */
     const char *densities, *arrivals;              /* kvfold profile, as are those below */

@@ -44,6 +44,7 @@ static const struct field {
     {"ignore_eos", BOTH, TAKEN},
     {"kvfold", BOTH, TAKEN},
     {"best_of", COMPLETION, TAKEN},
+    {"cache_salt", BOTH, TAKEN},
     {"user", BOTH, IGNORED},
     {"metadata", BOTH, IGNORED},
     {"store", BOTH, IGNORED},
@@ -254,7 +255,7 @@ static kvf_status read_numbers(const kvf__line_rules *rules, kvf__line *line, co
         (st = read_flag(body, "ignore_eos", &ignore_end, err)) || (st = read_logprobs(line, body, err)))
         return st;
     line->n_samples = (uint32_t)n;
-    if ((st = kvf__line_ranked(rules, line, body, err))) return st;
+    if ((st = kvf__line_ranked(rules, line, body, err)) || (st = kvf__line_cache(line, body, err))) return st;
     const json_t *seed = json_object_get(body, "seed");
     if (seed && !json_is_integer(seed)) return kvf__field_wrong_type(err, "seed", seed, "a whole number");
     if (seed) line->sampling.seed = (uint64_t)json_integer_value(seed);
@@ -280,14 +281,15 @@ static kvf_status read_policy(const kvf__line_rules *rules, kvf__line *line, con
     const char *key;
     json_t *value;
     json_object_foreach(own, key, value) {
-        bool known = !strcmp(key, "policy") || !strcmp(key, "preset");
+        bool known = !strcmp(key, "policy") || !strcmp(key, "preset") || !strcmp(key, "prefix_end");
         for (uint32_t i = 0; i < n_options && !known; i++) known = kvf__name_equal(key, options[i].name);
         if (!known)
             return refuse(line, "unknown_parameter",
                           kvf__field_fail(err, KVF_E_INVALID, "kvfold.%s: there is no policy option of that name",
                                           kvf__shown(key).text));
     }
-    return kvf__line_policy(rules, line, own, err);
+    kvf_status st = kvf__line_cache(line, own, err);
+    return st ? st : kvf__line_policy(rules, line, own, err);
 }
 
 /* ---- Messages -------------------------------------------------------------------------------------------------- */

@@ -107,6 +107,12 @@ static const kvf__arg memory_args[] = {
      KVF__ARG_COUNT, AT(heads_per_group), 1, 1024, NULL},
     {"chunk", "N", "tokens of a prompt computed in one step; a multiple of the block size", "512", KVF__ARG_COUNT,
      AT(chunk), 8, 1048576, NULL},
+    {"prefix-cache", "WHEN",
+     "on: prompts that begin alike share the blocks of what they have in common, which are kept when a prompt ends, until "
+     "their memory is needed; a policy that observes prompts goes on from the sums kept with them",
+     "on", KVF__ARG_CHOICE, AT(prefix_cache), 0, 0, "on|off"},
+    {"snapshot-memory", "SIZE", "memory for those sums, beside --kv-memory", "a twentieth of --kv-memory",
+     KVF__ARG_BYTES, AT(snapshot_memory), 0, 0, NULL},
     {"max-running", "N", "requests in the batch at once, at most", "64", KVF__ARG_COUNT, AT(max_running), 1, 65536,
      NULL},
     {"context", "N", "positions a request may reach; it then ends with length", "the model's", KVF__ARG_COUNT,
@@ -268,12 +274,16 @@ static const char run_notes[] =
     "  best_of         so many samples, of which the n of the best mean log-probability are the answers\n"
     "  beam_width, length_penalty\n"
     "                  beam search in place of sampling; the n best hypotheses are the answers, best first\n"
+    "  prefix_end      tokens of the prompt that other lines share, a multiple of the block size: with a policy that\n"
+    "                  observes prompts these are found there, else at multiples of --chunk and at a prompt's end\n"
+    "  cache_salt      text of up to 64 bytes: prompts of different salts share nothing\n"
     "  logprobs        true: the log-probability of each token; a number up to 20: of that many likeliest tokens too\n"
     "  A bad line is reported with its number, on standard error and as a result with finish_reason error;\n"
     "  the rest runs.\n"
     "\n"
     "Output lines:\n"
     "  id, text, token_ids, finish_reason (stop, length or error), prompt_tokens, completion_tokens,\n"
+    "  cached_tokens (of the prompt, found in the prefix cache; not with --deterministic),\n"
     "  kv: policy, rho, held_tokens and full_tokens (slots over all layers: held at the end, and with a full cache),\n"
     "  blocks (per layer, at the end), kept, merged, dropped (tokens over layers and KV heads);\n"
     "  of several samples or beams, each: index, score (mean log-probability; beams: see length_penalty), and in kv\n"
@@ -286,8 +296,8 @@ static const char run_notes[] =
     "   \"body\": {\"model\": \"...\", \"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}}\n"
     "  url             /v1/chat/completions or /v1/completions, line by line\n"
     "  body            model, messages or prompt, max_tokens, max_completion_tokens, temperature, top_p, seed, stop, n,\n"
-    "                  best_of (completions), logprobs, top_logprobs, top_k, ignore_eos; kvfold: {policy, preset and the\n"
-    "                  policy's options};\n"
+    "                  best_of (completions), logprobs, top_logprobs, top_k, ignore_eos, cache_salt; kvfold: {policy, preset,\n"
+    "                  the policy's options, prefix_end};\n"
     "                  fields that ask for nothing (user, stream false, frequency_penalty 0, ...) are accepted\n"
     "  A bad line has error, and response with status_code 400 (404: another model's name) and body.error.\n"
     "  The header of such an output is a file beside it, OUTPUT.kvfold-header.json. Lines of both forms may be mixed:\n"
@@ -335,6 +345,7 @@ kvf__cli kvf__cli_default(void) {
     cli.temperature = -1;
     cli.length_penalty = 1;
     cli.sync = "second";
+    cli.prefix_cache = "on";
     cli.arrivals = "poisson";
     cli.n_kv_heads = 3;
     cli.head_dim = 64;

@@ -72,7 +72,7 @@ void kvf__tally_end(kvf__tally *t, const kvf_engine_stats *stats, double wall_s)
 
 /* ---- Text ------------------------------------------------------------------------------------------------ */
 
-enum { LABEL_WIDTH = 26, COLUMN_WIDTH = 24, CELL_BYTES = 128 };
+enum { LABEL_WIDTH = 27, COLUMN_WIDTH = 24, CELL_BYTES = 128 };
 
 typedef void (*cell_fn)(const kvf__tally *t, char *text, size_t capacity);
 
@@ -114,6 +114,15 @@ static void cell_batch(const kvf__tally *t, char *text, size_t capacity) {
 static void cell_preempted(const kvf__tally *t, char *text, size_t capacity) {
     snprintf(text, capacity, "%s", kvf__show_count(t->stats.n_preempted).text);
 }
+/* Of the tokens of all prompts, samples that were preempted counted again. */
+static void cell_cached(const kvf__tally *t, char *text, size_t capacity) {
+    const kvf_prefix_stats *p = &t->stats.prefix;
+    if (p->query_tokens)
+        snprintf(text, capacity, "%s of %s tokens", kvf__show_count(p->hit_tokens).text,
+                 kvf__show_count(p->query_tokens).text);
+    else
+        snprintf(text, capacity, "-");
+}
 static void cell_held(const kvf__tally *t, char *text, size_t capacity) {
     snprintf(text, capacity, "%s", kvf__show_bytes(t->stats.occupancy.held_bytes_max).text);
 }
@@ -149,6 +158,7 @@ void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t 
                 {"decode", cell_decode},
                 {"batch size reached", cell_batch},
                 {"preemptions", cell_preempted},
+                {"found in the prefix cache", cell_cached},
                 {"KV held, at most", cell_held},
                 {"  with a full cache", cell_full},
                 {"tokens held at the end", cell_share},
@@ -199,6 +209,26 @@ static json_t *phase(uint64_t tokens, double seconds) {
                      "tokens_per_second", seconds > 0 ? kvf__json_number((double)tokens / seconds) : json_null());
 }
 
+static json_t *prefix_json(const kvf_prefix_stats *p) {
+    const struct {
+        const char *name;
+        uint64_t n;
+    } figures[] = {{"queries", p->queries},
+                   {"hits", p->hits},
+                   {"query_tokens", p->query_tokens},
+                   {"hit_tokens", p->hit_tokens},
+                   {"evicted", p->evicted},
+                   {"nodes", p->n_nodes},
+                   {"blocks", p->n_cached},
+                   {"snapshots", p->n_snapshots},
+                   {"snapshot_bytes", p->snapshot_bytes},
+                   {"snapshots_evicted", p->snapshots_evicted}};
+    json_t *o = json_object();
+    for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++)
+        json_object_set_new(o, figures[i].name, count(figures[i].n));
+    return o;
+}
+
 static json_t *tally_json(const kvf__tally *t) {
     json_t *o = json_object(), *mean = json_array(), *max = json_array();
     const kvf_engine_stats *s = &t->stats;
@@ -218,6 +248,7 @@ static json_t *tally_json(const kvf__tally *t) {
     json_object_set_new(o, "steps", count(s->n_steps));
     json_object_set_new(o, "batch_size_reached", count(s->n_running_max));
     json_object_set_new(o, "preemptions", count(s->n_preempted));
+    json_object_set_new(o, "prefix_cache", prefix_json(&s->prefix));
     json_object_set_new(o, "prompt_tokens", count(t->prompt_tokens));
     json_object_set_new(o, "completion_tokens", count(t->completion_tokens));
     json_object_set_new(o, "kv_bytes_held_max", count(s->occupancy.held_bytes_max));

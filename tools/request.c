@@ -10,9 +10,10 @@
 
 enum { MAX_MESSAGES = 4096, MAX_VALUE = 512 };
 
-static const char *const keys[] = {"id",    "prompt",   "messages", "token_ids",  "max_tokens",    "temperature",
-                                   "top_k", "top_p",    "seed",     "stop",       "policy",        "preset",
-                                   "n",     "logprobs", "best_of",  "beam_width", "length_penalty"};
+static const char *const keys[] = {"id",          "prompt",         "messages",   "token_ids", "max_tokens",
+                                   "temperature", "top_k",          "top_p",      "seed",      "stop",
+                                   "policy",      "preset",         "n",          "logprobs",  "best_of",
+                                   "beam_width",  "length_penalty", "prefix_end", "cache_salt"};
 
 /* ---- Numbers and stop strings ---------------------------------------------------------------------------- */
 
@@ -58,6 +59,22 @@ kvf_status kvf__line_ranked(const kvf__line_rules *rules, kvf__line *line, const
     return KVF_OK;
 }
 
+kvf_status kvf__line_cache(kvf__line *line, const json_t *object, kvf_error *err) {
+    const json_t *salt = json_object_get(object, "cache_salt");
+    uint64_t end = line->prefix_end;
+    kvf_status st = kvf__field_count(object, "prefix_end", 0, UINT32_MAX, &end, err);
+    if (st) return st;
+    line->prefix_end = (uint32_t)end;
+    if (!salt) return KVF_OK;
+    if (!json_is_string(salt)) return kvf__field_wrong_type(err, "cache_salt", salt, "a text");
+    if (json_string_length(salt) > KVF_PREFIX_SALT_MAX)
+        return kvf__field_fail(err, KVF_E_INVALID, "cache_salt: has %zu bytes, must have at most %u; give a hash of it",
+                               json_string_length(salt), KVF_PREFIX_SALT_MAX);
+    line->cache_salt = json_string_value(salt);
+    line->salt_bytes = (uint32_t)json_string_length(salt);
+    return KVF_OK;
+}
+
 /* false: none; true or 0: of the tokens taken; n: and of n likeliest at each step. */
 static kvf_status read_logprobs(kvf__line *line, kvf_error *err) {
     const json_t *value = json_object_get(line->root, "logprobs");
@@ -87,6 +104,7 @@ static kvf_status read_numbers(const kvf__line_rules *rules, kvf__line *line, kv
     line->sampling.top_k = (uint32_t)top_k;
     line->sampling.seed = seed;
     kvf_status ranked = kvf__line_ranked(rules, line, line->root, err);
+    if (!ranked) ranked = kvf__line_cache(line, line->root, err);
     return ranked ? ranked : read_logprobs(line, err);
 }
 

@@ -194,6 +194,9 @@ static kvf_status submit_job(pass *p, const kvf__line *line, job *j, kvf_error *
     g.best_of = line->best_of;
     g.beam_width = line->beam_width;
     g.length_penalty = line->length_penalty;
+    g.prefix_end = line->prefix_end;
+    g.cache_salt = line->cache_salt;
+    g.cache_salt_bytes = line->salt_bytes;
     g.user = j;
     g.on_token = p->run->streams && !p->index && !j->answer.several ? on_token : NULL;
     g.on_finish = on_finish;

@@ -86,6 +86,8 @@ kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const
     config.max_running = cli->max_running;
     config.max_context = cli->context;
     config.deterministic = cli->deterministic;
+    config.prefix_cache = !strcmp(cli->prefix_cache, "on");
+    config.snapshot_bytes = cli->snapshot_memory;
     config.fast_activations = cli->fast_activations;
     config.n_score_arrays = any ? most_score_arrays() : kvf_policy_n_arrays(policy);
     config.want_mass_bias = any || policy->merge == KVF_MERGE_MASS;

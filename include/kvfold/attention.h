@@ -142,6 +142,26 @@ KVF_API KVF_CHECK kvf_status kvf_attention_decode(kvf_stream *stream, const kvf_
 KVF_API KVF_CHECK kvf_status kvf_copies_run(const kvf_pages *pages, const kvf_score_pages *scores,
                                             const kvf_copy_list *copies);
 
+/* One layer and group of a view in compressed rows, as FlashInfer's paged kernels take it: the pages of sequence i are
+ * indices[indptr[i] .. indptr[i + 1]), the last of which holds last_page_len[i] slots. */
+typedef struct kvf_csr {
+    size_t struct_size;
+    int32_t *indptr;        /* [n_seqs + 1] */
+    int32_t *indices;       /* [capacity] */
+    int32_t *last_page_len; /* [n_seqs]; 0 for an empty table */
+    uint32_t capacity;      /* of indices */
+    uint32_t n_indices;     /* filled in; with KVF_E_LIMIT: what it takes */
+} kvf_csr;
+
+/** Fills the compressed rows of one layer and group, so that a framework can run its own attention over our pages.
+ *  @param view of the batch. @param pages the memory that it is about. @param layer layer. @param group head group.
+ *  @param csr buffers and capacity set by the caller, n_indices filled. @param err detail, or NULL.
+ *  @own the caller's buffers. @threads as the view's manager.
+ *  @errors KVF_E_INVALID; KVF_E_LIMIT (capacity: n_indices says what it takes, nothing else is written); KVF_E_UNSUPPORTED (the pages carry
+ *  biases: slots have weights, which other kernels would leave out). @cost O(blocks), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_view_csr(const kvf_view *view, const kvf_pages *pages, uint32_t layer, uint32_t group,
+                                          kvf_csr *csr, kvf_error *err);
+
 /** Whether this CPU has a path (KVF_CPU_REF and KVF_CPU_SCALAR always).
  *  @param path a path. @own nothing. @threads any. @errors none. @cost O(1). */
 KVF_API int kvf_cpu_has_path(kvf_cpu_path path);

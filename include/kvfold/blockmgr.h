@@ -202,6 +202,8 @@ typedef struct kvf_reserve {
     const uint32_t *n_slots; /* [n_layers][n_groups], slots; each at most max_slots */
     int with_scores;         /* whether score pages are promised too */
     int growth;
+    int fresh; /* 1: a table with a block that another sequence holds is promised all of it: before the first event of a
+                * sequence that holds private blocks too, and will write to fresh ones (not with growth) */
 } kvf_reserve;
 
 /** kvf_seq_reserve with all that a reservation has; a fork's child inherits `growth`.

@@ -56,6 +56,9 @@ typedef struct kvf_engine_config {
     int fast_activations; /* 1: see kvf_forward */
     /* Of the block manager; copied; NULL: it keeps none. Read it through kvf_engine_manager. */
     const kvf_profile_config *profile;
+    int prefix_cache; /* 1: prompts that begin alike share their blocks, and keep them when they end */
+    uint64_t
+        snapshot_bytes; /* memory for the column sums of cached prompts, beside kv_bytes; 0: a twentieth of kv_bytes */
 } kvf_engine_config;
 
 typedef enum kvf_finish {
@@ -95,6 +98,7 @@ typedef struct kvf_result {
     uint32_t index, n_results;          /* which (best_of above n, beams: its rank), of how many */
     double score;                       /* mean log-probability; beams: sum / tokens ^ length_penalty */
     uint64_t own_blocks, shared_blocks; /* blocks at its end that nobody else holds; that a sibling holds too */
+    uint32_t n_cached;                  /* prompt tokens that were found in the prefix cache */
 } kvf_result;
 
 enum { KVF_TOP_LOGPROBS_MAX = 20, KVF_SAMPLES_MAX = 128 };
@@ -123,6 +127,10 @@ typedef struct kvf_generate {
     double length_penalty; /* with beam_width; 0 compares sums, 1 means */
     /* In place of on_token: index says which of n. Or NULL. */
     void (*on_sample_token)(void *user, uint32_t index, kvf_request request, uint32_t token, double logprob);
+    const void *cache_salt; /* prompts of different salts never share: a tenant's name, an adapter's; copied; or NULL */
+    uint32_t cache_salt_bytes;
+    uint32_t prefix_end; /* tokens of the prompt that others will share, a multiple of block_size; 0: unknown */
+    int no_cache_hits;   /* 1: the prompt is computed anew, and can be found afterwards */
 } kvf_generate;
 
 typedef struct kvf_engine_stats {
@@ -137,6 +145,7 @@ typedef struct kvf_engine_stats {
     uint32_t n_layers;
     const kvf_layer_occupancy *layers; /* [n_layers], of now */
     uint64_t merged, dropped, kept;    /* of finished and running requests */
+    kvf_prefix_stats prefix;           /* zeros without a prefix cache */
 } kvf_engine_stats;
 
 /** A config with struct_size set and fp16 pages.
@@ -210,6 +219,39 @@ KVF_API const kvf_manager *kvf_engine_manager(const kvf_engine *engine, const kv
 /** The sequence index a running request has in both, UINT32_MAX when it is not running.
  *  @param engine an engine. @param request a request. @own nothing. @threads as the engine. @errors none. @cost O(1). */
 KVF_API uint32_t kvf_engine_seq_index(const kvf_engine *engine, kvf_request request);
+
+/* ---- Cached prompts in files ---------------------------------------------------------------- */
+
+typedef struct kvf_prompt_file {
+    size_t struct_size;
+    const char *path;
+    const void
+        *identity; /* of the model: up to 64 bytes that differ whenever the weights do; a file is read with those only
+                           * that it was written with */
+    uint32_t identity_bytes;
+    uint32_t salt_bytes;
+    const void *salt; /* kvf_generate.cache_salt */
+} kvf_prompt_file;
+
+/** Saves what the prefix cache has of a prompt: K and V, and the column sums where there is a snapshot (then up to the deepest
+ *  one, so that any policy can go on from it). The file is written beside its name and takes its place when it is whole.
+ *  @param engine an engine with a prefix cache. @param file where to. @param tokens the prompt. @param n_tokens its length.
+ *  @param n_saved tokens in the file, or NULL. @param err names file, value and remedy, or NULL.
+ *  @own nothing is kept. @threads as the engine, outside callbacks.
+ *  @errors KVF_E_NOT_FOUND (no block of it is cached), KVF_E_IO (a full disk too: what was there before stays), KVF_E_STATE (no
+ *  prefix cache), KVF_E_INVALID, KVF_E_LIMIT, KVF_E_NO_MEMORY. @cost writes the bytes. Counts as a query of the cache. */
+KVF_API KVF_CHECK kvf_status kvf_engine_prompt_save(kvf_engine *engine, const kvf_prompt_file *file,
+                                                    const uint32_t *tokens, uint32_t n_tokens, uint32_t *n_saved,
+                                                    kvf_error *err);
+
+/** Puts a saved prompt into the prefix cache.
+ *  @param engine an engine with a prefix cache. @param file which. @param n_loaded its tokens, or NULL.
+ *  @param err names file, value and remedy, or NULL. @own nothing is kept. @threads as the engine, outside callbacks.
+ *  @errors KVF_E_NOT_FOUND (no such file), KVF_E_FORMAT (foreign, torn, damaged, of another model, page type or salt),
+ *  KVF_E_UNSUPPORTED (version), KVF_E_NEVER_FITS (the context), KVF_E_NO_BLOCKS, KVF_E_LIMIT, KVF_E_IO, KVF_E_STATE, KVF_E_INVALID,
+ *  KVF_E_NO_MEMORY; nothing has changed then. @cost reads the file twice, from memory the second time. */
+KVF_API KVF_CHECK kvf_status kvf_engine_prompt_load(kvf_engine *engine, const kvf_prompt_file *file, uint32_t *n_loaded,
+                                                    kvf_error *err);
 
 #ifdef __cplusplus
 }

@@ -25,6 +25,7 @@
 
 #include "kvfold/blockmgr.h"
 #include "kvfold/policy.h"
+#include "kvfold/prefix.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -75,6 +76,14 @@ typedef struct kvf_step_item {
     int samples;             /* after the step all known tokens are computed: the next one can be sampled */
     uint32_t prefill_offset; /* of this request in the accumulators, in tokens; UINT32_MAX: needs none */
     uint32_t n_held;         /* samples that kvf_sched_prompt_done will fork off */
+    /* The prefix cache. match: set in a request's first item when its first match->n_tokens tokens were found; it begins
+     * there. The accumulators of match->n_snapshot_tokens are to be read (kvf_prefix_snapshot_get) before the item runs.
+     * logits_only: the snapshot has the sums of this item's query already; they must not be added again. take_snapshot:
+     * after the step the sums of the first token_begin + n_tokens tokens are worth keeping, with snapshot_flags
+     * (kvf_prefix_snapshot_put). */
+    int logits_only, take_snapshot;
+    uint32_t snapshot_flags;
+    const kvf_prefix_match *match; /* NULL without a hit */
 } kvf_step_item;
 
 typedef enum kvf_end_reason {
@@ -183,6 +192,33 @@ KVF_API kvf_seq kvf_sched_seq(const kvf_sched *sched, kvf_request request);
  *  @param sched a scheduler with no step planned. @param preempted its request and user, which no step will list.
  *  @own nothing. @threads as the scheduler. @errors KVF_E_STATE, KVF_E_NO_BLOCKS (fewer than two run). @cost O(its blocks). */
 KVF_API KVF_CHECK kvf_status kvf_sched_shed(kvf_sched *sched, kvf_step_item *preempted);
+
+/** Promises a request the fresh blocks that its first event writes to where another sequence holds blocks of its tables too:
+ *  once its sizes are known, before kvf_compact_begin. Without room the former promise stands, and kvf_compact_begin may say
+ *  KVF_E_NO_BLOCKS: kvf_sched_shed is for that.
+ *  @param sched a scheduler. @param request one whose prompt is computed. @own nothing. @threads as the scheduler.
+ *  @errors KVF_E_NOT_FOUND, KVF_E_STATE. @cost O(blocks of its tables). */
+KVF_API KVF_CHECK kvf_status kvf_sched_event_room(kvf_sched *sched, kvf_request request);
+
+typedef struct kvf_sched_prefix {
+    size_t struct_size;
+    kvf_prefix_key
+        key; /* of its known tokens, n_prompt of them at least: the prompt, and room in which the caller writes each
+                         * generated token before kvf_sched_token tells of it. All that it points to must live as long as the
+                         * request. tokens NULL: the request neither looks for its prompt nor stores it */
+    uint32_t prefix_end; /* a multiple of block_size up to n_prompt: what other prompts will share; a chunk ends there
+                          * with the cache on and off; 0: unknown */
+    int no_hits;         /* 1: it is stored, but computed anew */
+    int prompt_only; /* 1: what is generated is not stored. Decode and prefill give other bits for the same token, so that a
+                          * prompt which repeats an answer would depend on whether that was found */
+} kvf_sched_prefix;
+
+/** What a request is found by in the manager's prefix cache: right after its submission, or its fork.
+ *  @param sched a scheduler. @param request a live one. @param prefix see there; copied.
+ *  @own what the key points to stays the caller's. @threads as the scheduler.
+ *  @errors KVF_E_NOT_FOUND, KVF_E_INVALID (prefix_end, too few tokens). @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request request,
+                                                  const kvf_sched_prefix *prefix);
 
 /** Sets the reservation anew from the policy's sizes (after an overflow).
  *  @param sched a scheduler. @param request running. @own nothing. @threads as the scheduler.

@@ -1,0 +1,392 @@
+/* A cached prompt in a file: docs/prompt-file.md. Written to a file beside it and renamed, read only when all of it is sound. */
+#define _GNU_SOURCE
+#define XXH_INLINE_ALL
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "engine/internal.h"
+
+enum { VERSION = 1, IDENTITY_MAX = 64, FLAG_SUMS = 1 };
+static const char magic[8] = "KVFPROMP";
+
+/* Little endian, as the machines are that this builds for. */
+typedef struct header {
+    char magic[8];
+    uint32_t version, header_bytes;
+    uint32_t n_layers, n_kv_heads, n_q_heads, head_dim, dtype; /* kvf_dtype */
+    uint32_t n_tokens, flags, identity_bytes, salt_bytes, reserved;
+    unsigned char identity[IDENTITY_MAX], salt[KVF_PREFIX_SALT_MAX];
+    uint64_t payload_bytes;
+    uint64_t checksum[2]; /* XXH3, 128 bits, of the payload and then of the header with zeros here */
+} header;
+_Static_assert(sizeof(header) == 8 + 12 * 4 + 64 + 64 + 24, "the file's layout");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file is written as memory lies");
+
+static size_t row_bytes(const kvf_engine *e) { return (size_t)e->info->head_dim * kvf_dtype_bytes(e->config.kv_dtype); }
+
+/* Tokens; for each (layer, KV head) K rows, V rows, key norms; column sums for each (layer, query head). */
+static uint64_t payload_bytes(const kvf_engine *e, uint32_t n_tokens, uint32_t flags) {
+    const kvf_model_info *m = e->info;
+    uint64_t token = sizeof(uint32_t) + (uint64_t)m->n_layers * m->n_kv_heads * (2 * row_bytes(e) + sizeof(float));
+    if (flags & FLAG_SUMS) token += (uint64_t)m->n_layers * m->n_q_heads * sizeof(float);
+    return token * n_tokens;
+}
+
+static header header_of(const kvf_engine *e, const kvf_prompt_file *f, uint32_t n_tokens, uint32_t flags) {
+    header h = {.version = VERSION,
+                .header_bytes = sizeof h,
+                .n_layers = e->info->n_layers,
+                .n_kv_heads = e->info->n_kv_heads,
+                .n_q_heads = e->info->n_q_heads,
+                .head_dim = e->info->head_dim,
+                .dtype = (uint32_t)e->config.kv_dtype,
+                .n_tokens = n_tokens,
+                .flags = flags,
+                .identity_bytes = f->identity_bytes,
+                .salt_bytes = f->salt_bytes,
+                .payload_bytes = payload_bytes(e, n_tokens, flags)};
+    memcpy(h.magic, magic, sizeof magic);
+    if (f->identity_bytes) memcpy(h.identity, f->identity, f->identity_bytes);
+    if (f->salt_bytes) memcpy(h.salt, f->salt, f->salt_bytes);
+    return h;
+}
+
+static void finish_checksum(XXH3_state_t *x, header *h) {
+    h->checksum[0] = h->checksum[1] = 0;
+    (void)XXH3_128bits_update(x, h, sizeof *h);
+    XXH128_hash_t sum = XXH3_128bits_digest(x);
+    h->checksum[0] = sum.low64;
+    h->checksum[1] = sum.high64;
+}
+
+static kvf_status check(const kvf_engine *e, const kvf_prompt_file *f, kvf_prompt_file *out, kvf_error *err) {
+    if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
+    kvf_status st = kvf__config_read(out, sizeof *out, f, "kvf_prompt_file", err);
+    if (st) return st;
+    if (!e->config.prefix_cache)
+        return kvf__fail(err, KVF_E_STATE,
+                         "prompt file: the engine has no prefix cache; create it with prefix_cache 1");
+    if (!out->path || !out->path[0]) return kvf__fail(err, KVF_E_INVALID, "prompt file: path is empty");
+    if (out->identity_bytes > IDENTITY_MAX || (out->identity_bytes && !out->identity))
+        return kvf__fail(err, KVF_E_INVALID, "identity of %u bytes: must have at most %d; give a hash of it",
+                         out->identity_bytes, IDENTITY_MAX);
+    if (out->salt_bytes > KVF_PREFIX_SALT_MAX || (out->salt_bytes && !out->salt))
+        return kvf__fail(err, KVF_E_INVALID, "salt of %u bytes: must have at most %u; give a hash of it",
+                         out->salt_bytes, KVF_PREFIX_SALT_MAX);
+    return KVF_OK;
+}
+
+static kvf_prefix_key key_of(const kvf_prompt_file *f, const uint32_t *tokens, uint32_t n_tokens) {
+    return (kvf_prefix_key){.struct_size = sizeof(kvf_prefix_key),
+                            .tokens = tokens,
+                            .n_tokens = n_tokens,
+                            .salt = f->salt,
+                            .salt_bytes = f->salt_bytes};
+}
+
+/* ---- Where a prompt's rows lie ---------------------------------------------------------------------------- */
+
+/* A run of slots of one (layer, KV head) within one block. */
+typedef struct run {
+    unsigned char *k, *v;
+    float *norm;
+    uint32_t *pos;
+    uint32_t n;
+} run;
+
+static run run_at(const kvf_engine *e, kvf_seq seq, uint32_t layer, uint32_t head, uint32_t begin, uint32_t end) {
+    const kvf_pages *p = &e->pages;
+    const uint32_t *blocks = NULL;
+    uint32_t in_group = head % p->heads_per_group, bs = p->block_size, slot = begin % bs;
+    kvf_status st = kvf_seq_table(e->manager, seq, layer, head / p->heads_per_group, NULL, NULL, &blocks);
+    if (st) return (run){0};
+    size_t block = blocks[begin / bs], at = (block * p->heads_per_group + in_group) * bs + slot;
+    size_t within = ((size_t)in_group * bs + slot) * row_bytes(e);
+    return (run){(unsigned char *)p->k + block * p->k_block_stride + within,
+                 (unsigned char *)p->v + block * p->v_block_stride + within, p->key_norm + at, p->pos + at,
+                 KVF__MIN(bs - slot, end - begin)};
+}
+
+/* ---- Saving ---------------------------------------------------------------------------------------------------- */
+
+typedef struct writer {
+    FILE *file;
+    XXH3_state_t *hash;
+    bool failed;
+} writer;
+
+static void put(writer *w, const void *data, size_t bytes) {
+    if (fwrite(data, 1, bytes, w->file) != bytes) w->failed = true;
+    (void)XXH3_128bits_update(w->hash, data, bytes);
+}
+
+static void put_rows(kvf_engine *e, writer *w, kvf_seq seq, uint32_t n_tokens) {
+    for (uint32_t layer = 0; layer < e->info->n_layers; layer++)
+        for (uint32_t head = 0; head < e->info->n_kv_heads; head++)
+            for (int what = 0; what < 3; what++)
+                for (uint32_t t = 0; t < n_tokens;) {
+                    run r = run_at(e, seq, layer, head, t, n_tokens);
+                    if (what == 2)
+                        put(w, r.norm, r.n * sizeof *r.norm);
+                    else
+                        put(w, what ? r.v : r.k, r.n * row_bytes(e));
+                    t += r.n;
+                }
+}
+
+static void put_sums(kvf_engine *e, writer *w, uint32_t n_tokens) {
+    uint32_t bs = e->config.block_size, n_rows = e->info->n_layers * e->info->n_q_heads;
+    for (uint32_t row = 0; row < n_rows; row++)
+        for (uint32_t t = 0; t < n_tokens; t += bs)
+            put(w, e->snapshots + ((size_t)e->page_ids[t / bs] * n_rows + row) * bs,
+                KVF__MIN(bs, n_tokens - t) * sizeof(float));
+}
+
+static kvf_status io_failed(kvf_error *err, const char *path, const char *what) {
+    return kvf__fail(err, KVF_E_IO, "%s: %s: %s", path, what, strerror(errno));
+}
+
+static kvf_status write_file(kvf_engine *e, const kvf_prompt_file *f, const char *path, header *h, kvf_seq seq,
+                             const uint32_t *tokens, kvf_error *err) {
+    FILE *file = fopen(path, "wb");
+    XXH3_state_t *hash = XXH3_createState();
+    kvf_status st = KVF_OK;
+    if (!hash)
+        st = kvf__fail(err, KVF_E_NO_MEMORY, "%s: no memory for the checksum", f->path);
+    else if (!file)
+        st = io_failed(err, f->path, "cannot be created");
+    if (!st) {
+        writer w = {file, hash, fwrite(h, sizeof *h, 1, file) != 1};
+        (void)XXH3_128bits_reset(hash);
+        put(&w, tokens, h->n_tokens * sizeof *tokens);
+        put_rows(e, &w, seq, h->n_tokens);
+        if (h->flags & FLAG_SUMS) put_sums(e, &w, h->n_tokens);
+        finish_checksum(hash, h);
+        if (w.failed || fseek(file, 0, SEEK_SET) || fwrite(h, sizeof *h, 1, file) != 1 || fflush(file) ||
+            fsync(fileno(file)))
+            st = io_failed(err, f->path, "writing failed");
+    }
+    if (file && fclose(file) && !st) st = io_failed(err, f->path, "writing failed");
+    (void)XXH3_freeState(hash);
+    return st;
+}
+
+/* To a file beside it, which takes its place when it is whole. */
+static kvf_status replace_file(kvf_engine *e, const kvf_prompt_file *f, header *h, kvf_seq seq, const uint32_t *tokens,
+                               kvf_error *err) {
+    size_t room = strlen(f->path) + 32;
+    char *path = kvf__alloc(&e->allocator, room);
+    if (!path) return kvf__fail(err, KVF_E_NO_MEMORY, "%s: no memory for its name", f->path);
+    snprintf(path, room, "%s.%ld.part", f->path, (long)getpid());
+    kvf_status st = write_file(e, f, path, h, seq, tokens, err);
+    if (!st && rename(path, f->path)) st = io_failed(err, f->path, "renaming failed");
+    if (st) (void)unlink(path);
+    kvf__free(&e->allocator, path, room);
+    return st;
+}
+
+/* With its sums where there is a snapshot, else the whole blocks. */
+static kvf_status find_prompt(kvf_engine *e, const kvf_prefix_key *key, kvf_prefix_match *match, uint32_t *flags,
+                              kvf_error *err) {
+    kvf_prefix_options options = kvf_prefix_options_default();
+    options.max_tokens = key->n_tokens;
+    options.need_snapshot = 1;
+    *flags = FLAG_SUMS;
+    kvf_status st = kvf_prefix_lookup(e->manager, key, &options, match);
+    if (!st && !match->n_tokens) {
+        options.need_snapshot = 0;
+        *flags = 0;
+        st = kvf_prefix_lookup(e->manager, key, &options, match);
+    }
+    if (st) return kvf__fail(err, st, "prompt: %s", kvf_manager_error(e->manager));
+    if (!match->n_tokens)
+        return kvf__fail(err, KVF_E_NOT_FOUND,
+                         "prompt of %u tokens: no block of it is in the cache; generate from it first", key->n_tokens);
+    return KVF_OK;
+}
+
+kvf_status kvf_engine_prompt_save(kvf_engine *e, const kvf_prompt_file *file, const uint32_t *tokens, uint32_t n_tokens,
+                                  uint32_t *n_saved, kvf_error *err) {
+    kvf_prompt_file f;
+    kvf_status st = check(e, file, &f, err);
+    if (st) return st;
+    if (!tokens || !n_tokens) return kvf__fail(err, KVF_E_INVALID, "prompt: has no token; give at least one");
+    kvf_prefix_key key = key_of(&f, tokens, n_tokens);
+    kvf_prefix_match match;
+    uint32_t flags = 0, n = 0;
+    if ((st = find_prompt(e, &key, &match, &flags, err))) return st;
+    kvf_seq seq;
+    if ((st = kvf_seq_create(e->manager, &seq)))
+        return kvf__fail(err, st, "%s: %s", f.path, kvf_manager_error(e->manager));
+    if ((st = kvf_prefix_attach(e->manager, seq, &key, &match, NULL)) ||
+        (flags && (st = kvf_prefix_snapshot_get(e->manager, &match, e->page_ids,
+                                                kvf__ceil_div(e->config.max_context, e->config.block_size), &n)))) {
+        kvf__fail(err, st, "%s: %s", f.path, kvf_manager_error(e->manager));
+    } else {
+        header h = header_of(e, &f, match.n_tokens, flags);
+        st = replace_file(e, &f, &h, seq, tokens, err);
+        if (!st && n_saved) *n_saved = match.n_tokens;
+    }
+    kvf_status freed = kvf_seq_free(e->manager, seq);
+    return st ? st : freed;
+}
+
+/* ---- Loading ----------------------------------------------------------------------------------------------------- */
+
+static kvf_status differs(kvf_error *err, const char *path, const char *what, uint32_t value, uint32_t ours) {
+    return kvf__fail(err, KVF_E_FORMAT, "%s: %s %u: this engine has %u; the file is of another model or setting", path,
+                     what, value, ours);
+}
+
+static kvf_status check_header(const kvf_engine *e, const kvf_prompt_file *f, const header *h, uint64_t file_bytes,
+                               kvf_error *err) {
+    const kvf_model_info *m = e->info;
+    if (file_bytes < sizeof *h || memcmp(h->magic, magic, sizeof magic))
+        return kvf__fail(err, KVF_E_FORMAT, "%s: is no prompt file (%llu bytes)", f->path,
+                         (unsigned long long)file_bytes);
+    if (h->version != VERSION || h->header_bytes != sizeof *h)
+        return kvf__fail(err, KVF_E_UNSUPPORTED, "%s: version %u of the format: this program reads %d", f->path,
+                         h->version, VERSION);
+    const struct {
+        const char *what;
+        uint32_t value, ours;
+    } same[] = {{"n_layers", h->n_layers, m->n_layers},
+                {"n_kv_heads", h->n_kv_heads, m->n_kv_heads},
+                {"n_q_heads", h->n_q_heads, m->n_q_heads},
+                {"head_dim", h->head_dim, m->head_dim},
+                {"kv_dtype", h->dtype, (uint32_t)e->config.kv_dtype}};
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        if (same[i].value != same[i].ours) return differs(err, f->path, same[i].what, same[i].value, same[i].ours);
+    if (h->identity_bytes != f->identity_bytes ||
+        (f->identity_bytes && memcmp(h->identity, f->identity, f->identity_bytes) != 0))
+        return kvf__fail(err, KVF_E_FORMAT, "%s: was made with another model: delete it, or name another file",
+                         f->path);
+    if (h->salt_bytes != f->salt_bytes || (f->salt_bytes && memcmp(h->salt, f->salt, f->salt_bytes) != 0))
+        return kvf__fail(err, KVF_E_FORMAT, "%s: has another cache salt: name the file of this one", f->path);
+    if (!h->n_tokens || h->flags > FLAG_SUMS || h->payload_bytes != payload_bytes(e, h->n_tokens, h->flags) ||
+        file_bytes != sizeof *h + h->payload_bytes)
+        return kvf__fail(err, KVF_E_FORMAT, "%s: is torn: %llu bytes where its header has %llu; delete it", f->path,
+                         (unsigned long long)file_bytes, (unsigned long long)(sizeof *h + h->payload_bytes));
+    if (h->n_tokens >= e->config.max_context)
+        return kvf__fail(err, KVF_E_NEVER_FITS, "%s: %u tokens: the context is %u tokens", f->path, h->n_tokens,
+                         e->config.max_context);
+    return KVF_OK;
+}
+
+static kvf_status check_payload(const kvf_engine *e, const kvf_prompt_file *f, const header *h, kvf_error *err) {
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash) return kvf__fail(err, KVF_E_NO_MEMORY, "%s: no memory for the checksum", f->path);
+    header mine = *h;
+    (void)XXH3_128bits_reset(hash);
+    (void)XXH3_128bits_update(hash, h + 1, h->payload_bytes);
+    finish_checksum(hash, &mine);
+    (void)XXH3_freeState(hash);
+    if (memcmp(mine.checksum, h->checksum, sizeof mine.checksum) != 0)
+        return kvf__fail(err, KVF_E_FORMAT, "%s: its checksum does not match: it is damaged; delete it", f->path);
+    const uint32_t *tokens = (const uint32_t *)(const void *)(h + 1);
+    for (uint32_t i = 0; i < h->n_tokens; i++)
+        if (tokens[i] >= e->info->n_vocab)
+            return kvf__fail(err, KVF_E_FORMAT, "%s: token %u at index %u: the vocabulary has %u", f->path, tokens[i],
+                             i, e->info->n_vocab);
+    return KVF_OK;
+}
+
+static const unsigned char *get_rows(kvf_engine *e, kvf_seq seq, uint32_t n_tokens, const unsigned char *from) {
+    for (uint32_t layer = 0; layer < e->info->n_layers; layer++)
+        for (uint32_t head = 0; head < e->info->n_kv_heads; head++)
+            for (int what = 0; what < 3; what++)
+                for (uint32_t t = 0; t < n_tokens;) {
+                    run r = run_at(e, seq, layer, head, t, n_tokens);
+                    size_t bytes = r.n * (what == 2 ? sizeof *r.norm : row_bytes(e));
+                    memcpy(what == 2 ? (unsigned char *)r.norm : what ? r.v : r.k, from, bytes);
+                    for (uint32_t i = 0; what == 2 && i < r.n; i++) r.pos[i] = t + i;
+                    from += bytes;
+                    t += r.n;
+                }
+    return from;
+}
+
+/* Weight 1 and bias 0, as at birth. */
+static void reset_weights(kvf_engine *e, kvf_seq seq, uint32_t n_tokens) {
+    if (!e->pages.weight) return;
+    for (uint32_t layer = 0; layer < e->info->n_layers; layer++)
+        for (uint32_t head = 0; head < e->info->n_kv_heads; head++)
+            for (uint32_t t = 0; t < n_tokens;) {
+                run r = run_at(e, seq, layer, head, t, n_tokens);
+                for (ptrdiff_t i = 0, at = r.pos - e->pages.pos; i < (ptrdiff_t)r.n; i++) {
+                    e->pages.weight[at + i] = 1;
+                    e->pages.bias[at + i] = 0;
+                }
+                t += r.n;
+            }
+}
+
+static void get_sums(kvf_engine *e, uint32_t n_tokens, const unsigned char *from) {
+    uint32_t bs = e->config.block_size, n_rows = e->info->n_layers * e->info->n_q_heads;
+    for (uint32_t row = 0; row < n_rows; row++)
+        for (uint32_t t = 0; t < n_tokens; t += bs) {
+            size_t bytes = KVF__MIN(bs, n_tokens - t) * sizeof(float);
+            memcpy(e->snapshots + ((size_t)e->page_ids[t / bs] * n_rows + row) * bs, from, bytes);
+            from += bytes;
+        }
+}
+
+/* A sequence of these tokens for as long as it takes to write and store them. */
+static kvf_status fill(kvf_engine *e, const kvf_prompt_file *f, const header *h, kvf_error *err) {
+    const uint32_t *tokens = (const uint32_t *)(const void *)(h + 1);
+    kvf_seq seq;
+    kvf_status st = kvf_seq_create(e->manager, &seq);
+    if (st) return kvf__fail(err, st, "%s: %s", f->path, kvf_manager_error(e->manager));
+    const kvf_append_item item = {seq, h->n_tokens};
+    if ((st = kvf_append(e->manager, &item, 1, NULL))) {
+        kvf__fail(err, st, "%s: %u tokens: %s", f->path, h->n_tokens, kvf_manager_error(e->manager));
+    } else {
+        const unsigned char *from = get_rows(e, seq, h->n_tokens, (const unsigned char *)(tokens + h->n_tokens));
+        reset_weights(e, seq, h->n_tokens);
+        kvf_prefix_key key = key_of(f, tokens, h->n_tokens);
+        kvf_prefix_store_options options = {.struct_size = sizeof options,
+                                            .flags = h->flags & FLAG_SUMS ? KVF_PREFIX_PARTIAL : 0};
+        uint32_t n = 0, capacity = kvf__ceil_div(e->config.max_context, e->config.block_size);
+        st = kvf_prefix_store(e->manager, seq, &key, h->n_tokens, &options, NULL);
+        if (!st && h->flags & FLAG_SUMS)
+            st = kvf_prefix_snapshot_put(e->manager, seq, &key, h->n_tokens, KVF_SNAPSHOT_KEEP_LONG, e->page_ids,
+                                         capacity, &n);
+        if (st)
+            kvf__fail(err, st, "%s: %s", f->path, kvf_manager_error(e->manager));
+        else if (n)
+            get_sums(e, h->n_tokens, from);
+    }
+    kvf_status freed = kvf_seq_free(e->manager, seq);
+    return st ? st : freed;
+}
+
+kvf_status kvf_engine_prompt_load(kvf_engine *e, const kvf_prompt_file *file, uint32_t *n_loaded, kvf_error *err) {
+    kvf_prompt_file f;
+    kvf_status st = check(e, file, &f, err);
+    if (st) return st;
+    int fd = open(f.path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return kvf__fail(err, errno == ENOENT ? KVF_E_NOT_FOUND : KVF_E_IO, "%s: cannot be opened: %s", f.path,
+                         strerror(errno));
+    struct stat info;
+    void *map = MAP_FAILED;
+    if (fstat(fd, &info) || !S_ISREG(info.st_mode))
+        st = kvf__fail(err, KVF_E_IO, "%s: is no regular file", f.path);
+    else if (info.st_size < (off_t)sizeof(header))
+        st = kvf__fail(err, KVF_E_FORMAT, "%s: is no prompt file (%lld bytes)", f.path, (long long)info.st_size);
+    else if ((map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0)) == MAP_FAILED)
+        st = io_failed(err, f.path, "cannot be mapped");
+    (void)close(fd);
+    if (st) return st;
+    const header *h = map;
+    if (!(st = check_header(e, &f, h, (uint64_t)info.st_size, err)) && !(st = check_payload(e, &f, h, err)))
+        st = fill(e, &f, h, err);
+    if (!st && n_loaded) *n_loaded = h->n_tokens;
+    (void)munmap(map, (size_t)info.st_size);
+    return st;
+}

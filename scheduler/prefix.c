@@ -1,0 +1,76 @@
+/* The prefix cache as the scheduler uses it: what of a prompt is found, what that leaves to promise, what is stored. */
+#include "scheduler/sched.h"
+
+static bool caches(const kvf_sched *s, const kvf__req *r) {
+    return r->prefix.key.tokens && kvf_manager_get_config(s->config.manager)->prefix_cache;
+}
+
+static kvf_prefix_key key_of(const kvf__req *r, uint32_t n_tokens) {
+    kvf_prefix_key key = r->prefix.key;
+    key.n_tokens = n_tokens;
+    return key;
+}
+
+void kvf__sched_forget_match(kvf__req *r) { r->match = (kvf_prefix_match){.struct_size = sizeof r->match}; }
+
+/* A policy that sums the prompt's columns continues only from a snapshot of them. In a whole prompt that was found the
+ * last query runs again. */
+void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
+    kvf__sched_forget_match(r);
+    r->n_prefill = r->replays ? r->n_prompt : r->n_known;
+    if (!caches(s, r) || r->prefix.no_hits) return;
+    kvf_prefix_key key = key_of(r, r->n_prefill);
+    kvf_prefix_options options = kvf_prefix_options_default();
+    options.need_snapshot = r->needs_sums;
+    options.partial = !r->needs_sums;
+    kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
+    if (status != KVF_OK) kvf__sched_forget_match(r);
+}
+
+/* Blocks of the match that somebody refers to, over all tables. */
+uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r) {
+    return (uint64_t)kvf__ceil_div(r->match.n_tokens, s->block_size) * s->n_tables - r->match.n_idle;
+}
+
+/* The reservation is s->want. A miss is counted too. */
+kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r, const kvf_reserve *reserve) {
+    if (!caches(s, r)) return kvf_seq_reserve_as(s->config.manager, r->seq, reserve);
+    kvf_prefix_key key = key_of(r, r->n_prefill);
+    return kvf_prefix_attach(s->config.manager, r->seq, &key, &r->match, reserve);
+}
+
+/* Where the chunk that begins at `begin` ends: on the grid, at prefix_end, or with what is prefilled. */
+uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t begin) {
+    uint32_t end = KVF__MIN(r->n_prefill, begin - begin % s->config.chunk + s->config.chunk);
+    return begin < r->prefix.prefix_end && r->prefix.prefix_end < end ? r->prefix.prefix_end : end;
+}
+
+/* What an item has to do with the cache. */
+void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *item) {
+    if (item->kind != KVF_STEP_PREFILL || !caches(s, r)) return;
+    uint32_t end = item->token_begin + item->n_tokens;
+    bool first = r->match.n_tokens && item->token_begin == r->match.n_tokens;
+    if (first) {
+        item->match = &r->match;
+        item->logits_only = r->match.n_snapshot_tokens > r->match.n_tokens;
+    }
+    if (!r->needs_sums || item->logits_only) return;
+    item->take_snapshot = end == r->prefix.prefix_end || end == r->n_prefill || end % s->config.chunk == 0;
+    if (end == r->prefix.prefix_end)
+        item->snapshot_flags = KVF_SNAPSHOT_KEEP_LONG;
+    else if (end % s->config.chunk)
+        item->snapshot_flags = KVF_SNAPSHOT_WHOLE;
+}
+
+/* K and V of the computed tokens are written: they can be found from now on. What cannot be stored is not: the cache
+ * costs hits at worst. */
+void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill) {
+    if (!caches(s, r)) return;
+    if (!prefill && (r->evicts || r->prefix.prompt_only || r->n_computed % s->block_size)) return;
+    kvf_prefix_key key = key_of(r, r->n_computed);
+    kvf_prefix_store_options options = {.struct_size = sizeof options,
+                                        .flags =
+                                            r->needs_sums && r->n_computed == r->n_prefill ? KVF_PREFIX_PARTIAL : 0};
+    kvf_status status = kvf_prefix_store(s->config.manager, r->seq, &key, r->n_computed, &options, NULL);
+    (void)status;
+}

@@ -1,0 +1,179 @@
+/* The prefix cache under the engine: the same results with it on and off, less work, fewer blocks, no trace left. */
+#define _DEFAULT_SOURCE
+#include "tests/engine_rig.h"
+
+TestSuite(engine_prefix, .init = open_model, .fini = close_model);
+
+/* full and streaming find any block, the others a snapshot. */
+static const char *const policies[] = {
+    "full",
+    "streaming rho=0.3 min_tokens=16",
+    "h2o rho=0.3 min_tokens=16",
+    "d2o rho=0.3 min_tokens=16",
+    "d2o authors rho=0.3",
+    "d2o rho=0.3 min_tokens=16 merge=mass merge_keys=0 gate=0.2",
+    "d2o budget_tokens=64",
+    "d2o rho=1",
+};
+enum { N_POLICIES = sizeof policies / sizeof *policies };
+
+/* Chunks of 16 tokens, so that all products go the way whose rows do not depend on the batch. */
+static kvf_engine_config small_chunks(uint32_t n_blocks, int cache) {
+    kvf_engine_config c = config_of(n_blocks);
+    c.chunk = 16;
+    c.prefix_cache = cache;
+    c.snapshot_bytes = 1 << 20;
+    return c;
+}
+
+/* n tokens of which the first n_shared are those of `seed`, the others of their own. */
+static void submit_long(kvf_engine *e, struct answer *a, uint32_t n_shared, uint32_t n, uint32_t own, uint32_t end,
+                        const char *policy, uint32_t max_tokens) {
+    uint32_t prompt[MAX_TOKENS], tail[MAX_TOKENS];
+    kvf_policy_options o = options_of(policy);
+    (void)request_of(tail, n, 1000 + own, 12, a);
+    kvf_generate g = request_of(prompt, n, 1, max_tokens, a);
+    memcpy(prompt + n_shared, tail, (n - n_shared) * sizeof *prompt);
+    kvf_error err = {""};
+    g.policy = &o;
+    g.prefix_end = end;
+    memset(a, 0, sizeof *a);
+    a->engine = e;
+    cr_assert_eq(kvf_engine_submit(e, &g, &a->id, &err), KVF_OK, "%s", err.text);
+}
+
+static void submit_shared(kvf_engine *e, struct answer *a, uint32_t n_shared, uint32_t n, uint32_t own, uint32_t end,
+                          const char *policy) {
+    submit_long(e, a, n_shared, n, own, end, policy, 12);
+}
+
+static kvf_prefix_stats prefix_of(kvf_engine *e, uint64_t *computed) {
+    kvf_engine_stats s = {.struct_size = sizeof s};
+    cr_assert_eq(kvf_engine_get_stats(e, &s), KVF_OK);
+    if (computed) *computed = s.n_prompt_tokens;
+    return s.prefix;
+}
+
+struct figures {
+    struct answer a[5];
+    uint64_t computed;
+    kvf_prefix_stats prefix;
+};
+
+/* Five prompts: three that share 70 tokens, the first of them once more, and its first 48 tokens alone. */
+static void run_five(int cache, uint32_t end, const char *policy, struct figures *f) {
+    const uint32_t n[5] = {100, 90, 75, 100, 48}, own[5] = {0, 1, 2, 0, 0};
+    kvf_engine_config c = small_chunks(2000, cache);
+    kvf_engine *e = create(&c);
+    for (int i = 0; i < 5; i++) {
+        submit_shared(e, &f->a[i], KVF__MIN(70, n[i]), n[i], own[i], KVF__MIN(end, n[i]), policy);
+        if (i == 0 || i == 2) run(e); /* the others in pairs */
+    }
+    run(e);
+    f->prefix = prefix_of(e, &f->computed);
+    kvf_engine_destroy(e);
+}
+
+Test(engine_prefix, results_are_those_without) {
+    for (int p = 0; p < N_POLICIES; p++)
+        for (uint32_t end = 0; end <= 64; end += 64) {
+            struct figures *off = calloc(1, sizeof *off), *on = calloc(1, sizeof *on);
+            run_five(0, end, policies[p], off);
+            run_five(1, end, policies[p], on);
+            for (int i = 0; i < 5; i++) expect_same(&off->a[i], &on->a[i], 0, policies[p]);
+            cr_expect_eq(off->prefix.queries, 0u);
+            cr_expect_eq(on->prefix.queries, 5u, "%s: %llu", policies[p], (unsigned long long)on->prefix.queries);
+            cr_expect_eq(on->prefix.hits, 4u, "%s: %llu", policies[p], (unsigned long long)on->prefix.hits);
+            cr_expect_eq(off->computed, 100u + 90 + 75 + 100 + 48);
+            cr_expect_eq(on->computed + on->prefix.hit_tokens, off->computed);
+            free(off);
+            free(on);
+        }
+}
+
+/* By hand: what each prompt finds. A policy that sums columns goes on from a chunk's end, prefix_end or the whole prompt. */
+Test(engine_prefix, finds_what_it_may) {
+    struct figures *f = calloc(1, sizeof *f);
+    run_five(1, 0, "full", f);
+    cr_expect_eq(f->prefix.hit_tokens, 70u + 70 + 99 + 47, "%llu", (unsigned long long)f->prefix.hit_tokens);
+    run_five(1, 0, "d2o rho=0.3 min_tokens=16", f);
+    cr_expect_eq(f->prefix.hit_tokens, 64u + 64 + 99 + 47, "%llu", (unsigned long long)f->prefix.hit_tokens);
+    run_five(1, 56, "d2o rho=0.3 min_tokens=16", f); /* ends at 56, 64 is still on the grid */
+    cr_expect_eq(f->prefix.hit_tokens, 64u + 64 + 99 + 47, "%llu", (unsigned long long)f->prefix.hit_tokens);
+    free(f);
+}
+
+/* Requests that run together and share: fewer blocks are held at once than without. */
+Test(engine_prefix, what_is_shared_is_held_once) {
+    for (int p = 0; p < 4; p++) {
+        uint32_t held[2];
+        struct answer *a = calloc(14, sizeof *a);
+        for (int cache = 0; cache < 2; cache++) {
+            kvf_engine_config c = small_chunks(2000, cache);
+            kvf_engine *e = create(&c);
+            for (uint32_t i = 0; i < 7; i++) submit_long(e, &a[cache * 7 + i], 192, 200, i, 192, policies[p], 90);
+            run(e);
+            kvf_engine_stats s = {.struct_size = sizeof s};
+            cr_assert_eq(kvf_engine_get_stats(e, &s), KVF_OK);
+            held[cache] = s.occupancy.blocks.n_held_max;
+            kvf_engine_destroy(e);
+        }
+        for (int i = 0; i < 7; i++) expect_same(&a[i], &a[7 + i], 0, policies[p]);
+        if (p == 0) cr_expect_lt(held[1] * 2, held[0], "%u and %u blocks", held[1], held[0]);
+        cr_expect_lt(held[1], 6u * 25 * 7 / 2, "%s: %u blocks", policies[p], held[1]);
+        free(a);
+    }
+}
+
+/* A pool that is too small for all: preemptions, evictions, events in place; the same answers still. */
+Test(engine_prefix, a_small_pool_gives_the_same) {
+    for (int p = 0; p < N_POLICIES; p++) {
+        struct answer *a = calloc(16, sizeof *a);
+        for (int cache = 0; cache < 2; cache++) {
+            kvf_engine_config c = small_chunks(3 * 2 * 16, cache);
+            kvf_engine *e = create(&c);
+            for (uint32_t i = 0; i < 8; i++)
+                submit_shared(e, &a[cache * 8 + i], i % 3 * 28, 60 + 8 * i, i, i % 2 * 40, policies[p]);
+            run(e);
+            kvf_engine_destroy(e);
+        }
+        for (int i = 0; i < 8; i++) expect_same(&a[i], &a[8 + i], 2e-4, policies[p]);
+        free(a);
+    }
+}
+
+Test(engine_prefix, salts_and_refusals_keep_apart) {
+    kvf_engine_config c = small_chunks(400, 1);
+    kvf_engine *e = create(&c);
+    struct answer a = {0};
+    uint32_t prompt[MAX_TOKENS];
+    kvf_generate g = request_of(prompt, 64, 1, 4, &a);
+    kvf_error err = {""};
+    const char *salts[] = {NULL, "one", "two", "one"};
+    for (int i = 0; i < 4; i++) {
+        memset(&a, 0, sizeof a);
+        g.cache_salt = salts[i];
+        g.cache_salt_bytes = salts[i] ? 3 : 0;
+        cr_assert_eq(kvf_engine_submit(e, &g, NULL, &err), KVF_OK);
+        run(e);
+        cr_expect_eq(prefix_of(e, NULL).hits, i == 3 ? 1u : 0u);
+    }
+    memset(&a, 0, sizeof a);
+    g.no_cache_hits = 1;
+    cr_assert_eq(kvf_engine_submit(e, &g, NULL, &err), KVF_OK);
+    run(e);
+    cr_expect_eq(prefix_of(e, NULL).hits, 1u, "was told not to look");
+    char *long_salt = calloc(1, 1 << 21);
+    g.cache_salt = long_salt;
+    g.cache_salt_bytes = 1 << 21;
+    cr_expect_eq(kvf_engine_submit(e, &g, NULL, &err), KVF_E_INVALID);
+    cr_expect(strstr(err.text, "2097152"), "%s", err.text);
+    g.cache_salt_bytes = 0;
+    g.prefix_end = 12;
+    cr_expect_eq(kvf_engine_submit(e, &g, NULL, &err), KVF_E_INVALID);
+    cr_expect(strstr(err.text, "prefix_end 12"), "%s", err.text);
+    g.prefix_end = 72;
+    cr_expect_eq(kvf_engine_submit(e, &g, NULL, &err), KVF_E_INVALID);
+    free(long_salt);
+    kvf_engine_destroy(e);
+}
