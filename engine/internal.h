@@ -125,6 +125,7 @@ struct kvf_engine {
     kvf_pages pages;
     kvf_score_pages scores;
     uint32_t n_groups, n_tables, max_batch_tokens, max_running;
+    uint32_t window; /* the model's, where max_context is beyond it; else 0 */
 
     kvf__live *first, *last;
     uint32_t n_live;
