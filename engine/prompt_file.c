@@ -268,10 +268,11 @@ static kvf_status check_header(const kvf_engine *e, const kvf_prompt_file *f, co
                          f->path);
     if (h->salt_bytes != f->salt_bytes || (f->salt_bytes && memcmp(h->salt, f->salt, f->salt_bytes) != 0))
         return kvf__fail(err, KVF_E_FORMAT, "%s: has another cache salt: name the file of this one", f->path);
+    uint64_t whole = sizeof *h + payload_bytes(e, h->n_tokens, h->flags);
     if (!h->n_tokens || h->flags > FLAG_SUMS || h->payload_bytes != payload_bytes(e, h->n_tokens, h->flags) ||
-        file_bytes != sizeof *h + h->payload_bytes)
+        file_bytes != whole)
         return kvf__fail(err, KVF_E_FORMAT, "%s: is torn: %llu bytes where its header has %llu; delete it", f->path,
-                         (unsigned long long)file_bytes, (unsigned long long)(sizeof *h + h->payload_bytes));
+                         (unsigned long long)file_bytes, (unsigned long long)whole);
     if (h->n_tokens >= e->config.max_context)
         return kvf__fail(err, KVF_E_NEVER_FITS, "%s: %u tokens: the context is %u tokens", f->path, h->n_tokens,
                          e->config.max_context);

@@ -24,6 +24,12 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     options.need_snapshot = r->needs_sums;
     options.partial = !r->needs_sums;
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
+    if (status == KVF_OK && r->match.n_snapshot_tokens > r->match.n_tokens && r->match.n_tokens % s->block_size == 0) {
+        /* The last token stands alone in its block, which an attach does not take: the snapshot could go with it before it
+         * is read. */
+        options.max_tokens = --key.n_tokens;
+        status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
+    }
     if (status != KVF_OK) kvf__sched_forget_match(r);
 }
 

@@ -587,6 +587,36 @@ usage = [r["response"]["body"]["usage"] for r in batch(lines_, "--any-model", "-
 assert [u["prompt_tokens_details"]["cached_tokens"] for u in usage] == [0, usage[0]["prompt_tokens"] - 1], usage
 END
 
+check prompts_kept_in_files <<'END'
+from helper import *
+os.makedirs("kept", exist_ok=True)
+context = "A context that many runs share. " * 8
+rows = [{"id": i, "prompt": context + t, "prefix_end": 128, "prefix_name": "ctx-1", "max_tokens": 4, "min_tokens": 16, "policy": p}
+        for i, (p, t) in enumerate((p, t) for p in ("d2o", "full") for t in ("one", "two"))]
+text = "\n".join(map(json.dumps, rows))
+same = lambda out: {r["id"]: (r["token_ids"], r["kv"]) for r in out}
+arguments = ("--prefix-dir", "kept", "--max-running", "1", "--chunk", "1024")
+first, _ = batch(text, *arguments)
+assert first[0]["cached_tokens"] == 0 and os.listdir("kept") == ["ctx-1.kvfprompt"], os.listdir("kept")
+second, _ = batch(text, *arguments)
+assert [r["cached_tokens"] for r in second if r["id"] == 0] == [128], second[0]
+path = "kept/ctx-1.kvfprompt"
+plain = "\n".join(json.dumps({k: v for k, v in r.items() if k != "prefix_name"}) for r in rows)
+assert [same(batch(text, "--deterministic", *arguments)[0]) == same(batch(plain, "--deterministic")[0]) for _ in range(2)] == [True] * 2
+assert sorted(os.listdir("kept")) == ["ctx-1.deterministic.kvfprompt", "ctx-1.kvfprompt"]
+whole = open(path, "rb").read()
+open(path, "wb").write(whole[:-1])
+out, err = batch(text, *arguments, code=1)
+assert all("ctx-1.kvfprompt: is torn" in r["error"] for r in out), out
+os.remove(path)
+bad = [({"prefix_name": "../x"}, "prefix_name ../x"), ({"prefix_name": ""}, "prefix_name"), ({"prefix_name": 1}, "prefix_name: is a whole number")]
+out, _ = batch("\n".join(json.dumps({"prompt": "x", **b}) for b, _ in bad), *arguments, code=1)
+assert all(words in {r["line"]: r["error"] for r in out}[i + 1] for i, (_, words) in enumerate(bad)), out
+assert "--prefix-dir" in batch('{"prompt": "x", "prefix_name": "a"}', code=1)[0][0]["error"]
+out, err = batch(json.dumps(rows[0]), "--prefix-dir", "no/such", code=1)
+assert out[0]["finish_reason"] in ("stop", "length") and "no/such/ctx-1.kvfprompt" in err, (out, err)
+END
+
 . "$here/command_resume.sh"
 . "$here/command_edges.sh"
 . "$here/command_profile.sh"

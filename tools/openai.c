@@ -281,7 +281,8 @@ static kvf_status read_policy(const kvf__line_rules *rules, kvf__line *line, con
     const char *key;
     json_t *value;
     json_object_foreach(own, key, value) {
-        bool known = !strcmp(key, "policy") || !strcmp(key, "preset") || !strcmp(key, "prefix_end");
+        bool known = !strcmp(key, "policy") || !strcmp(key, "preset") || !strcmp(key, "prefix_end") ||
+                     !strcmp(key, "prefix_name");
         for (uint32_t i = 0; i < n_options && !known; i++) known = kvf__name_equal(key, options[i].name);
         if (!known)
             return refuse(line, "unknown_parameter",

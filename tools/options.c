@@ -111,6 +111,10 @@ static const kvf__arg memory_args[] = {
      "on: prompts that begin alike share the blocks of what they have in common, which are kept when a prompt ends, until "
      "their memory is needed; a policy that observes prompts goes on from the sums kept with them",
      "on", KVF__ARG_CHOICE, AT(prefix_cache), 0, 0, "on|off"},
+    {"prefix-dir", "DIRECTORY",
+     "where prompts with a prefix_name are kept over runs: loaded if they are there, saved when the first line that has "
+     "the name has ended",
+     NULL, KVF__ARG_TEXT, AT(prefix_dir), 0, 0, NULL},
     {"snapshot-memory", "SIZE", "memory for those sums, beside --kv-memory", "a twentieth of --kv-memory",
      KVF__ARG_BYTES, AT(snapshot_memory), 0, 0, NULL},
     {"max-running", "N", "requests in the batch at once, at most", "64", KVF__ARG_COUNT, AT(max_running), 1, 65536,
@@ -276,6 +280,7 @@ static const char run_notes[] =
     "                  beam search in place of sampling; the n best hypotheses are the answers, best first\n"
     "  prefix_end      tokens of the prompt that other lines share, a multiple of the block size: with a policy that\n"
     "                  observes prompts these are found there, else at multiples of --chunk and at a prompt's end\n"
+    "  prefix_name     keeps this prompt, up to its prefix_end, over runs in --prefix-dir: letters, digits, - _ .\n"
     "  cache_salt      text of up to 64 bytes: prompts of different salts share nothing\n"
     "  logprobs        true: the log-probability of each token; a number up to 20: of that many likeliest tokens too\n"
     "  A bad line is reported with its number, on standard error and as a result with finish_reason error;\n"
@@ -297,7 +302,7 @@ static const char run_notes[] =
     "  url             /v1/chat/completions or /v1/completions, line by line\n"
     "  body            model, messages or prompt, max_tokens, max_completion_tokens, temperature, top_p, seed, stop, n,\n"
     "                  best_of (completions), logprobs, top_logprobs, top_k, ignore_eos, cache_salt; kvfold: {policy, preset,\n"
-    "                  the policy's options, prefix_end};\n"
+    "                  the policy's options, prefix_end, prefix_name};\n"
     "                  fields that ask for nothing (user, stream false, frequency_penalty 0, ...) are accepted\n"
     "  A bad line has error, and response with status_code 400 (404: another model's name) and body.error.\n"
     "  The header of such an output is a file beside it, OUTPUT.kvfold-header.json. Lines of both forms may be mixed:\n"

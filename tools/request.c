@@ -10,10 +10,10 @@
 
 enum { MAX_MESSAGES = 4096, MAX_VALUE = 512 };
 
-static const char *const keys[] = {"id",          "prompt",         "messages",   "token_ids", "max_tokens",
-                                   "temperature", "top_k",          "top_p",      "seed",      "stop",
-                                   "policy",      "preset",         "n",          "logprobs",  "best_of",
-                                   "beam_width",  "length_penalty", "prefix_end", "cache_salt"};
+static const char *const keys[] = {"id",          "prompt",         "messages",   "token_ids",  "max_tokens",
+                                   "temperature", "top_k",          "top_p",      "seed",       "stop",
+                                   "policy",      "preset",         "n",          "logprobs",   "best_of",
+                                   "beam_width",  "length_penalty", "prefix_end", "cache_salt", "prefix_name"};
 
 /* ---- Numbers and stop strings ---------------------------------------------------------------------------- */
 
@@ -59,12 +59,30 @@ kvf_status kvf__line_ranked(const kvf__line_rules *rules, kvf__line *line, const
     return KVF_OK;
 }
 
+enum { PREFIX_NAME_MAX = 64 };
+
+/* A file's name, nowhere but in its directory. */
+static kvf_status read_prefix_name(kvf__line *line, const json_t *name, kvf_error *err) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
+    if (!json_is_string(name)) return kvf__field_wrong_type(err, "prefix_name", name, "a text");
+    const char *text = json_string_value(name);
+    size_t n = json_string_length(name);
+    if (!n || n > PREFIX_NAME_MAX || text[0] == '.' || strspn(text, letters) != n)
+        return kvf__field_fail(err, KVF_E_INVALID,
+                               "prefix_name %s: must be 1 to %d letters, digits, - _ and . (not first)",
+                               kvf__shown(text).text, PREFIX_NAME_MAX);
+    line->prefix_name = text;
+    return KVF_OK;
+}
+
 kvf_status kvf__line_cache(kvf__line *line, const json_t *object, kvf_error *err) {
     const json_t *salt = json_object_get(object, "cache_salt");
     uint64_t end = line->prefix_end;
     kvf_status st = kvf__field_count(object, "prefix_end", 0, UINT32_MAX, &end, err);
     if (st) return st;
     line->prefix_end = (uint32_t)end;
+    const json_t *name = json_object_get(object, "prefix_name");
+    if (name && (st = read_prefix_name(line, name, err))) return st;
     if (!salt) return KVF_OK;
     if (!json_is_string(salt)) return kvf__field_wrong_type(err, "cache_salt", salt, "a text");
     if (json_string_length(salt) > KVF_PREFIX_SALT_MAX)

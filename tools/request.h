@@ -41,8 +41,8 @@ typedef struct kvf__line {
     double length_penalty;
     bool logprobs;
     int ignore_end;
-    const char *cache_salt;          /* in root, or NULL */
-    uint32_t salt_bytes, prefix_end; /* prefix_end 0: not given */
+    const char *cache_salt, *prefix_name; /* in root, or NULL */
+    uint32_t salt_bytes, prefix_end;      /* prefix_end 0: not given */
     kvf_sampling sampling;
     kvf_policy_options policy;
     /* Of a failure, in the OpenAI form. */
@@ -68,7 +68,7 @@ void kvf__line_free(kvf__line *line);
 /* best_of, beam_width and length_penalty out of an object, after n: what is left out is as the command line says. With
  * beams the temperature is 0 where neither says anything. */
 kvf_status kvf__line_ranked(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err);
-/* prefix_end and cache_salt out of an object. */
+/* prefix_end, prefix_name and cache_salt out of an object. */
 kvf_status kvf__line_cache(kvf__line *line, const json_t *object, kvf_error *err);
 /* Sampling and stop strings of the command line; max_tokens and temperature where that says nothing of them. */
 void kvf__line_defaults(const kvf__line_rules *rules, kvf__line *line, uint32_t max_tokens, double temperature);

@@ -20,7 +20,7 @@ static const char suffix[] = ".kvfold-header.json", part_suffix[] = ".kvfold-par
 /* ---- The header ------------------------------------------------------------------------------------------ */
 
 /* Of the file's first and last MiB: enough to tell models from one another, and nothing to read at every start. */
-static bool digest_file(const char *path, char *text, size_t capacity) {
+bool kvf__model_digest(const char *path, char *text, size_t capacity) {
     unsigned char *bytes = malloc(DIGEST_BYTES);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat s;
@@ -81,7 +81,7 @@ static json_t *options_json(const kvf__cli *cli, const kvf_policy_options *polic
 json_t *kvf__header_make(const kvf__cli *cli, const char *model_path, const kvf_model_info *info,
                          const kvf_policy_options *policy) {
     char digest[32];
-    if (!digest_file(model_path, digest, sizeof digest)) return NULL;
+    if (!kvf__model_digest(model_path, digest, sizeof digest)) return NULL;
     json_t *model = json_object(), *inner = json_object(), *header = json_object();
     json_object_set_new(model, "name", kvf__json_text(info->name, strlen(info->name)));
     json_object_set_new(model, "architecture", kvf__json_text(info->architecture, strlen(info->architecture)));

@@ -10,6 +10,9 @@
 #include "tools/cli.h"
 #include "tools/jsonl.h"
 
+/* A digest of the ends of a model's file, in letters; false after a message. */
+bool kvf__model_digest(const char *path, char *text, size_t capacity);
+
 /* NULL after a message. */
 json_t *kvf__header_make(const kvf__cli *cli, const char *model_path, const kvf_model_info *info,
                          const kvf_policy_options *policy);

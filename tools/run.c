@@ -8,6 +8,7 @@
 
 #include "tools/answer.h"
 #include "tools/jsonl.h"
+#include "tools/kept.h"
 #include "tools/printer.h"
 #include "tools/progress.h"
 #include "tools/reader.h"
@@ -46,6 +47,7 @@ typedef struct pass { /* the batch, once through, with one policy */
     kvf__ids ids;
     kvf__tally *tally;
     kvf__sink *output;
+    kvf__kept kept;    /* prompts in files */
     kvf__watch *watch; /* of the first pass; else one that watches nothing */
     kvf__printer printer;
     kvf__progress progress;
@@ -59,6 +61,7 @@ typedef struct job { /* a line that runs */
     pass *pass;
     kvf__answer answer;
     uint32_t max_tokens;
+    kvf__kept_prompt *kept;  /* to be told when it has ended, or NULL */
     uint32_t n_left;         /* answers that are still to come */
     bool cut;                /* one was stopped before its end: nothing is written */
     kvf__watched *watched[]; /* [n_samples] */
@@ -131,6 +134,7 @@ static void job_free(job *j) {
 /* The last of a line's samples has ended. */
 static void job_end(job *j) {
     pass *p = j->pass;
+    kvf__kept_ready(j->kept);
     if (!j->cut) {
         p->n_ended++;
         if (j->answer.error) say_failed(p, j->answer.line, j->answer.error);
@@ -220,7 +224,8 @@ static void submit(pass *p, kvf__line *line) {
     j->answer.undated = p->run->cli->deterministic;
     j->max_tokens = line->max_tokens;
     j->n_left = line->n_samples;
-    kvf_status st = submit_job(p, line, j, &err);
+    kvf_status st = kvf__kept_use(&p->kept, p->engine, line, &j->kept, &err);
+    if (!st) st = submit_job(p, line, j, &err);
     if (!st) {
         p->pending += line->n_samples;
         return;
@@ -371,6 +376,7 @@ static void steps(pass *p) {
             break;
         }
         after_step(p);
+        p->run->some_failed |= !kvf__kept_save(&p->kept, p->engine);
     }
 }
 
@@ -396,6 +402,10 @@ static bool run_pass(run *r, uint32_t index) {
         kvf_engine_destroy(p.engine);
         return false;
     }
+    if (!kvf__kept_begin(&p.kept, cli, r->model_path)) {
+        kvf_engine_destroy(p.engine);
+        return false;
+    }
     bool shows = !cli->quiet && !(r->streams && isatty(STDOUT_FILENO));
     p.progress = kvf__progress_begin(
         shows, p.tally->label, shows && !cli->prompt && isatty(STDERR_FILENO) ? kvf__reader_count(&r->reader) : 0);
@@ -410,6 +420,7 @@ static bool run_pass(run *r, uint32_t index) {
     if (!kvf_engine_get_stats(p.engine, &s)) kvf__tally_end(p.tally, &s, wall);
     if (!index) r->watch_failed = !kvf__watch_end(p.watch, p.engine);
     kvf_engine_destroy(p.engine);
+    kvf__kept_end(&p.kept);
     kvf__ids_free(&p.ids);
     return !r->engine_failed && !output_failed(&p) && !caught_signal;
 }
