@@ -66,6 +66,27 @@ static inline const unsigned char *kvf__v_rows(const kvf__call *c, uint32_t bloc
     return (const unsigned char *)c->pages.v + c->pages.v_block_stride * block + c->k_head_bytes * head;
 }
 
+/* Where a table stands in the grid of tiles, whose unit is the column. Without a window slot j is column j. With one the
+ * slots move, and a column is a position modulo KVF_TILE: so tiles cut the positions in the same places, however many
+ * slots are left before the window. */
+typedef struct kvf__columns {
+    uint32_t shift;      /* column of slot 0; a multiple of the block size */
+    uint32_t begin, end; /* what the newest query sees */
+} kvf__columns;
+
+/* Of the first n slots of a table, the first that their last one sees. */
+static inline uint32_t kvf__first_seen(const kvf__call *c, uint32_t n) {
+    return c->a.window && n > c->a.window ? n - c->a.window : 0;
+}
+static inline kvf__columns kvf__columns_of(const kvf__call *c, uint32_t seq, uint32_t group) {
+    uint32_t n = c->view.n_slots[kvf__table(c, seq, group)];
+    uint32_t shift = c->a.window ? (c->view.next_pos[seq] - n) % KVF_TILE : 0;
+    return (kvf__columns){shift, shift + kvf__first_seen(c, n), shift + n};
+}
+static inline uint32_t kvf__n_tiles(kvf__columns x) {
+    return x.begin == x.end ? 0 : kvf__ceil_div(x.end, KVF_TILE) - x.begin / KVF_TILE;
+}
+
 /* The paths. Arguments are checked and the workspace is large enough. */
 kvf_status kvf__ref_prefill(const kvf__call *c, const kvf__workspace *w, kvf_error *err);
 kvf_status kvf__ref_decode(const kvf__call *c, const kvf__workspace *w, kvf_error *err);

@@ -35,6 +35,16 @@ static kvf_status check_pages(const kvf__call *c, kvf_error *err) {
     return KVF_OK;
 }
 
+/* Of a window: a slot's position, which the grid of tiles is by, follows from the newest. */
+static kvf_status check_window(const kvf__call *c, uint32_t seq, uint32_t group, uint32_t n_slots, kvf_error *err) {
+    uint32_t next_pos = c->view.next_pos[seq];
+    if (next_pos >= n_slots && (next_pos - n_slots) % c->pages.block_size == 0) return KVF_OK;
+    return kvf__fail(err, KVF_E_INVALID,
+                     "sequence %u, group %u: %u slots up to position %u: a window's table must begin where a block of "
+                     "positions does",
+                     seq, group, n_slots, next_pos);
+}
+
 static kvf_status check_view(const kvf__call *c, kvf_error *err) {
     const kvf_view *v = &c->view;
     if (!v->rows || !v->row_offset || !v->n_slots)
@@ -75,6 +85,8 @@ static kvf_status check_tables(kvf__call *c, kvf__call_kind kind, kvf_error *err
                 if (row[b] >= c->pages.n_blocks)
                     return kvf__fail(err, KVF_E_INVALID, "sequence %u, group %u, block %u: id %u: there are %u blocks",
                                      i, g, b, row[b], c->pages.n_blocks);
+            kvf_status st = c->a.window && kind != KVF__APPEND ? check_window(c, i, g, slots, err) : KVF_OK;
+            if (st) return st;
             if (n) c->max_slots = KVF__MAX(c->max_slots, slots);
         }
         if (kind == KVF__APPEND && c->view.next_pos[i] < n)
@@ -134,6 +146,8 @@ kvf_status kvf__call_check(kvf__call *c, kvf_stream *stream, const kvf_attention
     if (st) return st;
     if (kind == KVF__APPEND && (!c->view.next_pos || !c->pages.pos))
         return kvf__fail(err, KVF_E_INVALID, c->pages.pos ? "view: next_pos is NULL" : "pages: pos is NULL");
+    if (c->a.window && !c->view.next_pos)
+        return kvf__fail(err, KVF_E_INVALID, "view: next_pos is NULL, window is not 0");
     c->n_threads = kvf_stream_n_threads(stream);
     c->n_kv_heads = c->view.n_groups * c->view.heads_per_group;
     c->k_head_bytes = (uint64_t)c->pages.block_size * c->pages.head_dim * kvf_dtype_bytes(c->pages.dtype);
@@ -163,7 +177,7 @@ bool kvf__workspace_layout(kvf__workspace *w, void *base, uint32_t n_threads, ui
     w->scratch = kvf__slab_take(&s, n_threads, w->scratch_floats * sizeof(float));
     if (!kvf__mul(max_seqs, n_kv_heads, &index) || !kvf__add(index, 1, &index)) return false;
     w->index = kvf__slab_take(&s, index, sizeof *w->index);
-    size_t n_tiles = kvf__ceil_div(max_slots, KVF_TILE);
+    size_t n_tiles = (size_t)kvf__ceil_div(max_slots, KVF_TILE) + 1; /* a window may begin within a tile */
     if (!kvf__mul(max_tokens, (size_t)n_q_heads * 2 * sizeof(float), &prefill)) return false;
     if (!kvf__mul(n_tiles * KVF__MIN(max_seqs, DECODE_SEQS),
                   kvf__decode_tile_floats(n_q_heads, head_dim) * sizeof(float), &decode))

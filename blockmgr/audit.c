@@ -137,9 +137,12 @@ static kvf_status check_known(const kvf_manager *m, uint32_t t, kvf_error *err) 
     const kvf__seq *seq = &m->seqs[t / m->seq_tables];
     uint32_t n_blocks = kvf__n_blocks(m, t), room = n_blocks * m->config.block_size - m->n_slots[t];
     if (seq->known_at > m->epoch) return BROKEN("table %u: known at %u, the epoch is %u", t, seq->known_at, m->epoch);
-    if (seq->known_at != m->epoch) return KVF_OK;
+    uint32_t window = kvf__window_of(m, t % m->seq_tables);
+    if (seq->known_at != m->epoch || window == KVF_LAYER_NONE) return KVF_OK;
+    if (kvf__window_drops(m, window, m->n_slots[t]))
+        return BROKEN("table %u: known to drop nothing, but its window of %u does", t, window);
     if (m->n_slots[t] > seq->longest || room < seq->room || (room && m->tail_at[t] != m->epoch) ||
-        (seq->has_scores && m->n_pages[t] != n_blocks))
+        (seq->has_scores && !window && m->n_pages[t] != n_blocks))
         return BROKEN("table %u: %u slots, room for %u, %u pages, but known are: at most %u, room for %u", t,
                       m->n_slots[t], room, m->n_pages[t], seq->longest, seq->room);
     return KVF_OK;
@@ -160,6 +163,22 @@ static kvf_status check_host(const kvf_manager *m, uint32_t t, kvf_error *err) {
         return BROKEN("table %u: %u slots and %u score pages on the host", t, n_slots, n_pages);
     kvf_status s = count_row(m, &m->host_blocks, kvf__row(m, t), kvf__blocks_for(m, n_slots), t, err);
     return s ? s : count_row(m, &m->host_pages, kvf__score_row(m, t), n_pages, t, err);
+}
+
+/* What a window must still have; what has none holds nothing. */
+static kvf_status check_window(const kvf_manager *m, uint32_t t, kvf_error *err) {
+    uint32_t window = kvf__window_of(m, t % m->seq_tables), n_slots = m->n_slots[t];
+    uint32_t next_pos = m->seqs[t / m->seq_tables].next_pos;
+    if (!window || m->seqs[t / m->seq_tables].swapped) return KVF_OK;
+    if (m->n_pages[t] || m->tables[t].page_reserve)
+        return BROKEN("table %u: of window %u, but with score pages", t, window);
+    if (window == KVF_LAYER_NONE) {
+        if (n_slots || m->tables[t].reserve) return BROKEN("table %u: of a layer that keeps nothing", t);
+        return KVF_OK;
+    }
+    if (n_slots > next_pos || n_slots < KVF__MIN(window - 1, next_pos) || (next_pos - n_slots) % m->config.block_size)
+        return BROKEN("table %u: %u slots of %u positions in a window of %u", t, n_slots, next_pos, window);
+    return KVF_OK;
 }
 
 static kvf_status check_table(const kvf_manager *m, uint32_t t, kvf_error *err) {
@@ -184,6 +203,7 @@ static kvf_status check_table(const kvf_manager *m, uint32_t t, kvf_error *err) 
     if (!s) s = count_row(m, &m->pages, kvf__score_row(m, t), n_pages, t, err);
     if (!s) s = check_private(m, t, err);
     if (!s) s = check_known(m, t, err);
+    if (!s) s = check_window(m, t, err);
     return s;
 }
 
@@ -221,6 +241,21 @@ static kvf_status check_layer(const kvf_manager *m, uint32_t l, kvf_error *err) 
     return KVF_OK;
 }
 
+/* The runs are the layers that keep slots, in order. */
+static kvf_status check_runs(const kvf_manager *m, kvf_error *err) {
+    uint32_t r = 0, k = 0;
+    for (; k < m->seq_tables; k++) {
+        uint32_t window = kvf__window_of(m, k);
+        if (r < m->n_runs && k == m->runs[r].first + m->runs[r].n_tables) r++;
+        if (window != KVF_LAYER_NONE && (r == m->n_runs || k < m->runs[r].first || m->runs[r].window != window))
+            return BROKEN("run %u: table %u has window %u", r, k, window);
+        if (window == KVF_LAYER_NONE && r < m->n_runs && k >= m->runs[r].first)
+            return BROKEN("run %u: table %u keeps nothing", r, k);
+        if (window && window != KVF_LAYER_NONE && !m->windowed) return BROKEN("windowed: is not set");
+    }
+    return KVF_OK;
+}
+
 static kvf_status check_seqs(const kvf_manager *m, kvf_error *err) {
     uint32_t n_alive = 0, n_compacting = 0, n_swapped = 0;
     for (uint32_t i = 0; i < m->config.max_seqs; i++) {
@@ -247,7 +282,8 @@ static kvf_status audit(const kvf_manager *m, kvf_error *err) {
     for (uint32_t i = 0; i < m->blocks.n; i++)
         if (m->blocks.entries[i].scratch)
             return BROKEN("block %u: scratch %u was left", i, m->blocks.entries[i].scratch);
-    kvf_status s = check_seqs(m, err);
+    kvf_status s = check_runs(m, err);
+    if (!s) s = check_seqs(m, err);
     for (uint32_t t = 0; !s && t < m->config.max_seqs * m->seq_tables; t++) {
         s = check_table(m, t, err);
         blocks += m->promise[t];

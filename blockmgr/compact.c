@@ -14,8 +14,11 @@ static kvf_status enter_item(kvf_manager *m, const kvf_compact_item *item, uint3
     if (item->layer >= m->config.n_layers)
         return kvf__fail(m->error, KVF_E_INVALID, "items[%u]: layer %u: must be under %u", i, item->layer,
                          m->config.n_layers);
-    uint32_t first = first_table(m, index, item->layer);
     if (m->seqs[index].swapped) return kvf__fail_swapped(m, "compaction");
+    uint32_t first = first_table(m, index, item->layer), window = kvf__window_of(m, first % m->seq_tables);
+    if (window)
+        return kvf__fail(m->error, KVF_E_INVALID, "items[%u]: layer %u keeps %s: it is not compacted", i, item->layer,
+                         window == KVF_LAYER_NONE ? "nothing" : "a window");
     if (m->tables[first].compacting)
         return kvf__fail(m->error, KVF_E_INVALID, "items[%u]: layer %u of the sequence is in the batch twice", i,
                          item->layer);

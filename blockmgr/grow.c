@@ -51,9 +51,10 @@ kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list *copies) {
 /* Three passes: look at all sequences, take the marks off, grow all. The first and the last read and write the tables'
  * figures as arrays; a row is touched only where a block is taken. */
 
-/* What a batch takes: blocks and pages beyond the promises, and copies. */
+/* What a batch takes: blocks and pages beyond the promises, and copies. freed: blocks that windows give up first and that
+ * are not promised again. */
 typedef struct need {
-    uint64_t blocks, pages;
+    uint64_t blocks, pages, freed;
     uint32_t copies;
 } need;
 
@@ -87,17 +88,13 @@ bool kvf__leaves_shared(const kvf_manager *m, uint32_t t) {
     return kvf__pool_holders(&m->blocks, id) - m->blocks.entries[id].scratch > 1 || kvf__tail_covered(m, t);
 }
 
-/* The blocks of a sequence whose last blocks may be shared. */
-static void count_shared(const kvf_manager *m, uint32_t first, step s, need *out) {
-    for (uint32_t t = first; t < first + m->seq_tables; t++) {
-        uint32_t n_blocks = blocks_before(s, m->n_slots[t]), blocks = blocks_after(s, m->n_slots[t]) - n_blocks;
-        if (kvf__leaves_shared(m, t)) {
-            m->blocks.entries[kvf__row(m, t)[n_blocks - 1]].scratch++;
-            blocks++;
-            out->copies++;
-        }
-        out->blocks += kvf__promise_owed(blocks, m->promise[t]);
-    }
+/* The blocks that a table takes, whose last block may be shared. */
+static uint32_t count_shared(const kvf_manager *m, uint32_t t, step s, need *out) {
+    uint32_t n_blocks = blocks_before(s, m->n_slots[t]), blocks = blocks_after(s, m->n_slots[t]) - n_blocks;
+    if (!kvf__leaves_shared(m, t)) return blocks;
+    m->blocks.entries[kvf__row(m, t)[n_blocks - 1]].scratch++;
+    out->copies++;
+    return blocks + 1;
 }
 
 static void clear_scratch(const kvf_manager *m, uint32_t first) {
@@ -128,11 +125,49 @@ static seen look_at_tables(const uint32_t *restrict n_slots, const uint32_t *res
     return (seen){longest, unknown, taken, beyond};
 }
 
+/* Tables that first drop blocks; they take as many as they would without. */
+static seen look_at_window(const kvf_manager *m, uint32_t first, const kvf__run *run, step s) {
+    seen all = {0, 0, 0, 0};
+    for (uint32_t t = first; t < first + run->n_tables; t++) {
+        uint32_t n_slots = m->n_slots[t], n_dropped = kvf__window_drops(m, run->window, n_slots);
+        all.longest = KVF__MAX(all.longest, n_slots - (n_dropped << s.shift));
+        all.unknown |= m->tail_at[t] ^ m->epoch;
+        all.taken |= (blocks_after(s, n_slots) - blocks_before(s, n_slots)) | n_dropped;
+    }
+    return all;
+}
+
+static void count_window(const kvf_manager *m, uint32_t first, const kvf__run *run, step s, need *out) {
+    for (uint32_t t = first; t < first + run->n_tables; t++) {
+        uint32_t blocks = count_shared(m, t, s, out), n_dropped = kvf__window_drops(m, run->window, m->n_slots[t]);
+        kvf__dropping d = {0, 0};
+        if (n_dropped) d = kvf__window_look(m, t, n_dropped);
+        out->blocks += kvf__promise_owed(blocks, m->promise[t] + d.promised);
+        out->freed += d.freed - d.promised;
+    }
+}
+
+static seen look_at_runs(const kvf_manager *m, uint32_t first, step s) {
+    seen all = {0, 0, 0, 0};
+    for (uint32_t r = 0; r < m->n_runs; r++) {
+        const kvf__run *run = &m->runs[r];
+        uint32_t t = first + run->first;
+        seen of = run->window
+                      ? look_at_window(m, t, run, s)
+                      : look_at_tables(m->n_slots + t, m->promise + t, m->tail_at + t, run->n_tables, m->epoch, s);
+        all.longest = KVF__MAX(all.longest, of.longest);
+        all.unknown |= of.unknown;
+        all.taken |= of.taken;
+        all.beyond += of.beyond;
+    }
+    return all;
+}
+
 /* The score pages that are taken at all, and beyond the promises. */
-static bool count_pages(const kvf_manager *m, size_t first, step s, uint64_t *beyond) {
+static bool count_pages(const kvf_manager *m, size_t first, uint32_t n, step s, uint64_t *beyond) {
     const uint32_t *n_slots = m->n_slots + first, *n_pages = m->n_pages + first, *promise = m->page_promise + first;
     uint32_t taken = 0;
-    for (uint32_t k = 0; k < m->seq_tables; k++) {
+    for (uint32_t k = 0; k < n; k++) {
         uint32_t pages = blocks_after(s, n_slots[k]) - n_pages[k];
         taken |= pages;
         *beyond += pages > promise[k] ? pages - promise[k] : 0;
@@ -144,7 +179,7 @@ static kvf_status count_item(const kvf_manager *m, const kvf_append_item *item, 
     uint32_t first = index * m->seq_tables;
     kvf__seq *seq = &m->seqs[index];
     step s = step_of(m, item->n_tokens);
-    seen all = look_at_tables(m->n_slots + first, m->promise + first, m->tail_at + first, m->seq_tables, m->epoch, s);
+    seen all = look_at_runs(m, first, s);
     if (item->n_tokens > m->config.max_slots - all.longest)
         return kvf__fail(m->error, KVF_E_LIMIT, "append: n_tokens %u to a table of %u slots: max_slots is %u",
                          item->n_tokens, all.longest, m->config.max_slots);
@@ -152,11 +187,17 @@ static kvf_status count_item(const kvf_manager *m, const kvf_append_item *item, 
     seq->may_share = all.unknown != 0;
     seq->takes = all.taken != 0;
     seq->longest = all.longest;
-    if (seq->may_share)
-        count_shared(m, first, s, out);
-    else
-        out->blocks += all.beyond;
-    if (seq->has_scores) seq->takes |= count_pages(m, first, s, &out->pages);
+    if (!seq->may_share) out->blocks += all.beyond;
+    for (uint32_t r = 0; r < m->n_runs; r++) {
+        const kvf__run *run = &m->runs[r];
+        if (run->window) {
+            count_window(m, first + run->first, run, s, out);
+            continue;
+        }
+        for (uint32_t t = first + run->first, end = t + run->n_tables; seq->may_share && t < end; t++)
+            out->blocks += kvf__promise_owed(count_shared(m, t, s, out), m->promise[t]);
+        if (seq->has_scores) seq->takes |= count_pages(m, first + run->first, run->n_tables, s, &out->pages);
+    }
     return KVF_OK;
 }
 
@@ -178,8 +219,8 @@ static kvf_status look_at(const kvf_manager *m, const kvf_append_item *items, ui
     return KVF_OK;
 }
 
-static uint64_t lack(uint64_t wanted, const kvf__pool *p) {
-    return wanted > kvf__pool_spare(p) ? wanted - kvf__pool_spare(p) : 0;
+static uint64_t lack(uint64_t wanted, const kvf__pool *p, uint64_t freed) {
+    return wanted > kvf__pool_spare(p) + freed ? wanted - kvf__pool_spare(p) - freed : 0;
 }
 
 /* All that can fail, before anything changes. */
@@ -188,7 +229,7 @@ static kvf_status plan(const kvf_manager *m, const kvf_append_item *items, uint3
     if (n_items && !items) return kvf__fail(m->error, KVF_E_INVALID, "items: is NULL");
     kvf_status s = KVF_OK;
     uint32_t n_marked = 0;
-    *n = (need){0, 0, 0};
+    *n = (need){0, 0, 0, 0};
     for (; n_marked < n_items; n_marked++) {
         s = look_at(m, items, n_marked, n);
         if (s) break;
@@ -199,7 +240,7 @@ static kvf_status plan(const kvf_manager *m, const kvf_append_item *items, uint3
         seq->mark = false;
     }
     if (s) return s;
-    uint64_t blocks = lack(n->blocks, &m->blocks), pages = lack(n->pages, &m->pages);
+    uint64_t blocks = lack(n->blocks, &m->blocks, n->freed), pages = lack(n->pages, &m->pages, 0);
     if (n_missing) *n_missing = (uint32_t)KVF__MIN(KVF__MAX(blocks, pages), UINT32_MAX);
     if (blocks || pages)
         return kvf__fail(m->error, KVF_E_NO_BLOCKS, "append: %llu blocks and %llu score pages are missing",
@@ -233,11 +274,11 @@ static uint32_t count_rows(const uint32_t *restrict n_slots, uint32_t n, step s)
     return blocks;
 }
 
-/* Blocks for the tables of one sequence: one store a block, one to its row. */
-static void take_rows(kvf_manager *m, uint32_t first, step s) {
+/* Blocks for tables of one sequence: one store a block, one to its row. */
+static void take_rows(kvf_manager *m, uint32_t first, uint32_t n_tables, step s) {
     kvf__pool *p = &m->blocks;
     const uint32_t *restrict top = p->free_ids + p->n_free, *restrict n_slots = m->n_slots + first;
-    uint32_t *restrict row = kvf__row(m, first), row_capacity = m->row_capacity, n_tables = m->seq_tables;
+    uint32_t *restrict row = kvf__row(m, first), row_capacity = m->row_capacity;
     uint8_t *restrict states = p->states;
     for (uint32_t k = 0; k < n_tables; k++, row += row_capacity)
         for (uint32_t i = blocks_before(s, n_slots[k]), end = blocks_after(s, n_slots[k]); i < end; i++) {
@@ -279,17 +320,17 @@ static void count_layers(const uint32_t *restrict n_slots, uint32_t *restrict la
     }
 }
 
-static void take_blocks(kvf_manager *m, uint32_t index, step s) {
-    uint32_t first = index * m->seq_tables, n_layers = m->config.n_layers;
-    if (m->cache.on) kvf__pool_make_room(&m->blocks, count_rows(m->n_slots + first, m->seq_tables, s));
-    take_rows(m, first, s);
-    m->blocks.n_promised -= use_promises(m->n_slots + first, m->promise + first, m->seq_tables, s);
-    count_layers(m->n_slots + first, m->layer_blocks, m->seq_blocks_max + (size_t)index * n_layers, n_layers,
+static void take_blocks(kvf_manager *m, uint32_t first, uint32_t n, step s) {
+    uint32_t seq_layer = first / m->n_groups, layer = seq_layer % m->config.n_layers;
+    if (m->cache.on) kvf__pool_make_room(&m->blocks, count_rows(m->n_slots + first, n, s));
+    take_rows(m, first, n, s);
+    m->blocks.n_promised -= use_promises(m->n_slots + first, m->promise + first, n, s);
+    count_layers(m->n_slots + first, m->layer_blocks + layer, m->seq_blocks_max + seq_layer, n / m->n_groups,
                  m->n_groups, s);
 }
 
-static void take_pages(kvf_manager *m, uint32_t first, step s) {
-    for (uint32_t t = first; t < first + m->seq_tables; t++) {
+static void take_pages(kvf_manager *m, uint32_t first, uint32_t n_tables, step s) {
+    for (uint32_t t = first; t < first + n_tables; t++) {
         uint32_t after = blocks_after(s, m->n_slots[t]), n = after - m->n_pages[t];
         kvf__pool_take(&m->pages, kvf__score_row(m, t) + m->n_pages[t], n);
         kvf__promise_use(&m->pages, &m->page_promise[t], n);
@@ -307,29 +348,44 @@ static uint32_t add_slots(uint32_t *restrict n_slots, uint32_t n, step s) {
     return s.mask - filled;
 }
 
+/* Whether an append would drop blocks, so that it has to look at the tables. */
+static bool drops_next(const kvf_manager *m, uint32_t first, const kvf__run *run) {
+    uint32_t most = 0;
+    for (uint32_t k = 0; k < run->n_tables; k++) most = KVF__MAX(most, m->n_slots[first + k]);
+    return kvf__window_drops(m, run->window, most) != 0;
+}
+
 static void grow(kvf_manager *m, const kvf_append_item *item, kvf_copy_list *copies) {
     uint32_t index = kvf__seq_index(item->seq), first = index * m->seq_tables;
     kvf__seq *seq = &m->seqs[index];
     step s = step_of(m, item->n_tokens);
     if (seq->may_share) leave_shared(m, first, copies);
-    if (seq->takes) {
-        take_blocks(m, index, s);
-        if (seq->has_scores) take_pages(m, first, s);
+    seq->room = s.mask;
+    seq->known_at = m->epoch;
+    for (uint32_t r = 0; r < m->n_runs; r++) {
+        const kvf__run *run = &m->runs[r];
+        uint32_t t = first + run->first, n = run->n_tables;
+        if (seq->takes) {
+            take_blocks(m, t, n, s);
+            if (seq->has_scores && !run->window) take_pages(m, t, n, s);
+        }
+        uint32_t room = add_slots(m->n_slots + t, n, s);
+        seq->room = KVF__MIN(seq->room, room);
+        if (run->window && drops_next(m, t, run)) seq->known_at = 0;
     }
-    seq->room = add_slots(m->n_slots + first, m->seq_tables, s);
     seq->longest += s.n_tokens;
     seq->next_pos += s.n_tokens;
-    seq->known_at = m->epoch;
 }
 
-/* The figures of a whole batch, which only grows. */
+/* The figures of a whole batch, which only grows from here. */
 static void count_append(kvf_manager *m, const kvf_append_item *items, uint32_t n_items) {
     uint64_t n_slots = 0;
     for (uint32_t i = 0; i < n_items; i++) n_slots += (uint64_t)items[i].n_tokens * m->n_groups;
-    for (uint32_t l = 0; l < m->config.n_layers; l++) {
-        m->layer_slots[l] += n_slots;
-        m->layer_blocks_max[l] = KVF__MAX(m->layer_blocks_max[l], m->layer_blocks[l]);
-    }
+    for (uint32_t r = 0; r < m->n_runs; r++)
+        for (uint32_t l = m->runs[r].first / m->n_groups, n = m->runs[r].n_tables / m->n_groups; n > 0; l++, n--) {
+            m->layer_slots[l] += n_slots;
+            m->layer_blocks_max[l] = KVF__MAX(m->layer_blocks_max[l], m->layer_blocks[l]);
+        }
     kvf__pool_note_held(&m->blocks);
 }
 
@@ -342,6 +398,7 @@ kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32
         return kvf__fail(manager->error, KVF_E_LIMIT, "copies: room for %u, %u are needed", kvf__copies_room(copies),
                          n.copies);
     uint32_t first_copy = copies ? copies->n : 0;
+    for (uint32_t i = 0; manager->windowed && i < n_items; i++) kvf__window_drop(manager, kvf__seq_index(items[i].seq));
     for (uint32_t i = 0; i < n_items; i++) grow(manager, &items[i], copies);
     count_append(manager, items, n_items);
     if (manager->profile) kvf__profile_appended(manager, items, n_items, copies, first_copy);
@@ -377,6 +434,22 @@ static void leave_nodes(kvf_manager *m, uint32_t index) {
     m->seqs[index].node = node == KVF__NO_NODE ? 0 : kvf__node_handle(c, node);
 }
 
+/* Every table must have the tokens and, of a window, keep those that the next one sees. */
+static kvf_status check_rollback(const kvf_manager *m, uint32_t index, uint32_t n_tokens) {
+    uint32_t next_pos = m->seqs[index].next_pos;
+    for (uint32_t k = 0; k < m->seq_tables; k++) {
+        uint32_t n_slots = m->n_slots[index * m->seq_tables + k], window = kvf__window_of(m, k);
+        if (window == KVF_LAYER_NONE) continue;
+        if (n_tokens > n_slots)
+            return kvf__fail(m->error, KVF_E_INVALID, "rollback: n_tokens %u: a table has %u slots", n_tokens, n_slots);
+        if (window && n_slots - n_tokens < KVF__MIN(window - 1, next_pos - n_tokens))
+            return kvf__fail(m->error, KVF_E_INVALID,
+                             "rollback: n_tokens %u: a window of %u has %u slots left and has dropped those before",
+                             n_tokens, window, n_slots);
+    }
+    return KVF_OK;
+}
+
 kvf_status kvf_seq_rollback(kvf_manager *manager, kvf_seq seq, uint32_t n_tokens) {
     uint32_t index = 0;
     kvf_status s = kvf__seq_find(manager, seq, &index);
@@ -386,11 +459,10 @@ kvf_status kvf_seq_rollback(kvf_manager *manager, kvf_seq seq, uint32_t n_tokens
         return kvf__fail(manager->error, KVF_E_STATE,
                          "rollback: a compaction of the sequence is under way; commit or cancel it");
     if (manager->seqs[index].swapped) return kvf__fail_swapped(manager, "rollback");
+    s = check_rollback(manager, index, n_tokens);
+    if (s) return s;
     for (uint32_t t = first; t < end; t++)
-        if (n_tokens > manager->n_slots[t])
-            return kvf__fail(manager->error, KVF_E_INVALID, "rollback: n_tokens %u: a table has %u slots", n_tokens,
-                             manager->n_slots[t]);
-    for (uint32_t t = first; t < end; t++) shrink_table(manager, t, n_tokens);
+        if (kvf__window_of(manager, t - first) != KVF_LAYER_NONE) shrink_table(manager, t, n_tokens);
     manager->seqs[index].next_pos -= n_tokens;
     manager->seqs[index].known_at = 0;
     if (manager->cache.on) leave_nodes(manager, index);

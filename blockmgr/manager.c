@@ -45,6 +45,8 @@ static kvf_status check_fields(const kvf_manager_config *c, kvf_error *err) {
     if (c->prefix_cache > 1 || c->reserved)
         return kvf__fail(err, KVF_E_INVALID, "prefix_cache %u, reserved %u: must be 0 or 1, and 0", c->prefix_cache,
                          c->reserved);
+    kvf_status s = kvf__windows_check(c, err);
+    if (s) return s;
     if (c->prefix_eviction > KVF_PREFIX_PRIORITY)
         return kvf__fail(err, KVF_E_INVALID, "prefix_eviction %u: must be at most %d", c->prefix_eviction,
                          KVF_PREFIX_PRIORITY);
@@ -117,6 +119,8 @@ static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
     m->entries = kvf__slab_take(slab, n_seq_layers, sizeof *m->entries);
     m->dst_row = kvf__slab_take(slab, n_tables, sizeof *m->dst_row);
     m->fresh = kvf__slab_take(slab, c->n_blocks, sizeof *m->fresh);
+    if (c->layer_windows) m->windows = kvf__slab_take(slab, c->n_layers, sizeof *m->windows);
+    m->runs = kvf__slab_take(slab, c->layer_windows ? c->n_layers : 1, sizeof *m->runs);
     for (int i = 0; i < 2; i++) {
         kvf__view_buffer *v = &m->views[i];
         v->row_offset = kvf__slab_take(slab, n_tables, sizeof *v->row_offset);
@@ -162,6 +166,9 @@ static void start(kvf_manager *m) {
     const kvf_manager_config *c = &m->config;
     m->tag = hash_address(m);
     m->epoch = 1;
+    if (m->windows) memcpy(m->windows, c->layer_windows, c->n_layers * sizeof *m->windows);
+    m->config.layer_windows = m->windows;
+    kvf__runs_fill(m);
     kvf__pool_init(&m->blocks, (uint32_t)(m->tag >> 32));
     kvf__pool_init(&m->pages, 0);
     kvf__pool_init(&m->host_blocks, 0);

@@ -3,6 +3,7 @@
  * Glossary, beyond kvfold/blockmgr.h and pool.h
  *   table index  t = (seq index * n_layers + layer) * n_groups + group; a table's row is rows[t * row_capacity ..].
  *   seq layer    the groups of one (sequence, layer): sl = t / n_groups.
+ *   run          layers next to each other that keep slots, all of one window or of none; k-th tables of a sequence.
  *   fresh row    blocks taken by kvf_compact_begin for a table that may not be written in place.
  *   private      a block whose only holder is the table at hand, and which it may write behind its slots: a cached one is
  *                private unless it is the table's last and its node covers slots beyond the table's.
@@ -13,8 +14,8 @@
  *   | free_seqs
  *   | tables | n_slots | n_pages | promise | page_promise | private_at | tail_at | seq_blocks_max
  *   | layer_blocks | layer_blocks_max | layer_slots | rows | score_rows | compaction: entries, dst_row, fresh
- *   | host_slots, n_host_pages, where there is a host tier | views: row_offset, n_slots, next_pos, seq_index (twice)
- *   | cache (cache.c), where there is one | profile, likewise
+ *   | windows, runs | host_slots, n_host_pages, where there is a host tier
+ *   | views: row_offset, n_slots, next_pos, seq_index (twice) | cache (cache.c), where there is one | profile, likewise
  *
  * What a promise is worth (R: the table's reservation in blocks, p: its promise, "private": its private blocks)
  *   - reserve sets p = max(0, R - private); a fork gives the child p = R, since it holds nothing privately.
@@ -24,6 +25,8 @@
  *     table itself let fall free, then, table by table in the order of the batch, out of the spare blocks there are.
  *   - attach, of cached blocks to an empty table, sets p = max(0, R - private) too: an idle block that it takes is paid for
  *     by the promise, or by a spare one.
+ *   - what a window drops of its own blocks is promised to it again, to at most R - private; that comes out of the blocks
+ *     that fall free so.
  *   With growth, read "kept" for private: all blocks of the table but a last one that an append would have to copy.
  *   So p + private >= R holds from reserve, attach, fork (child) or commit on, until one of its private blocks becomes
  *   shared (by a fork of this sequence, a hold, a hit of another), is given up while pinned, or is cached and rolled back
@@ -75,6 +78,11 @@ typedef struct kvf__compact_entry {
 
 typedef struct kvf__profile kvf__profile; /* profile.h */
 
+typedef struct kvf__run {
+    uint32_t first, n_tables; /* of a sequence's tables */
+    uint32_t window;          /* 0: none */
+} kvf__run;
+
 typedef struct kvf__view_buffer {
     uint64_t *row_offset;
     uint32_t *n_slots, *next_pos, *seq_index;
@@ -96,8 +104,9 @@ struct kvf_manager {
     uint32_t n_seqs, n_seqs_max; /* free_seqs holds max_seqs - n_seqs */
     kvf__table *tables;          /* (seq, layer, group), as the next six */
     /* Invariant: a row has ceil(n_slots / block_size) blocks; n_pages is at most that, 0 without scores; entries beyond
-     * are KVF_NO_BLOCK. Of a swapped sequence both are 0, and the rows have ids of the host's pools: as many as
-     * host_slots and n_host_pages say, which are 0 of any other. */
+     * are KVF_NO_BLOCK. Of a window, slot j has position next_pos - n_slots + j, whole blocks are missing before it, and
+     * n_slots >= min(window - 1, next_pos). In no run: 0. Of a swapped sequence both are 0, and the rows have ids of the
+     * host's pools: as many as host_slots and n_host_pages say, which are 0 of any other. */
     uint32_t *n_slots, *n_pages;
     uint32_t *promise, *page_promise; /* blocks and score pages still to come of the reserve */
     /* private_at = epoch: every block of the table is in state ROW. tail_at = epoch: no other holder has its last block.
@@ -110,7 +119,11 @@ struct kvf_manager {
     uint32_t *layer_blocks, *layer_blocks_max; /* (layer) */
     uint64_t *layer_slots;                     /* (layer): used */
     uint32_t *rows, *score_rows;               /* (seq, layer, group, row_capacity) */
-    bool compacting;                           /* between begin and commit or cancel */
+    uint32_t *windows;                         /* (layer), as in the config; NULL: all 0 */
+    kvf__run *runs;                            /* ascending; without windows one of all tables */
+    uint32_t n_runs;
+    bool windowed;   /* some run has a window */
+    bool compacting; /* between begin and commit or cancel */
     uint32_t n_entries;
     kvf__compact_entry *entries; /* [max_seqs * n_layers] */
     const uint32_t **dst_row;    /* [max_seqs * n_layers * n_groups], in the order of the items */
@@ -155,6 +168,30 @@ static inline bool kvf__tail_covered(const kvf_manager *m, uint32_t t) {
  * last, when partly filled. An append counts in scratch the tables of its batch that have left the block, so that the last
  * holder writes in place. */
 bool kvf__leaves_shared(const kvf_manager *m, uint32_t t);
+
+/* ---- Windows (window.c) ------------------------------------------------------------------------------ */
+
+/* That of the k-th table of a sequence. */
+static inline uint32_t kvf__window_of(const kvf_manager *m, uint32_t k) {
+    return m->windows ? m->windows[k / m->n_groups] : 0;
+}
+/* Leading blocks that no token after n_slots of them sees any more. */
+static inline uint32_t kvf__window_drops(const kvf_manager *m, uint32_t window, uint32_t n_slots) {
+    return window && n_slots >= window ? (n_slots + 1 - window) >> m->block_shift : 0;
+}
+kvf_status kvf__windows_check(const kvf_manager_config *config, kvf_error *err);
+/* Fills the runs from the windows. */
+void kvf__runs_fill(kvf_manager *m);
+
+/* What the dropping of leading blocks brings: how many fall free or idle, how many of these the table is promised again. */
+typedef struct kvf__dropping {
+    uint32_t freed, promised;
+} kvf__dropping;
+
+/* Of n of table t. A batch-mate's dropping that comes first may make it more freed, never more promised than freed. */
+kvf__dropping kvf__window_look(const kvf_manager *m, uint32_t t, uint32_t n);
+/* Drops what the next tokens of a sequence do not see. */
+void kvf__window_drop(kvf_manager *m, uint32_t index);
 
 /* ---- Reservations (seq.c) --------------------------------------------------------------------------- */
 

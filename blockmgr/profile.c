@@ -118,7 +118,8 @@ static void touch(kvf__profile *p, uint32_t id) {
 
 static void fell_free(kvf_manager *m, uint32_t id) {
     static const size_t by_cause[] = {WORD(freed_by_end),     WORD(freed_by_compaction), WORD(freed_by_rollback),
-                                      WORD(freed_by_release), WORD(freed_by_eviction),   WORD(freed_by_swap)};
+                                      WORD(freed_by_release), WORD(freed_by_eviction),   WORD(freed_by_swap),
+                                      WORD(freed_by_window)};
     kvf__profile *p = m->profile;
     kvf__profile_block *b = &p->blocks[id];
     count(p, WORD(lifetime), p->now - b->born);
@@ -134,12 +135,16 @@ static void fell_free(kvf_manager *m, uint32_t id) {
     b->used = p->now;
 }
 
-void kvf__profile_gone(void *ctx, uint32_t id) {
-    kvf__profile *p = ctx;
-    if (!p->blocks[id].live || p->blocks[id].gone) return;
-    p->blocks[id].gone = true;
+static void gone(kvf__profile *p, uint32_t id, uint32_t seq, kvf__cause cause) {
+    kvf__profile_block *b = &p->blocks[id];
+    if (!b->live || b->gone) return;
+    b->gone = true;
+    b->seq = seq;
+    b->cause = (uint8_t)cause;
     p->gone[p->n_gone_blocks++] = id;
 }
+void kvf__profile_gone(void *ctx, uint32_t id) { gone(ctx, id, UINT32_MAX, KVF__CAUSE_EVICTION); }
+void kvf__profile_dropped(kvf__profile *p, uint32_t id, uint32_t seq) { gone(p, id, seq, KVF__CAUSE_WINDOW); }
 
 /* Begins a call's changes: first the blocks that had to go, which may have been taken again since. */
 static void begin(kvf_manager *m) {
@@ -148,9 +153,8 @@ static void begin(kvf_manager *m) {
     for (uint32_t i = 0; i < p->n_gone_blocks; i++) {
         uint32_t id = p->gone[i];
         p->blocks[id].gone = false;
-        p->blocks[id].cause = KVF__CAUSE_EVICTION;
         fell_free(m, id);
-        push_blocks(m, KVF_PROFILE_FREE, p->blocks[id].layer, UINT32_MAX, id, 1);
+        push_blocks(m, KVF_PROFILE_FREE, p->blocks[id].layer, p->blocks[id].seq, id, 1);
     }
     p->n_gone_blocks = 0;
 }
@@ -286,6 +290,19 @@ void kvf__profile_figures(kvf_manager *m) {
     end(m);
 }
 
+/* An append has dropped the leading blocks of a window's table that it drops. */
+static void follow_window(kvf_manager *m, uint32_t t) {
+    kvf__profile *p = m->profile;
+    kvf__profile_table *was = &p->tables[t];
+    uint32_t *old = p->rows + (size_t)t * m->row_capacity;
+    uint32_t n = kvf__window_drops(m, kvf__window_of(m, t % m->seq_tables), was->n_slots);
+    if (!n) return;
+    for (uint32_t i = 0; i < n; i++) lost(m, old[i], t / m->seq_tables, KVF__CAUSE_WINDOW);
+    was->n_blocks -= n;
+    was->n_slots -= n * m->config.block_size;
+    memmove(old, old + n, was->n_blocks * sizeof *old);
+}
+
 void kvf__profile_appended(kvf_manager *m, const kvf_append_item *items, uint32_t n_items, const kvf_copy_list *copies,
                            uint32_t first_copy) {
     kvf__profile *p = m->profile;
@@ -295,6 +312,7 @@ void kvf__profile_appended(kvf_manager *m, const kvf_append_item *items, uint32_
         uint32_t seq = 0;
         if (kvf__seq_find(m, items[i].seq, &seq)) continue; /* it was found before */
         for (uint32_t t = seq * m->seq_tables; t < (seq + 1) * m->seq_tables; t++) {
+            if (m->windowed) follow_window(m, t);
             uint32_t n_blocks = p->tables[t].n_blocks, n_slots = p->tables[t].n_slots;
             uint32_t last = n_blocks ? n_blocks - 1 : 0;
             compare(m, t, last, KVF__CAUSE_END);

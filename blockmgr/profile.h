@@ -9,7 +9,7 @@
  *            by the manager's thread alone, between two steps of `version`, which is odd meanwhile. Stores release and
  *            loads acquire, so that a reader that has seen a new word sees the odd version too.
  *   touched  blocks whose state may have changed in this call: settled at its end, when all tables are as they will be.
- *   gone     idle blocks that fell free in this call; they may have been taken again since.
+ *   gone     blocks that fell free in this call from the cache or a window; they may have been taken again since.
  *   fresh    blocks that a compaction has taken and no table has yet.
  *   ring     events [tail, head) of a power of two; the manager moves head, the reader tail.
  */
@@ -28,7 +28,8 @@ typedef enum kvf__cause {
     KVF__CAUSE_ROLLBACK,
     KVF__CAUSE_RELEASE,
     KVF__CAUSE_EVICTION,
-    KVF__CAUSE_SWAP
+    KVF__CAUSE_SWAP,
+    KVF__CAUSE_WINDOW
 } kvf__cause;
 
 /* Invariant between calls: live = it is held or idle in the prefix cache (idle); shared = it has two or more holders; not
@@ -65,7 +66,7 @@ struct kvf__profile {
     kvf__profile_count *counts; /* [n_layers + 1] */
     uint32_t *touched;          /* [n_blocks] */
     uint32_t n_touched;
-    uint32_t *gone; /* [n_blocks]: idle ones that the cache let fall free in this call */
+    uint32_t *gone; /* [n_blocks] */
     uint32_t n_gone_blocks;
     kvf_profile_event *events; /* [config.n_events] */
     _Atomic uint64_t *head, *tail;
@@ -76,8 +77,10 @@ kvf_status kvf__profile_resolve(const kvf_profile_config *in, kvf_profile_config
 void kvf__profile_lay_out(kvf_manager *m, kvf__slab *slab, const kvf_profile_config *config);
 void kvf__profile_start(kvf_manager *m, const kvf_profile_config *config);
 
-/* profile.c: an idle block has fallen free; p: the profile. Called within a call, any number of times. */
+/* profile.c: an idle block has fallen free; p: the profile. A sequence's window has let one fall free. Called within a
+ * call, any number of times. */
 void kvf__profile_gone(void *p, uint32_t id);
+void kvf__profile_dropped(kvf__profile *p, uint32_t id, uint32_t seq);
 
 /* What has happened. Each is called at most once at the end of a call, when m->profile is set. */
 void kvf__profile_figures(kvf_manager *m); /* promises, sequences or score pages alone have changed */

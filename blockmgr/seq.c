@@ -241,8 +241,9 @@ kvf_status kvf__reserve_read(const kvf_manager *m, const kvf_reserve *in, kvf_re
 }
 
 kvf__reservation kvf__reservation_of(const kvf_manager *m, const kvf_reserve *reserve, uint32_t k) {
-    uint32_t blocks = kvf__blocks_for(m, reserve->n_slots[k]);
-    return (kvf__reservation){blocks, reserve->with_scores ? blocks : 0, reserve->growth != 0};
+    uint32_t window = kvf__window_of(m, k);
+    uint32_t blocks = window == KVF_LAYER_NONE ? 0 : kvf__blocks_for(m, reserve->n_slots[k]);
+    return (kvf__reservation){blocks, reserve->with_scores && !window ? blocks : 0, reserve->growth != 0};
 }
 
 kvf__reservation kvf__table_reservation(const kvf_manager *m, uint32_t t) {
@@ -335,14 +336,15 @@ kvf_status kvf_seq_take_scores(kvf_manager *manager, kvf_seq seq, const uint32_t
         if (n_slots[i] > manager->n_slots[first + i])
             return kvf__fail(manager->error, KVF_E_INVALID, "n_slots[%u] %u: must be at most the table's %u", i,
                              n_slots[i], manager->n_slots[first + i]);
-        missing += kvf__promise_owed(kvf__blocks_for(manager, n_slots[i]), manager->page_promise[first + i]);
+        if (!kvf__window_of(manager, i))
+            missing += kvf__promise_owed(kvf__blocks_for(manager, n_slots[i]), manager->page_promise[first + i]);
     }
     if (missing > kvf__pool_spare(&manager->pages))
         return kvf__fail(manager->error, KVF_E_NO_BLOCKS,
                          "take_scores: %llu score pages beyond the promised ones, %u are free",
                          (unsigned long long)missing, kvf__pool_spare(&manager->pages));
     for (uint32_t i = 0; i < manager->seq_tables; i++) {
-        uint32_t n = kvf__blocks_for(manager, n_slots[i]);
+        uint32_t n = kvf__window_of(manager, i) ? 0 : kvf__blocks_for(manager, n_slots[i]);
         kvf__pool_take(&manager->pages, kvf__score_row(manager, first + i), n);
         kvf__promise_use(&manager->pages, &manager->page_promise[first + i], n);
         manager->n_pages[first + i] = n;

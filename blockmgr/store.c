@@ -6,6 +6,8 @@
 typedef struct storing {
     kvf_manager *m;
     uint32_t first;
+    uint32_t n_blocks;  /* of the sequence's tokens */
+    uint32_t n_dropped; /* leading blocks that some window has dropped */
     kvf_prefix_store_options options;
     uint32_t n_stored;
     bool entered; /* blocks of the tables are cached that were not */
@@ -72,11 +74,24 @@ static void store_again(storing *s, uint32_t node, const uint32_t *blocks) {
     }
 }
 
+/* A row's entry for a block of the tokens: windows have dropped the first ones. */
+static uint32_t entry_of(const storing *s, uint32_t k, uint32_t depth) {
+    uint32_t t = s->first + k;
+    return kvf__row(s->m, t)[depth - (s->n_blocks - kvf__n_blocks(s->m, t))];
+}
+
 /* The blocks at the walk's position; whether none of them is cached, as it is when they are new. */
 static bool gather(const storing *s, uint32_t depth, uint32_t *blocks) {
     const kvf_manager *m = s->m;
     const uint32_t *row = kvf__row(m, s->first) + depth;
     uint32_t not_new = 0;
+    if (s->n_dropped) {
+        for (uint32_t k = 0; k < m->seq_tables; k++) {
+            blocks[k] = entry_of(s, k, depth);
+            not_new |= *kvf__state(&m->blocks, blocks[k]) ^ KVF__ROW;
+        }
+        return !not_new;
+    }
     for (uint32_t k = 0; k < m->seq_tables; k++, row += m->row_capacity) {
         blocks[k] = *row;
         not_new |= *kvf__state(&m->blocks, *row) ^ KVF__ROW;
@@ -90,6 +105,7 @@ static uint32_t store_block(storing *s, const kvf__walk *w) {
     kvf_manager *m = s->m;
     kvf__cache *c = &m->cache;
     uint32_t *blocks = c->ids, node = kvf__walk_find(c, w), of = KVF__NO_NODE;
+    if (w->depth < s->n_dropped) return node; /* the tables have it no more: found or not */
     bool is_new = gather(s, w->depth, blocks);
     if (node != KVF__NO_NODE) {
         store_again(s, node, blocks);
@@ -128,6 +144,9 @@ kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_
         return kvf__fail(manager->error, KVF_E_INVALID,
                          "store: the key is not what the sequence was attached or stored with");
     s.first = index * manager->seq_tables;
+    s.n_blocks = kvf__blocks_for(manager, manager->seqs[index].next_pos);
+    for (uint32_t t = s.first; manager->windowed && t < s.first + manager->seq_tables; t++)
+        s.n_dropped = KVF__MAX(s.n_dropped, s.n_blocks - kvf__n_blocks(manager, t));
     bool stopped = false;
     while (!stopped && w.depth < n_tokens / bs) {
         kvf__walk_hash(c, &w, bs);

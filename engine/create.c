@@ -29,13 +29,11 @@ static kvf_status resolve(kvf_engine *e, kvf_error *err) {
     if (!c->max_running) c->max_running = 64;
     if (c->max_running > 65536)
         return kvf__fail(err, KVF_E_INVALID, "max_running %u: must be at most 65536", c->max_running);
-    uint32_t longest =
-        info->sliding_window ? info->sliding_window : info->n_context; /* the window is the shorter one */
-    if (!c->max_context) c->max_context = longest;
-    if (c->max_context < 2 || c->max_context > longest)
-        return kvf__fail(err, KVF_E_INVALID, "max_context %u: must be in [2, %u], the model's %s", c->max_context,
-                         longest,
-                         info->sliding_window ? "sliding window: attention beyond it is not computed" : "context");
+    if (!c->max_context) c->max_context = info->n_context;
+    if (c->max_context < 2 || c->max_context > info->n_context)
+        return kvf__fail(err, KVF_E_INVALID, "max_context %u: must be in [2, %u], the model's context", c->max_context,
+                         info->n_context);
+    e->window = info->sliding_window < c->max_context ? info->sliding_window : 0;
     if (!c->max_prefill_tokens) c->max_prefill_tokens = c->max_context;
     if (!c->n_score_arrays) c->n_score_arrays = 1;
     if (c->n_score_arrays > 8)
@@ -136,14 +134,12 @@ static kvf_status create_snapshots(kvf_engine *e, kvf_error *err) {
     return KVF_OK;
 }
 
-static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
+static kvf_status create_manager(kvf_engine *e, kvf_error *err) {
     const kvf_engine_config *c = &e->config;
-    const kvf_model_info *info = e->info;
-    kvf_status st;
-    if ((st = kvf_stream_create_cpu(&e->allocator, c->n_threads, &e->stream, err))) return st;
     kvf_manager_config m = kvf_manager_config_default();
-    m.n_layers = info->n_layers;
-    m.n_kv_heads = info->n_kv_heads;
+    uint32_t windows[1024];
+    m.n_layers = e->info->n_layers;
+    m.n_kv_heads = e->info->n_kv_heads;
     m.heads_per_group = c->heads_per_group;
     m.block_size = c->block_size;
     m.n_blocks = e->pages.n_blocks;
@@ -156,7 +152,17 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     m.n_host_blocks = m.n_host_score_pages = e->host_pages.n_blocks;
     m.allocator = e->allocator;
     m.profile = c->profile;
-    if ((st = kvf_manager_create(&m, &e->manager, err))) return st;
+    for (uint32_t l = 0; l < 1024; l++) windows[l] = e->window;
+    if (e->window && m.n_layers <= 1024) m.layer_windows = windows; /* more are refused */
+    return kvf_manager_create(&m, &e->manager, err);
+}
+
+static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
+    const kvf_engine_config *c = &e->config;
+    const kvf_model_info *info = e->info;
+    kvf_status st;
+    if ((st = kvf_stream_create_cpu(&e->allocator, c->n_threads, &e->stream, err))) return st;
+    if ((st = create_manager(e, err))) return st;
     kvf_policy_state_config p = {.struct_size = sizeof p,
                                  .n_layers = info->n_layers,
                                  .n_kv_heads = info->n_kv_heads,

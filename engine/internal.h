@@ -128,6 +128,7 @@ struct kvf_engine {
     kvf_pages host_pages; /* of no blocks without a host tier, as the next */
     kvf_score_pages host_scores;
     uint32_t n_groups, n_tables, max_batch_tokens, max_running;
+    uint32_t window; /* the model's, where max_context is beyond it; else 0 */
 
     kvf__live *first, *last;
     uint32_t n_live;

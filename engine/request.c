@@ -125,6 +125,12 @@ static kvf_status check_policy(const kvf_engine *e, const kvf_policy_options *o,
         return kvf__fail(err, KVF_E_INVALID,
                          "policy %s: needs %u score arrays, the engine has %u; create it with n_score_arrays %u",
                          o->ops->name, kvf_policy_n_arrays(o), e->scores.n_arrays, kvf_policy_n_arrays(o));
+    if (e->window && (kvf_policy_evicts(o) || kvf_policy_n_arrays(o) || kvf_policy_needs(o)))
+        return kvf__fail(
+            err, KVF_E_UNSUPPORTED,
+            "policy %s: the model's layers have a sliding window of %u, which lets go of all beyond it: use "
+            "policy full, or create the engine with a max_context of at most %u",
+            o->ops->name, e->window, e->window);
     if (o->merge == KVF_MERGE_MASS && !e->pages.bias)
         return kvf__fail(
             err, KVF_E_INVALID,

@@ -224,7 +224,6 @@ static kvf_status check_shapes(const pass *p) {
 static kvf_status check_rows(pass *p) {
     const kvf_forward *f = &p->f;
     uint32_t n_seqs = p->view.n_seqs, n_vocab = p->m->info.n_vocab, n = f->q_begin[n_seqs];
-    uint32_t window = p->m->info.sliding_window;
     if (f->q_begin[0] != 0) return kvf__fail(p->err, KVF_E_INVALID, "q_begin[0] %u: must be 0", f->q_begin[0]);
     for (uint32_t i = 0; i < n_seqs; i++) {
         if (f->q_begin[i + 1] < f->q_begin[i] || (i < f->n_decode && f->q_begin[i + 1] - f->q_begin[i] != 1))
@@ -233,11 +232,6 @@ static kvf_status check_rows(pass *p) {
         if (f->q_begin[i + 1] - f->q_begin[i] > p->view.next_pos[i])
             return kvf__fail(p->err, KVF_E_INVALID, "forward: sequence %u has %u new tokens: only %u were appended", i,
                              f->q_begin[i + 1] - f->q_begin[i], p->view.next_pos[i]);
-        if (window && p->view.next_pos[i] > window)
-            return kvf__fail(p->err, KVF_E_UNSUPPORTED,
-                             "forward: sequence %u has %u positions: the model's attention has a sliding window of %u, "
-                             "beyond which it is not computed",
-                             i, p->view.next_pos[i], window);
     }
     if (n > p->a->max_tokens)
         return kvf__fail(p->err, KVF_E_INVALID, "forward: %u tokens: the activations take %u", n, p->a->max_tokens);
@@ -311,6 +305,14 @@ static void prepare(pass *p) {
                                    .path = f->path};
 }
 
+/* As long as every sequence is within the window, its attention is the full one, also over tables that a policy has
+ * thinned out. */
+static uint32_t window_of(const pass *p) {
+    uint32_t window = p->m->info.sliding_window, longest = 0;
+    for (uint32_t i = 0; i < p->view.n_seqs; i++) longest = KVF__MAX(longest, p->view.next_pos[i]);
+    return longest > window ? window : 0;
+}
+
 static kvf_status attend(pass *p, uint32_t layer) {
     const kvf_forward *f = &p->f;
     kvf_attention *c = &p->attention;
@@ -318,6 +320,7 @@ static kvf_status attend(pass *p, uint32_t layer) {
     for (uint32_t i = 0; f->prompt_sums && i < p->view.n_seqs; i++)
         p->a->col_sums[i] = f->prompt_sums[i] ? f->prompt_sums[i] + layer_sums : NULL;
     c->layer = layer;
+    c->window = window_of(p);
     c->seq_begin = 0;
     c->seq_end = p->view.n_seqs;
     kvf_status st = kvf_attention_append(p->stream, c, p->err);

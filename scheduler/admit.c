@@ -7,7 +7,16 @@
  * and those whose column sums are the prompt's alone, must see the first run again. */
 static bool evicts(const kvf__req *r) { return r->bounded || kvf_policy_evicts(&r->options) || r->needs_sums; }
 
+/* Of tables that have got so many tokens, chunk by chunk. A window lets go of what is before it. */
 static uint64_t blocks_for(const kvf_sched *s, uint32_t slots) {
+    uint64_t n = 0;
+    for (uint32_t l = 0; s->windows && l < s->n_layers; l++) {
+        uint64_t most = (uint64_t)s->windows[l] + s->config.chunk + s->block_size - 2;
+        if (s->windows[l] == KVF_LAYER_NONE) continue;
+        uint32_t held = s->windows[l] ? (uint32_t)KVF__MIN(slots, most) : slots;
+        n += (uint64_t)kvf__ceil_div(held, s->block_size) * s->n_groups;
+    }
+    if (s->windows) return n;
     return (uint64_t)kvf__ceil_div(slots, s->block_size) * s->n_tables;
 }
 
@@ -48,6 +57,7 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
         status = kvf_policy_project(&r->options, s->n_layers, s->n_groups, s->block_size, r->n_prompt, r->max_new,
                                     &need, &s->error);
     if (status != KVF_OK) return status;
+    if (s->windows) need.prompt_blocks = KVF__MIN(need.prompt_blocks, blocks_for(s, r->n_prompt + 1));
     r->bounded = need.bounded != 0;
     r->budget = kvf_policy_evicts(&r->options) ? need.budget_tokens : UINT32_MAX;
     r->needs_sums = (kvf_policy_needs(&r->options) & KVF_NEEDS_COL_SUMS) != 0;

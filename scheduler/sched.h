@@ -78,6 +78,7 @@ struct kvf_sched {
     kvf_sched_config config; /* resolved */
     size_t bytes;
     uint32_t n_layers, n_groups, n_tables, block_size, n_blocks, n_score_pages, max_slots;
+    const uint32_t *windows;                   /* (layer), the manager's; NULL: none */
     kvf__req *slots;                           /* [n_slots]; those from n_slots_used on have never been touched */
     uint32_t n_slots, n_slots_used, free_slot; /* free ones are linked by next */
     uint32_t slot_bits;

@@ -84,6 +84,7 @@ kvf_status kvf_sched_create(const kvf_sched_config *config, kvf_sched **out, kvf
     s.n_score_pages = m->n_score_pages;
     s.max_slots = m->max_slots;
     s.swaps = m->n_host_blocks && s.config.preempt != KVF_PREEMPT_RECOMPUTE;
+    s.windows = m->layer_windows;
     s.n_slots = s.config.max_waiting + s.config.max_running;
     while (UINT64_C(1) << s.slot_bits < s.n_slots) s.slot_bits++;
     s.free_slot = KVF__SLOT_NONE;

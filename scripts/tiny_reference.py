@@ -169,7 +169,8 @@ def logits(model, ids, other=False):
     n_q, n_kv, n_embd = key("attention.head_count"), key("attention.head_count_kv"), key("embedding_length")
     epsilon, d, n = key("attention.layer_norm_rms_epsilon"), key("attention.key_length", n_embd // n_q), len(ids)
     n_rot = key("rope.dimension_count", d)
-    assert n_rot == d and n <= key("attention.sliding_window", n)
+    assert n_rot == d
+    window = key("attention.sliding_window", n)
     angles = np.arange(n)[:, None] * frequencies(model, key, n_rot)
     in_halves = arch == "qwen2"
 
@@ -189,7 +190,7 @@ def logits(model, ids, other=False):
         v = (h @ w("attn_v").T + b("attn_v")).reshape(n, n_kv, d)
         k, v = (np.repeat(a, n_q // n_kv, axis=1) for a in (k, v))
         score = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(d)
-        score[:, np.triu(np.ones((n, n), bool), 1)] = -np.inf
+        score[:, np.triu(np.ones((n, n), bool), 1) | np.tril(np.ones((n, n), bool), -window)] = -np.inf
         p = np.exp(score - score.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
         x = x + np.einsum("hij,jhd->ihd", p, v).reshape(n, -1) @ w("attn_output").T

@@ -20,6 +20,7 @@ typedef struct shape {
     uint32_t context[MAX_SEQS], tokens[MAX_SEQS];
     kvf_dtype dtype;
     bool bias;
+    uint32_t window, dropped; /* dropped: positions before the context, whole blocks */
 } shape;
 
 typedef struct world {
@@ -60,7 +61,7 @@ static inline void *zeros(size_t n, size_t size) {
 }
 
 static inline uint32_t context_of(const shape *s, uint32_t seq, uint32_t group) {
-    uint32_t less = group * 9;
+    uint32_t less = group * (s->window ? s->block_size : 9);
     return s->context[seq] > less ? s->context[seq] - less : s->context[seq];
 }
 static inline uint32_t table_of(const world *w, uint32_t seq, uint32_t group) {
@@ -151,7 +152,8 @@ static inline void reset_pages(world *w) {
         for (size_t i = 0; i < (size_t)w->pages.n_blocks * s->heads_per_group * s->block_size; i++)
             w->pages.bias[i] = NAN;
     for (uint32_t seq = 0; seq < s->n_seqs; seq++) {
-        w->next_pos[seq] = s->context[seq] + 100; /* as after an eviction: positions run ahead of slots */
+        /* As after an eviction: positions run ahead of slots. */
+        w->next_pos[seq] = s->context[seq] + (s->window ? s->dropped : 100);
         for (uint32_t kv = 0; kv < w->n_kv; kv++) {
             uint32_t group = kv / s->heads_per_group, head = kv % s->heads_per_group, t = table_of(w, seq, group);
             w->n_slots[t] = context_of(s, seq, group);
@@ -250,7 +252,8 @@ static inline kvf_attention make_call(const world *w) {
                            .v = w->v,
                            .q_stride = w->q_stride,
                            .kv_stride = w->kv_stride,
-                           .out_stride = w->q_stride};
+                           .out_stride = w->q_stride,
+                           .window = w->s.window};
 }
 
 /* Exactly the bytes a call needs, so that a write past them is seen. */
@@ -371,7 +374,9 @@ static inline results run_naive(const world *w, const uint8_t *gqa) {
                 uint32_t kv = h / s->per_kv, n = context_of(s, seq, kv / s->heads_per_group) + t + 1;
                 const float *q = w->q + (w->q_begin[seq] + t) * w->q_stride + (size_t)h * d;
                 double sum = 0;
-                for (uint32_t j = 0; j < n; j++) {
+                uint32_t first = s->window && n > s->window ? n - s->window : 0;
+                for (uint32_t j = 0; j < first; j++) p[j] = 0;
+                for (uint32_t j = first; j < n; j++) {
                     const float *k = w->dense_k + dense_at(w, seq, kv, j) * d;
                     double x = 0;
                     for (uint32_t i = 0; i < d; i++) x += (double)q[i] * (double)k[i];
@@ -382,7 +387,7 @@ static inline results run_naive(const world *w, const uint8_t *gqa) {
                 r.lse[token * w->n_q + h] = (float)log(sum);
                 for (uint32_t i = 0; i < d; i++) {
                     double x = 0;
-                    for (uint32_t j = 0; j < n; j++)
+                    for (uint32_t j = first; j < n; j++)
                         x += p[j] / sum * (double)w->dense_v[dense_at(w, seq, kv, j) * d + i];
                     r.out[(token * w->n_q + h) * d + i] = (float)x;
                 }

@@ -37,8 +37,10 @@ static inline void *rig_memory(size_t bytes) {
     return p;
 }
 
-static inline void rig_open(forward_rig *r, const kvf_model *model, kvf_dtype dtype, uint32_t n_threads,
-                            uint32_t heads_per_group, uint32_t n_blocks, uint32_t max_tokens, uint32_t max_slots) {
+/* windows: of the layers, or NULL. */
+static inline void rig_open_windows(forward_rig *r, const kvf_model *model, kvf_dtype dtype, uint32_t n_threads,
+                                    uint32_t heads_per_group, uint32_t n_blocks, uint32_t max_tokens,
+                                    uint32_t max_slots, const uint32_t *windows) {
     memset(r, 0, sizeof *r);
     r->model = model;
     r->info = kvf_model_get_info(model);
@@ -50,6 +52,7 @@ static inline void rig_open(forward_rig *r, const kvf_model *model, kvf_dtype dt
     c.n_blocks = n_blocks;
     c.max_seqs = RIG_SEQS;
     c.max_slots = max_slots;
+    c.layer_windows = windows;
     rig_check(kvf_manager_create(&c, &r->manager, &r->err), "manager", r->err.text);
     for (int i = 0; i < RIG_SEQS; i++) rig_check(kvf_seq_create(r->manager, &r->seqs[i]), "sequence", "");
     kvf_pages *p = &r->pages;
@@ -67,6 +70,11 @@ static inline void rig_open(forward_rig *r, const kvf_model *model, kvf_dtype dt
     p->key_norm = rig_memory(meta);
     rig_check(kvf_activations_create(model, max_tokens, RIG_SEQS, max_slots, n_threads, &r->activations, &r->err),
               "activations", r->err.text);
+}
+
+static inline void rig_open(forward_rig *r, const kvf_model *model, kvf_dtype dtype, uint32_t n_threads,
+                            uint32_t heads_per_group, uint32_t n_blocks, uint32_t max_tokens, uint32_t max_slots) {
+    rig_open_windows(r, model, dtype, n_threads, heads_per_group, n_blocks, max_tokens, max_slots, NULL);
 }
 
 static inline void rig_close(forward_rig *r) {

@@ -85,7 +85,8 @@ static void step(world *w) {
     }
 }
 
-static void run(unsigned long seed, unsigned long n_operations, uint64_t *n_hits, uint64_t *n_evicted) {
+static void run(unsigned long seed, unsigned long n_operations, uint64_t *n_hits, uint64_t *n_evicted,
+                uint64_t *n_dropped) {
     world *w = &all;
     kvf_manager_config config = kvf_manager_config_default();
     uint64_t salt = seed * 0x9e3779b97f4a7c15u;
@@ -95,12 +96,16 @@ static void run(unsigned long seed, unsigned long n_operations, uint64_t *n_hits
     config.n_blocks = 3 + (uint32_t)(salt >> 40) % (N_BLOCKS_MAX - 2);
     config.prefix_eviction = (uint32_t)(seed % 4);
     config.n_snapshot_pages = 1 + (uint32_t)(salt >> 30) % N_PAGES;
+    const uint32_t windows[3] = {(uint32_t)(salt >> 20) % 3 * 7, (uint32_t)(salt >> 16) % 20,
+                                 (uint32_t)(salt >> 12) % 2};
+    if (seed % 3 == 0) config.layer_windows = windows;
     seed_now = seed;
     world_open(w, config, seed);
     w->m->cache.zero_hash = seed % 5 == 4;
     while (w->n_checked < n_operations) step(w);
     *n_hits += w->n_hits;
     *n_evicted += w->m->cache.stats.evicted;
+    *n_dropped += w->n_dropped;
     for (uint32_t h = 0; h < N_HOLDS; h++)
         if (w->holds[h].handle) op_hold(w, h, 0);
     for (uint32_t q = 0; q < N_SEQS; q++) op_free(w, q);
@@ -114,11 +119,14 @@ int main(int argc, char **argv) {
     unsigned long first = argc > 1 ? strtoul(argv[1], NULL, 10) : 1,
                   n_seeds = argc > 2 ? strtoul(argv[2], NULL, 10) : 400;
     unsigned long n_operations = argc > 3 ? strtoul(argv[3], NULL, 10) : 2500;
-    uint64_t n_hits = 0, n_evicted = 0;
+    uint64_t n_hits = 0, n_evicted = 0, n_dropped = 0;
     signal(SIGABRT, name_seed);
     signal(SIGSEGV, name_seed);
-    for (unsigned long seed = first; seed < first + n_seeds; seed++) run(seed, n_operations, &n_hits, &n_evicted);
-    printf("prefix: %lu seeds from %lu, %lu operations, %llu hits, %llu nodes evicted\n", n_seeds, first,
-           n_seeds * n_operations, (unsigned long long)n_hits, (unsigned long long)n_evicted);
-    return n_hits && n_evicted ? 0 : 1;
+    for (unsigned long seed = first; seed < first + n_seeds; seed++)
+        run(seed, n_operations, &n_hits, &n_evicted, &n_dropped);
+    printf(
+        "prefix: %lu seeds from %lu, %lu operations, %llu hits, %llu nodes evicted, %llu blocks dropped by windows\n",
+        n_seeds, first, n_seeds * n_operations, (unsigned long long)n_hits, (unsigned long long)n_evicted,
+        (unsigned long long)n_dropped);
+    return n_hits && n_evicted && n_dropped ? 0 : 1;
 }

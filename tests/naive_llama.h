@@ -50,11 +50,11 @@ static inline void naive_rotate(const kvf_model *m, double *x, uint32_t n_heads,
         }
 }
 
-/* One query over the keys of positions 0..pos of a layer; out: its head of the output. */
-static inline void naive_attend(const double *q, const double *k, const double *v, uint32_t pos, size_t stride,
-                                uint32_t d, double *out) {
+/* One query over the keys of positions first..pos of a layer; out: its head of the output. */
+static inline void naive_attend(const double *q, const double *k, const double *v, uint32_t first, uint32_t pos,
+                                size_t stride, uint32_t d, double *out) {
     double *p = malloc((pos + 1) * sizeof *p), sum = 0;
-    for (uint32_t j = 0; j <= pos; j++) {
+    for (uint32_t j = first; j <= pos; j++) {
         p[j] = 0;
         for (uint32_t e = 0; e < d; e++) p[j] += q[e] * k[j * stride + e];
         p[j] = exp(p[j] / sqrt(d));
@@ -62,7 +62,7 @@ static inline void naive_attend(const double *q, const double *k, const double *
     }
     for (uint32_t e = 0; e < d; e++) {
         out[e] = 0;
-        for (uint32_t j = 0; j <= pos; j++) out[e] += p[j] / sum * v[j * stride + e];
+        for (uint32_t j = first; j <= pos; j++) out[e] += p[j] / sum * v[j * stride + e];
     }
     free(p);
 }
@@ -73,6 +73,7 @@ static inline void naive_layer(const kvf_model *m, uint32_t layer, uint32_t pos,
     const kvf__layer *l = &m->layers[layer];
     uint32_t d = info->head_dim, n_q = info->n_q_heads, n_kv = info->n_kv_heads, permute = order == NAIVE_HALVES;
     size_t stride = (size_t)n_kv * d;
+    uint32_t window = info->sliding_window, first = window && pos >= window ? pos - window + 1 : 0;
     double *h = malloc(info->n_embd * sizeof *h), *q = malloc(2 * n_q * d * sizeof *q), *out = q + n_q * d;
     double *gate = malloc(2 * info->n_ff * sizeof *gate), *up = gate + info->n_ff;
     naive_norm(&l->attn_norm, x, info->norm_epsilon, h);
@@ -83,7 +84,7 @@ static inline void naive_layer(const kvf_model *m, uint32_t layer, uint32_t pos,
     naive_rotate(m, k + pos * stride, n_kv, pos, order);
     for (uint32_t i = 0; i < n_q; i++) {
         size_t head = i / (n_q / n_kv) * d;
-        naive_attend(q + i * d, k + head, v + head, pos, stride, d, out + i * d);
+        naive_attend(q + i * d, k + head, v + head, first, pos, stride, d, out + i * d);
     }
     naive_multiply(&l->attn_output, out, x, 1, 0);
     naive_norm(&l->ffn_norm, x, info->norm_epsilon, h);

@@ -59,7 +59,8 @@ typedef struct world {
     kvf_manager *m;
     uint64_t rng;
     uint32_t n_tables, n_blocks;
-    bool extras; /* some prompt has extras */
+    uint32_t windows[N_TABLES_MAX]; /* (layer) 0: none */
+    bool extras;                    /* some prompt has extras */
     prompt prompts[N_PROMPTS];
     wseq seqs[N_SEQS];
     uint64_t sim[N_BLOCKS_MAX][BS];
@@ -71,7 +72,7 @@ typedef struct world {
     kvf_compact_item items[4];
     kvf_compaction compaction;
     uint32_t n_items;
-    uint64_t n_hits, n_hit_tokens, n_checked, n_done[32];
+    uint64_t n_hits, n_hit_tokens, n_checked, n_dropped, n_done[32];
     const char *doing;
 } world;
 
@@ -154,6 +155,7 @@ static inline void world_open(world *w, kvf_manager_config config, uint64_t seed
         abort();
     }
     w->n_tables = w->m->seq_tables;
+    for (uint32_t l = 0; config.layer_windows && l < config.n_layers; l++) w->windows[l] = config.layer_windows[l];
     w->n_blocks = config.n_blocks;
     w->list = (kvf_copy_list){w->copies, 0, N_COPIES};
     for (uint32_t b = 0; b < w->n_blocks; b++)

@@ -4,17 +4,37 @@
 
 /* ---- Growth ------------------------------------------------------------------------------------------------ */
 
+/* Leading blocks that an append drops: all their positions are at or before next_pos - window. */
+static inline uint32_t drops(const world *w, const wseq *s, uint32_t k) {
+    uint32_t window = w->windows[k / w->m->n_groups], first = s->n - s->n_slots[k], n = 0;
+    while (window && (n + 1) * BS <= s->n_slots[k] && first + (n + 1) * BS - 1 + window <= s->n) n++;
+    return n;
+}
+
+static inline void drop_leading(world *w, wseq *s) {
+    for (uint32_t k = 0; k < w->n_tables; k++) {
+        uint32_t n = drops(w, s, k) * BS;
+        s->n_slots[k] -= n;
+        memmove(s->slots[k], s->slots[k] + n, s->n_slots[k] * sizeof s->slots[k][0]);
+        /* Blocks that are pinned or, with growth, shared are given up for nothing. */
+        if (n && (w->list.n || s->growth)) s->secure = false;
+        w->n_dropped += n / BS;
+    }
+}
+
 static inline bool is_promised(const world *w, const wseq *s, uint32_t n_tokens) {
     if (!s->secure) return false;
     for (uint32_t k = 0; k < w->n_tables; k++)
-        if ((s->n_slots[k] + n_tokens + BS - 1) / BS > s->reserve[k]) return false;
+        if ((s->n_slots[k] + n_tokens + BS - 1) / BS - drops(w, s, k) > s->reserve[k] ||
+            (drops(w, s, k) && (w->list.n || s->growth)))
+            return false;
     return true;
 }
 
 static inline bool may_append(const world *w, const wseq *s, uint32_t n_tokens) {
     if (!s->alive || s->compacting || s->n + n_tokens > N_POS || w->list.n + 2 * N_TABLES_MAX > N_COPIES) return false;
     for (uint32_t k = 0; k < w->n_tables; k++)
-        if (s->n_slots[k] + n_tokens > N_SLOTS) return false;
+        if (s->n_slots[k] - drops(w, s, k) * BS + n_tokens > N_SLOTS) return false;
     return true;
 }
 
@@ -40,6 +60,8 @@ static inline void op_append(world *w, uint32_t q, uint32_t n_tokens, uint32_t q
     if (went(w, status, before)) {
         if (w->m->cache.stats.evicted != evicted)
             MUST(w->m->blocks.n_free < w->n_tables, "evicted though blocks were free", w->m->blocks.n_free, 0);
+        drop_leading(w, s);
+        if (s2) drop_leading(w, s2);
         run_copies(w, n_copies);
         choose_tokens(w, s, n_tokens, random);
         write_slots(w, s, n_tokens);
@@ -59,6 +81,12 @@ static inline void op_rollback(world *w, uint32_t q, uint32_t n_tokens) {
     if (!s->alive || s->compacting) return;
     for (uint32_t k = 0; k < w->n_tables; k++)
         if (s->n_slots[k] < n_tokens) return;
+    for (uint32_t k = 0; k < w->n_tables; k++) {
+        uint32_t window = w->windows[k / w->m->n_groups];
+        if (!window || s->n_slots[k] - n_tokens >= KVF__MIN(window - 1, s->n - n_tokens)) continue;
+        MUST(kvf_seq_rollback(w->m, s->handle, n_tokens) == KVF_E_INVALID, "rollback of a window", n_tokens, k);
+        return;
+    }
     MUST(!kvf_seq_rollback(w->m, s->handle, n_tokens), "rollback", n_tokens, 0);
     for (uint32_t k = 0; k < w->n_tables; k++) s->n_slots[k] -= n_tokens;
     s->n -= n_tokens;
@@ -221,12 +249,15 @@ static inline void op_start(world *w, uint32_t q, uint32_t which, uint32_t n, kv
 
 /* ---- Store and snapshots ------------------------------------------------------------------------------------------ */
 
-/* Whether block d of a sequence is in a node that may not become another: then a store stops there. */
+/* Whether block d of a sequence is gone, or in a node that may not become another: then a store stops there. */
 static inline bool is_taken(const world *w, const wseq *s, uint32_t d, uint32_t n_tokens) {
     const kvf__cache *c = &w->m->cache;
     uint32_t of = KVF__NO_NODE;
+    for (uint32_t k = 0; k < w->n_tables; k++)
+        if (d < (s->n - s->n_slots[k]) / BS) return true; /* a window has dropped it */
     for (uint32_t k = 0; k < w->n_tables; k++) {
-        uint32_t node = c->node_of[kvf__row(w->m, kvf__seq_index(s->handle) * w->n_tables + k)[d]];
+        uint32_t at = d - (s->n - s->n_slots[k]) / BS;
+        uint32_t node = c->node_of[kvf__row(w->m, kvf__seq_index(s->handle) * w->n_tables + k)[at]];
         if (node == KVF__NO_NODE || node == of) continue;
         if (of != KVF__NO_NODE || c->nodes[node].n_pages || c->nodes[node].n_tokens >= n_tokens) return true;
         of = node;
@@ -258,6 +289,7 @@ static inline void op_store(world *w, uint32_t q, uint32_t n_tokens, bool partia
     kvf_prefix_match match;
     MUST(!kvf_prefix_lookup(w->m, &key, &all, &match), "lookup", 0, 0);
     while (known < n_tokens / BS && known < match.n_blocks) known++;
+    if (known == N_SLOTS / BS) return; /* as far as a lookup goes */
     MUST(known == n_tokens / BS || taken[known], "a stored block is not found", known, n_tokens);
     if (partial && known == n_tokens / BS && n_tokens % BS && !taken[known]) {
         kvf_prefix_key exact = key_of(&w->prompts[s->prompt], s->tokens, n_tokens);
@@ -294,6 +326,7 @@ static inline void op_begin(world *w, uint32_t n_items, const uint32_t *q, const
     for (uint32_t i = 0; i < n_items; i++) {
         wseq *s = &w->seqs[q[i]];
         bool good = s->alive && n_keep[i];
+        good &= !w->windows[layer[i]];
         for (uint32_t g = 0; good && g < n_groups; g++) good = s->n_slots[layer[i] * n_groups + g] > n_keep[i];
         for (uint32_t j = 0; good && j < n; j++) good = w->items[j].seq != s->handle || w->items[j].layer != layer[i];
         if (good) w->items[n++] = (kvf_compact_item){s->handle, layer[i], n_keep[i]};

@@ -3,18 +3,18 @@
 
 /* groups, heads per group, query heads per KV head, head size, block size, sequences, contexts, tokens. */
 static const shape shapes[] = {
-    {1, 1, 1, 64, 16, 1, {0}, {37}, KVF_F32, false},
-    {1, 3, 3, 64, 16, 2, {70, 0}, {9, 30}, KVF_F16, false},        /* SmolLM2's heads */
-    {1, 2, 4, 128, 32, 3, {5, 520, 33}, {9, 8, 1}, KVF_F16, true}, /* over a tile */
-    {2, 1, 8, 80, 8, 2, {40, 515}, {3, 3}, KVF_F32, true},         /* head groups of one head, lengths differ */
-    {1, 1, 16, 96, 64, 2, {17, 2}, {7, 7}, KVF_F32, false},        /* multi-query */
-    {1, 1, 64, 8, 256, 1, {1030}, {2}, KVF_F32, false},            /* most heads, least head size */
-    {2, 2, 1, 256, 128, 2, {130, 1}, {8, 14}, KVF_F16, true},
-    {1, 2, 1, 72, 16, 1, {505}, {20}, KVF_F16, false}, /* a chunk over a tile's edge */
-    {1, 2, 4, 72, 16, 2, {505, 3}, {20, 4}, KVF_BF16, true},
-    {2, 1, 9, 128, 32, 1, {540}, {11}, KVF_BF16, false},
-    {1, 1, 5, 40, 16, 2, {0, 511}, {1, 2}, KVF_F32, false},
-    {1, 2, 7, 16, 8, 1, {1}, {60}, KVF_F32, true},
+    {1, 1, 1, 64, 16, 1, {0}, {37}, KVF_F32, false, 0, 0},
+    {1, 3, 3, 64, 16, 2, {70, 0}, {9, 30}, KVF_F16, false, 0, 0},        /* SmolLM2's heads */
+    {1, 2, 4, 128, 32, 3, {5, 520, 33}, {9, 8, 1}, KVF_F16, true, 0, 0}, /* over a tile */
+    {2, 1, 8, 80, 8, 2, {40, 515}, {3, 3}, KVF_F32, true, 0, 0},         /* head groups of one head, lengths differ */
+    {1, 1, 16, 96, 64, 2, {17, 2}, {7, 7}, KVF_F32, false, 0, 0},        /* multi-query */
+    {1, 1, 64, 8, 256, 1, {1030}, {2}, KVF_F32, false, 0, 0},            /* most heads, least head size */
+    {2, 2, 1, 256, 128, 2, {130, 1}, {8, 14}, KVF_F16, true, 0, 0},
+    {1, 2, 1, 72, 16, 1, {505}, {20}, KVF_F16, false, 0, 0}, /* a chunk over a tile's edge */
+    {1, 2, 4, 72, 16, 2, {505, 3}, {20, 4}, KVF_BF16, true, 0, 0},
+    {2, 1, 9, 128, 32, 1, {540}, {11}, KVF_BF16, false, 0, 0},
+    {1, 1, 5, 40, 16, 2, {0, 511}, {1, 2}, KVF_F32, false, 0, 0},
+    {1, 2, 7, 16, 8, 1, {1}, {60}, KVF_F32, true, 0, 0},
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -77,7 +77,7 @@ Test(attention, random_shapes_match_the_naive_model) {
 
 /* The mass adds up: a query gives 1 in all, so column sums give the number of queries, and a row that of its heads. */
 Test(attention, mass_adds_up) {
-    world *w = make_world((shape){1, 2, 3, 64, 16, 2, {700, 10}, {5, 5}, KVF_F16, true}, 5);
+    world *w = make_world((shape){1, 2, 3, 64, 16, 2, {700, 10}, {5, 5}, KVF_F16, true, 0, 0}, 5);
     for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX512; path++) {
         if (!kvf_cpu_has_path(path)) continue;
         results pre = run_plan(w, (plan){.path = path, .chunk = 2}),
@@ -105,7 +105,7 @@ Test(attention, mass_adds_up) {
 /* Rows that nobody wants stay as they were; so do all other places than those of the call's sequences. */
 Test(attention, outputs_that_are_not_wanted_stay) {
     static const uint8_t wanted[MAX_SEQS] = {1, 0, 1};
-    world *w = make_world((shape){1, 2, 2, 32, 16, 3, {20, 30, 1}, {2, 2, 2}, KVF_F32, false}, 6);
+    world *w = make_world((shape){1, 2, 2, 32, 16, 3, {20, 30, 1}, {2, 2, 2}, KVF_F32, false, 0, 0}, 6);
     for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX512; path++) {
         if (!kvf_cpu_has_path(path)) continue;
         results r = run_plan(w, (plan){.path = path, .decode = true, .row_wanted = wanted, .seq_end = 2});
@@ -122,7 +122,7 @@ Test(attention, outputs_that_are_not_wanted_stay) {
 
 /* exp of the tiled paths: very unlike logits, all of a tile's mass on one slot, and tiles that a bias of -inf hides. */
 Test(attention, far_apart_logits) {
-    world *w = make_world((shape){1, 1, 2, 64, 16, 1, {1500}, {3}, KVF_F32, true}, 8);
+    world *w = make_world((shape){1, 1, 2, 64, 16, 1, {1500}, {3}, KVF_F32, true, 0, 0}, 8);
     for (int hidden = 0; hidden < 2; hidden++) {
         for (uint32_t j = 0; j < 1500; j++) w->bias[j] = j == 700 ? 150.0f : j % 7 ? -200.0f : 40.0f;
         for (uint32_t j = 0; hidden && j < 1024; j++) w->bias[j] = -INFINITY;

@@ -2,13 +2,13 @@
 #include "attention_cases.h"
 
 static const shape shapes[] = {
-    {1, 3, 3, 64, 16, 3, {470, 0, 100}, {66, 66, 3}, KVF_F16, false},
-    {2, 1, 4, 40, 8, 2, {530, 3}, {13, 13}, KVF_F32, true},
-    {1, 2, 1, 128, 32, 3, {1020, 40, 505}, {9, 1, 9}, KVF_F16, true},
-    {1, 1, 8, 96, 256, 2, {0, 7}, {30, 11}, KVF_F32, false},
-    {1, 1, 7, 24, 64, 1, {200}, {5}, KVF_F16, false},
-    {1, 2, 5, 88, 16, 2, {519, 31}, {9, 2}, KVF_BF16, true},
-    {1, 64, 1, 8, 8, 1, {1030}, {3}, KVF_F16, true}, /* so many heads that an item of decode takes all tiles */
+    {1, 3, 3, 64, 16, 3, {470, 0, 100}, {66, 66, 3}, KVF_F16, false, 0, 0},
+    {2, 1, 4, 40, 8, 2, {530, 3}, {13, 13}, KVF_F32, true, 0, 0},
+    {1, 2, 1, 128, 32, 3, {1020, 40, 505}, {9, 1, 9}, KVF_F16, true, 0, 0},
+    {1, 1, 8, 96, 256, 2, {0, 7}, {30, 11}, KVF_F32, false, 0, 0},
+    {1, 1, 7, 24, 64, 1, {200}, {5}, KVF_F16, false, 0, 0},
+    {1, 2, 5, 88, 16, 2, {519, 31}, {9, 2}, KVF_BF16, true, 0, 0},
+    {1, 64, 1, 8, 8, 1, {1030}, {3}, KVF_F16, true, 0, 0}, /* so many heads that an item of decode takes all tiles */
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 static const kvf_cpu_path fast = KVF_CPU_AUTO;
@@ -131,7 +131,7 @@ Test(attention_bits, rubbish_beyond_the_length_does_not_matter) {
     for (size_t l = 0; l < 5; l++)
         for (int decode = 0; decode < 2; decode++) {
             uint32_t n = decode ? 1 : KVF__MIN(lengths[l], 6);
-            shape s = {1, 2, 3, 24, 8, 2, {lengths[l] - n, 0}, {n, 1}, (kvf_dtype)(l % 3), l > 2};
+            shape s = {1, 2, 3, 24, 8, 2, {lengths[l] - n, 0}, {n, 1}, (kvf_dtype)(l % 3), l > 2, 0, 0};
             world *w = make_world(s, l);
             results first = {0};
             for (size_t f = 0; f < 4; f++) {
@@ -164,7 +164,7 @@ Test(attention_bits, rubbish_beyond_the_length_does_not_matter) {
 
 /* Later tokens of a chunk are unseen even when they hold NaN or infinity. */
 Test(attention_bits, later_tokens_of_a_chunk_do_not_matter) {
-    world *w = make_world((shape){1, 2, 2, 32, 16, 1, {500}, {20}, KVF_F32, false}, 3);
+    world *w = make_world((shape){1, 2, 2, 32, 16, 1, {500}, {20}, KVF_F32, false, 0, 0}, 3);
     results clean = run_plan(w, (plan){.path = fast});
     for (uint32_t i = 0; i < w->n_kv * 32; i++) {
         w->k[12 * w->kv_stride + i] = i % 2 ? NAN : INFINITY;

@@ -13,7 +13,7 @@ static kvf_stream *stream_of(uint32_t n) {
 
 Test(attention_pages, append_writes_rows_and_metadata) {
     for (kvf_dtype dtype = KVF_F32; dtype <= KVF_BF16; dtype++) {
-        world *w = make_world((shape){2, 2, 1, 40, 8, 3, {21, 5, 0}, {30, 1, 12}, dtype, true}, 1);
+        world *w = make_world((shape){2, 2, 1, 40, 8, 3, {21, 5, 0}, {30, 1, 12}, dtype, true, 0, 0}, 1);
         kvf_stream *stream = stream_of(2);
         for (uint32_t i = 0; i < 3; i++) {
             w->next_pos[i] += w->s.tokens[i];
@@ -54,7 +54,7 @@ Test(attention_pages, append_writes_rows_and_metadata) {
 }
 
 Test(attention_pages, append_touches_nothing_else) {
-    world *w = make_world((shape){1, 1, 1, 8, 8, 1, {3}, {2}, KVF_F32, false}, 1), *before = make_world(w->s, 1);
+    world *w = make_world((shape){1, 1, 1, 8, 8, 1, {3}, {2}, KVF_F32, false, 0, 0}, 1), *before = make_world(w->s, 1);
     w->n_slots[table_of(w, 0, 0)] += 2;
     w->next_pos[0] += 2;
     kvf_attention a = make_call(w);
@@ -73,7 +73,7 @@ Test(attention_pages, append_touches_nothing_else) {
 }
 
 Test(attention_pages, copies_move_blocks_and_score_pages) {
-    world *w = make_world((shape){1, 2, 1, 16, 8, 1, {30}, {1}, KVF_F16, true}, 2);
+    world *w = make_world((shape){1, 2, 1, 16, 8, 1, {30}, {1}, KVF_F16, true, 0, 0}, 2);
     uint32_t src = w->rows[w->row_offset[table_of(w, 0, 0)]], dst = w->rows[w->row_offset[table_of(w, 0, 0)] + 4];
     size_t slots = 2 * 8, bytes = w->pages.k_block_stride;
     unsigned char *pool = w->pages.k;
@@ -203,7 +203,8 @@ Test(attention_pages, causal_mask_ends_at_the_newest_key) {
     static const struct { uint32_t context, tokens, chunk; } cases[] = {{3, 2, 2}, {0, 5, 5}, {4, 1, 1}, {0, 5, 3}};
     for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX512; path++)
         for (size_t i = 0; kvf_cpu_has_path(path) && i < 4; i++) {
-            world *w = make_world((shape){1, 1, 1, 8, 8, 1, {cases[i].context}, {cases[i].tokens}, KVF_F32, false}, i);
+            world *w =
+                make_world((shape){1, 1, 1, 8, 8, 1, {cases[i].context}, {cases[i].tokens}, KVF_F32, false, 0, 0}, i);
             memset(w->q, 0, w->n_total * w->q_stride * sizeof(float));
             for (uint32_t j = 0; j < 5; j++)
                 for (uint32_t c = 0; c < 8; c++) {
@@ -221,8 +222,8 @@ Test(attention_pages, causal_mask_ends_at_the_newest_key) {
 
 /* Keys and queries of 256 with head size 128: the product is far beyond half precision. */
 Test(attention_pages, products_beyond_half_precision_stay_finite) {
-    world *w = make_world((shape){1, 1, 2, 128, 16, 1, {20}, {4}, KVF_F16, false}, 4);
-    world *single = make_world((shape){1, 1, 2, 128, 16, 1, {20}, {4}, KVF_F32, false}, 4);
+    world *w = make_world((shape){1, 1, 2, 128, 16, 1, {20}, {4}, KVF_F16, false, 0, 0}, 4);
+    world *single = make_world((shape){1, 1, 2, 128, 16, 1, {20}, {4}, KVF_F32, false, 0, 0}, 4);
     for (size_t i = 0; i < w->n_total * w->q_stride; i++) w->q[i] = single->q[i] = i % 3 ? 256.0f : -256.0f;
     for (size_t i = 0; i < (size_t)w->stride * 128; i++) {
         w->dense_k[i] = single->dense_k[i] = (i / 128 + i) % 5 ? 256.0f : -256.0f;
@@ -335,7 +336,7 @@ Test(attention_pages, addresses_past_4_gib) {
 /* Head size 2 at one radian a position, padded to 8 with zeros; 10 tokens, {3, 4} and then {5} evicted, then an append.
  * Original positions are kept, so the newest query sees the key of position 9 one step away. */
 Test(attention_pages, positions_survive_evictions) {
-    world *w = make_world((shape){1, 1, 1, 8, 8, 1, {7}, {1}, KVF_F32, false}, 1);
+    world *w = make_world((shape){1, 1, 1, 8, 8, 1, {7}, {1}, KVF_F32, false, 0, 0}, 1);
     static const uint32_t kept[] = {0, 1, 2, 6, 7, 8, 9};
     memset(w->dense_k, 0, 8 * 8 * 4);
     for (uint32_t j = 0; j < 7; j++) {
@@ -433,7 +434,7 @@ static void restore(broken *b) {
 
 static broken *make_broken(void) {
     broken *b = zeros(1, sizeof *b);
-    b->w = make_world((shape){1, 2, 2, 16, 8, 2, {20, 3}, {1, 1}, KVF_F16, false}, 1);
+    b->w = make_world((shape){1, 2, 2, 16, 8, 2, {20, 3}, {1, 1}, KVF_F16, false, 0, 0}, 1);
     for (uint32_t i = 0; i < 2; i++) {
         b->w->n_slots[table_of(b->w, i, 0)]++;
         b->w->next_pos[i]++;
@@ -568,7 +569,7 @@ Test(attention_pages, sizes_are_checked) {
 
 /* A range without tokens is no error and needs nothing. */
 Test(attention_pages, an_empty_range_does_nothing) {
-    world *w = make_world((shape){1, 1, 1, 8, 8, 2, {5, 9}, {1, 1}, KVF_F32, false}, 1);
+    world *w = make_world((shape){1, 1, 1, 8, 8, 2, {5, 9}, {1, 1}, KVF_F32, false, 0, 0}, 1);
     kvf_attention a = make_call(w);
     a.seq_begin = a.seq_end = 1;
     cr_assert_eq(kvf_attention_append(NULL, &a, NULL), KVF_OK);

@@ -54,6 +54,7 @@ typedef struct refs { /* counted, never kept */
 typedef struct world {
     kvf_manager *m;
     uint64_t seed, rng;
+    uint32_t windows[LAYERS]; /* 0: none */
     uint32_t step, n_groups, n_tables, n_blocks, n_pages, next_tag;
     const char *op;
     seq s[SEQS];
@@ -91,6 +92,7 @@ static inline uint32_t rnd(world *w, uint32_t n) {
     w->rng ^= w->rng << 17;
     return (uint32_t)((w->rng * 0x2545f4914f6cdd1du) >> 33) % n;
 }
+static inline uint32_t window_of(const world *w, uint32_t k) { return w->windows[k / w->n_groups]; }
 static inline uint32_t ceil_bs(uint32_t n) { return (n + BS - 1) / BS; }
 static inline uint32_t over(uint32_t a, uint32_t b) { return a > b ? a - b : 0; }
 static inline uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -272,7 +274,7 @@ static inline void compare_profile(world *w, const refs *r) {
     CHECK(w, p.reuse_gap.n == p.shared_blocks && w->n_events[KVF_PROFILE_COPY] == p.copied_blocks, "copies\n");
     CHECK(w,
           p.freed_by_end + p.freed_by_compaction + p.freed_by_rollback + p.freed_by_release + p.freed_by_eviction +
-                  p.freed_by_swap ==
+                  p.freed_by_swap + p.freed_by_window ==
               p.freed_blocks,
           "causes\n");
 }

@@ -1,12 +1,5 @@
 /* The block manager against a naive model: random operations, everything compared and audited after each. */
-#include "test_blockmgr_model.h"
-
-/* What has been seen, so that the test cannot pass by doing nothing. */
-static struct {
-    uint64_t appends, cow, last_in_place, no_blocks, forks, fork_no_blocks, fresh, in_place, last_owner,
-        begin_no_blocks, cancels, free_cancels, rollbacks, reserves, reserve_no_blocks, scores, scores_no_blocks,
-        pinned_free, holds, stale, sure_growth;
-} seen;
+#include "test_blockmgr_model_append.h"
 
 /* ---- Choosing ---------------------------------------------------------------------------------------------- */
 
@@ -24,75 +17,6 @@ static int dead_seq(const world *w) {
 
 /* ---- Append, rollback ------------------------------------------------------------------------------------------ */
 
-typedef struct wanted {
-    uint32_t blocks, pages; /* beyond the promises */
-    int sure;               /* all within reservations that are covered */
-    uint32_t per_table[SEQS][TABLES_MAX], cow[SEQS][TABLES_MAX];
-} wanted;
-
-static void want_append(world *w, refs r, const int *which, const kvf_append_item *items, uint32_t n, wanted *out) {
-    memset(out, 0, sizeof *out);
-    out->sure = 1;
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t k = 0; k < w->n_tables; k++) {
-            const seq *s = &w->s[which[i]];
-            const table *t = &s->t[k];
-            uint32_t after = ceil_bs(t->n_slots + items[i].n_tokens), blocks = after - t->n_blocks;
-            if (t->n_slots % BS && r.holders[t->row[t->n_blocks - 1]] > 1) {
-                out->cow[i][k] = 1;
-                blocks++;
-                r.holders[t->row[t->n_blocks - 1]]--;
-            }
-            uint32_t pages = s->has_scores ? after - t->n_pages : 0;
-            out->per_table[i][k] = blocks;
-            out->blocks += over(blocks, t->p);
-            out->pages += over(pages, t->page_p);
-            out->sure &= (t->sure && after <= t->r && pages <= t->page_p) || blocks + pages == 0;
-        }
-}
-
-static void appended(world *w, refs *r, refs *pr, seq *s, uint32_t k, uint32_t n_tokens, uint32_t blocks, int cow,
-                     int list, uint32_t *copy) {
-    table *t = &s->t[k];
-    const uint32_t *row;
-    uint32_t old = t->n_slots, after = ceil_bs(old + n_tokens), n_pages = s->has_scores ? after : t->n_pages;
-    STATUS(w, kvf_seq_table(w->m, s->handle, k / w->n_groups, k % w->n_groups, NULL, NULL, &row), KVF_OK);
-    if (cow) {
-        uint32_t src = t->row[t->n_blocks - 1], dst = row[t->n_blocks - 1];
-        take(w, r, w->n_blocks, dst);
-        r->holders[src]--;
-        expect_copy(w, list, (*copy)++, KVF_COPY_BLOCK, src, dst, old % BS);
-        t->row[t->n_blocks - 1] = dst;
-        seen.cow++;
-    }
-    for (; t->n_blocks < after; t->n_blocks++) take(w, r, w->n_blocks, t->row[t->n_blocks] = row[t->n_blocks]);
-    t->p -= least(t->p, blocks);
-    t->page_p -= least(t->page_p, n_pages - t->n_pages);
-    kvf_view v;
-    STATUS(w, kvf_view_fill(w->m, 0, &s->handle, 1, &v), KVF_OK);
-    for (; t->n_pages < n_pages; t->n_pages++)
-        take(w, pr, w->n_pages, t->score_row[t->n_pages] = v.score_rows[v.row_offset[k] + t->n_pages]);
-    t->n_slots += n_tokens;
-    for (uint32_t i = old; i < t->n_slots; i++) t->tags[i] = t->scores[i] = ++w->next_tag;
-}
-
-/* A sharer that was rolled back may write, as the last holder, into slots that a copy still has to read. */
-static int overtakes_a_copy(const world *w, const table *t, uint32_t from) {
-    for (uint32_t i = 0; from % BS && i < w->n_pend; i++)
-        if (!w->pend[i].carried_out && w->pend[i].c.kind == KVF_COPY_BLOCK && w->pend[i].c.src == t->row[from / BS] &&
-            w->pend[i].c.n_slots > from % BS)
-            return 1;
-    return 0;
-}
-
-/* Pages taken late (the cover was short) get scores for slots that are older than this append. */
-static void write_new(world *w, table *t, uint32_t from, uint32_t pages_from) {
-    for (uint32_t i = from; i < t->n_slots; i++) w->kv[t->row[i / BS]][i % BS] = t->tags[i];
-    for (uint32_t i = 0; i < t->n_slots; i++)
-        if (i / BS < t->n_pages && (i >= from || i / BS >= pages_from))
-            w->score[t->score_row[i / BS]][i % BS] = t->scores[i];
-}
-
 static void op_append(world *w) {
     w->op = "append";
     kvf_append_item items[SEQS];
@@ -106,14 +30,16 @@ static void op_append(world *w) {
         items[n] = (kvf_append_item){w->s[k].handle, rnd(w, 3) ? 1 : 1 + rnd(w, 14)};
         if (!want && w->s[k].locked) want = KVF_E_STATE;
         for (uint32_t t = 0; !want && t < w->n_tables; t++)
-            if (w->s[k].t[t].n_slots + items[n].n_tokens > SLOTS) want = KVF_E_LIMIT;
+            if (window_of(w, t) != KVF_LAYER_NONE &&
+                w->s[k].t[t].n_slots - n_dropped(w, &w->s[k], t) * BS + items[n].n_tokens > SLOTS)
+                want = KVF_E_LIMIT;
         n++;
     }
     refs r, pr;
     count(w, &r, &pr);
     wanted need;
     want_append(w, r, which, items, n, &need);
-    uint32_t lack = over(need.blocks, r.n_free - r.n_promised),
+    uint32_t lack = over(need.blocks, r.n_free - r.n_promised + need.freed),
              lack_pages = over(need.pages, pr.n_free - pr.n_promised);
     if (!want && (lack || lack_pages)) want = KVF_E_NO_BLOCKS;
     int list = (int)rnd(w, 2);
@@ -130,6 +56,10 @@ static void op_append(world *w) {
     if (want) return;
     seen.appends++;
     seen.sure_growth += need.sure && need.blocks == 0 && n;
+    seen.drops_served += need.blocks > r.n_free - r.n_promised;
+    drop_leading(w, which, n);
+    count(w, &r, &pr);
+    want_append(w, r, which, items, n, &need); /* what is shared no more need not be copied */
     uint32_t from[SEQS][TABLES_MAX], pages_from[SEQS][TABLES_MAX];
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < w->n_tables; k++) {
@@ -157,16 +87,24 @@ static void op_rollback(world *w) {
     if (i == NONE) return;
     seq *s = &w->s[i];
     uint32_t shortest = SLOTS, n;
-    for (uint32_t k = 0; k < w->n_tables; k++) shortest = least(shortest, s->t[k].n_slots);
+    for (uint32_t k = 0; k < w->n_tables; k++)
+        if (window_of(w, k) != KVF_LAYER_NONE) shortest = least(shortest, s->t[k].n_slots);
     n = rnd(w, 3) ? least(shortest, rnd(w, 6)) : rnd(w, shortest + 2);
-    if (!s->locked && n <= shortest) carry_out(w);
-    STATUS(w, kvf_seq_rollback(w->m, s->handle, n), s->locked ? KVF_E_STATE : n > shortest ? KVF_E_INVALID : KVF_OK);
-    if (s->locked || n > shortest) return;
+    int too_far = n > shortest; /* or a window would lack what it had dropped */
+    for (uint32_t k = 0; !too_far && k < w->n_tables; k++)
+        if (window_of(w, k) && window_of(w, k) != KVF_LAYER_NONE) {
+            too_far |= s->t[k].n_slots - n < least(window_of(w, k) - 1, s->next_pos - n);
+            seen.too_far_back += (uint64_t)too_far;
+        }
+    if (!s->locked && !too_far) carry_out(w);
+    STATUS(w, kvf_seq_rollback(w->m, s->handle, n), s->locked ? KVF_E_STATE : too_far ? KVF_E_INVALID : KVF_OK);
+    if (s->locked || too_far) return;
     seen.rollbacks++;
     s->next_pos -= n;
     for (uint32_t k = 0; k < w->n_tables; k++) {
         table *t = &s->t[k];
         refs r, pr;
+        if (window_of(w, k) == KVF_LAYER_NONE) continue;
         count(w, &r, &pr);
         uint32_t blocks = t->n_blocks, pages = t->n_pages;
         t->n_slots -= n;
@@ -275,16 +213,19 @@ static void op_reserve(world *w) {
     seq *s = &w->s[i];
     refs r, pr;
     count(w, &r, &pr);
-    uint32_t n_slots[TABLES_MAX], p[TABLES_MAX], used[TABLES_MAX], blocks = r.n_promised, pages = pr.n_promised;
+    uint32_t n_slots[TABLES_MAX], n_reserve[TABLES_MAX], p[TABLES_MAX], used[TABLES_MAX], blocks = r.n_promised,
+                                                                                          pages = pr.n_promised;
     int with_scores = (int)rnd(w, 2), drop = !rnd(w, 4);
     for (uint32_t k = 0; k < w->n_tables; k++) {
         table *t = &s->t[k];
         n_slots[k] = drop ? 0 : rnd(w, rnd(w, 3) ? 20 : SLOTS + 1);
-        uint32_t reserve = ceil_bs(n_slots[k]), owed = over(reserve, private_blocks(t, &r));
+        uint32_t reserve = window_of(w, k) == KVF_LAYER_NONE ? 0 : ceil_bs(n_slots[k]);
+        uint32_t owed = over(reserve, private_blocks(t, &r));
+        n_reserve[k] = reserve;
         used[k] = least(owed, t->n_fresh);
         p[k] = owed - used[k];
         blocks += p[k] - t->p;
-        pages += (with_scores ? over(reserve, t->n_pages) : 0) - t->page_p;
+        pages += (with_scores && !window_of(w, k) ? over(reserve, t->n_pages) : 0) - t->page_p;
     }
     kvf_status want = blocks > r.n_free || pages > pr.n_free ? KVF_E_NO_BLOCKS : KVF_OK;
     STATUS(w, kvf_seq_reserve(w->m, s->handle, n_slots, with_scores), want);
@@ -293,8 +234,8 @@ static void op_reserve(world *w) {
     seen.reserves++;
     for (uint32_t k = 0; k < w->n_tables; k++) {
         table *t = &s->t[k];
-        t->r = ceil_bs(n_slots[k]);
-        t->page_r = with_scores ? t->r : 0;
+        t->r = n_reserve[k];
+        t->page_r = with_scores && !window_of(w, k) ? t->r : 0;
         t->p = p[k];
         t->fresh_used = used[k];
         t->page_p = over(t->page_r, t->n_pages);
@@ -312,7 +253,7 @@ static void op_scores(world *w) {
     uint32_t n_slots[TABLES_MAX], pages = 0;
     for (uint32_t k = 0; k < w->n_tables; k++) {
         n_slots[k] = rnd(w, s->t[k].n_slots + 1);
-        pages += over(ceil_bs(n_slots[k]), s->t[k].page_p);
+        if (!window_of(w, k)) pages += over(ceil_bs(n_slots[k]), s->t[k].page_p);
     }
     kvf_status want = s->has_scores ? KVF_E_STATE : pages > pr.n_free - pr.n_promised ? KVF_E_NO_BLOCKS : KVF_OK;
     STATUS(w, kvf_seq_take_scores(w->m, s->handle, n_slots), want);
@@ -324,7 +265,7 @@ static void op_scores(world *w) {
     STATUS(w, kvf_view_fill(w->m, 0, &s->handle, 1, &v), KVF_OK);
     for (uint32_t k = 0; k < w->n_tables; k++) {
         table *t = &s->t[k];
-        for (; t->n_pages < ceil_bs(n_slots[k]); t->n_pages++)
+        for (; !window_of(w, k) && t->n_pages < ceil_bs(n_slots[k]); t->n_pages++)
             take(w, &pr, w->n_pages, t->score_row[t->n_pages] = v.score_rows[v.row_offset[k] + t->n_pages]);
         t->page_p -= least(t->page_p, t->n_pages);
         write_new(w, t, t->n_slots, 0);
@@ -352,7 +293,7 @@ static void choose_items(world *w) {
     for (uint32_t j = 0; j < SEQS * LAYERS; j++) {
         uint32_t i = (start + j / LAYERS) % SEQS, l = j % LAYERS;
         uint32_t n = w->s[i].alive ? w->s[i].t[l * w->n_groups].n_slots : 0;
-        if (n < 2 || rnd(w, density)) continue;
+        if (n < 2 || w->windows[l] || rnd(w, density)) continue;
         w->ci_seq[w->n_items] = i;
         w->ci[w->n_items++] = (kvf_compact_item){w->s[i].handle, l, 1 + rnd(w, n - 1)};
     }
@@ -590,7 +531,12 @@ static void wind_up(world *w) {
 
 static uint64_t ticks(void *ctx) { return ((const world *)ctx)->step; }
 
-static void run(uint64_t seed, uint32_t n_groups, uint32_t n_blocks, uint32_t n_pages, uint32_t n_steps) {
+/* Layers of a window, small and so wide that it drops late; full ones; ones that keep nothing. */
+static const uint32_t all_windows[][LAYERS] = {
+    {0, 9, 0}, {12, 0, 12}, {1, 0, 20}, {8, 8, 8}, {17, 30, 3}, {KVF_LAYER_NONE, 0, 10}, {0, KVF_LAYER_NONE, 0},
+};
+
+static void run(uint64_t seed, int windows, uint32_t n_groups, uint32_t n_blocks, uint32_t n_pages, uint32_t n_steps) {
     static world w;
     memset(&w, 0, sizeof w);
     w.seed = seed;
@@ -609,6 +555,11 @@ static void run(uint64_t seed, uint32_t n_groups, uint32_t n_blocks, uint32_t n_
     c.max_seqs = SEQS;
     c.max_slots = SLOTS;
     w.profiled = seed & 1;
+    const uint32_t *layer_windows = all_windows[seed / 2 % (sizeof all_windows / sizeof all_windows[0])];
+    if (windows) {
+        memcpy(w.windows, layer_windows, sizeof w.windows);
+        c.layer_windows = w.windows;
+    }
     for (uint32_t b = 0; b < BLOCKS_MAX; b++) w.layer_of[b] = LAYERS;
     kvf_profile_config pc = {.struct_size = sizeof pc, .clock = ticks, .clock_ctx = &w};
     if (w.profiled) c.profile = &pc;
@@ -624,14 +575,14 @@ static void run(uint64_t seed, uint32_t n_groups, uint32_t n_blocks, uint32_t n_
 }
 
 /* KVF_TEST_SEED=n runs that seed alone. */
-static void run_seeds(uint64_t first, uint32_t n_seeds, uint32_t n_groups, uint32_t n_blocks, uint32_t n_pages,
-                      uint32_t n_steps) {
+static void run_seeds(uint64_t first, uint32_t n_seeds, int windows, uint32_t n_groups, uint32_t n_blocks,
+                      uint32_t n_pages, uint32_t n_steps) {
     const char *only = getenv("KVF_TEST_SEED");
     if (only) {
-        run(strtoull(only, NULL, 10), n_groups, n_blocks, n_pages, n_steps);
+        run(strtoull(only, NULL, 10), windows, n_groups, n_blocks, n_pages, n_steps);
         return;
     }
-    for (uint32_t i = 0; i < n_seeds; i++) run(first + i, n_groups, n_blocks, n_pages, n_steps);
+    for (uint32_t i = 0; i < n_seeds; i++) run(first + i, windows, n_groups, n_blocks, n_pages, n_steps);
     const uint64_t often[] = {seen.appends,        seen.cow,       seen.no_blocks, seen.forks,
                               seen.fork_no_blocks, seen.fresh,     seen.in_place,  seen.cancels,
                               seen.free_cancels,   seen.rollbacks, seen.reserves,  seen.reserve_no_blocks,
@@ -641,13 +592,21 @@ static void run_seeds(uint64_t first, uint32_t n_seeds, uint32_t n_groups, uint3
                      i, (unsigned long long)often[i]);
     const uint64_t rare[] = {seen.last_in_place, seen.last_owner, seen.begin_no_blocks, seen.scores_no_blocks,
                              seen.pinned_free};
+    const uint64_t of_windows[] = {seen.dropped, seen.drops_served, seen.drops_pinned, seen.drops_shared,
+                                   seen.too_far_back};
+    for (size_t i = 0; windows && i < sizeof of_windows / sizeof of_windows[0]; i++)
+        cr_assert_gt(of_windows[i], 30, "windows: the %zu-th kind of event was seen %llu times only", i,
+                     (unsigned long long)of_windows[i]);
     for (size_t i = 0; i < sizeof rare / sizeof rare[0]; i++)
         cr_assert_gt(rare[i], 30, "the %zu-th rare kind of event was seen %llu times only", i,
                      (unsigned long long)rare[i]);
 }
 
 /* A million steps in all. */
-Test(blockmgr_random, one_group_small_pool) { run_seeds(1000, 40, 1, 40, 24, 10000); }
-Test(blockmgr_random, one_group_roomy_pool) { run_seeds(2000, 20, 1, 48, 48, 10000); }
-Test(blockmgr_random, two_groups) { run_seeds(3000, 15, 2, 48, 40, 10000); }
-Test(blockmgr_random, many_short_lives) { run_seeds(4000, 250, 1, 32, 20, 1000); }
+Test(blockmgr_random, one_group_small_pool) { run_seeds(1000, 40, 0, 1, 40, 24, 10000); }
+Test(blockmgr_random, one_group_roomy_pool) { run_seeds(2000, 20, 0, 1, 48, 48, 10000); }
+Test(blockmgr_random, two_groups) { run_seeds(3000, 15, 0, 2, 48, 40, 10000); }
+Test(blockmgr_random, many_short_lives) { run_seeds(4000, 250, 0, 1, 32, 20, 1000); }
+/* 700,000 more where layers have windows. */
+Test(blockmgr_random, windows) { run_seeds(5000, 42, 1, 1, 40, 24, 10000); }
+Test(blockmgr_random, windows_of_two_groups) { run_seeds(6000, 28, 1, 2, 48, 40, 10000); }

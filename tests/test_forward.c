@@ -325,27 +325,6 @@ Test(forward, unpermuted_rows_rotate_in_halves) {
     }
 }
 
-/* Within its window a sliding attention sees everything; what lies beyond is refused, not computed otherwise. */
-Test(forward, positions_beyond_a_sliding_window_are_refused) {
-    const struct tiny_model_params params = {.arch = "mistral", .seed = 25, .sliding_window = 10};
-    uint32_t ids[11], rows[RIG_SEQS], n = 10, one = 1;
-    float *logits = floats(TINY_N_VOCAB);
-    forward_rig r;
-    kvf_model *m = open_tiny(&params);
-    tiny_tokens(ids, 11);
-    rig_open(&r, m, KVF_F32, 1, 0, 16, 16, 16);
-    rig_run(&r, &first, &n, 1, 0, ids, logits);
-    cr_assert(!isnan(logits[0]));
-    logits[0] = NAN;
-    kvf_forward f = rig_append(&r, &first, &one, 1, 1, ids + 10, rows, logits);
-    cr_assert_eq(kvf_model_forward(m, r.activations, r.stream, &f, &r.err), KVF_E_UNSUPPORTED);
-    cr_assert(strstr(r.err.text, "11 positions: the model's attention has a sliding window of 10"), "%s", r.err.text);
-    cr_assert(isnan(logits[0]));
-    rig_close(&r);
-    kvf_model_close(m);
-    free(logits);
-}
-
 /* Logits depend on differences of positions alone, so this looks at the keys themselves, of layer 0. */
 Test(forward, keys_are_cached_at_their_true_positions) {
     enum { N = 21 };

@@ -62,7 +62,7 @@ static json_t *pool_json(const kvf_profile *p) {
     PUT(held_max), PUT(shared_max), PUT(cached_max), PUT(promised_max), PUT(pages_held), PUT(pages_held_max);
     PUT(seqs), PUT(seqs_max), PUT(slots_used), PUT(slots_idle), PUT(slots_idle_max), PUT(fragmentation_ppm);
     PUT(taken_blocks), PUT(shared_blocks), PUT(freed_blocks), PUT(freed_by_end), PUT(freed_by_compaction);
-    PUT(freed_by_rollback), PUT(freed_by_release), PUT(freed_by_eviction), PUT(freed_by_swap), PUT(copied_blocks);
+    PUT(freed_by_rollback), PUT(freed_by_release), PUT(freed_by_eviction), PUT(freed_by_swap), PUT(freed_by_window), PUT(copied_blocks);
     PUT(copied_pages), PUT(compactions), PUT(swapped_out_blocks), PUT(swapped_in_blocks);
     PUT(evicted_slots), PUT(evicted_bytes), PUT(freed_bytes), PUT(events), PUT(events_dropped), PUT(n_clock_back);
 #undef PUT
@@ -308,6 +308,7 @@ void kvf__occ_prometheus(const kvf__occ *o, FILE *out) {
     head(out, "blocks_swapped_total", "counter", "Blocks that moved to the host and back.");
     fprintf(out, "kvfold_blocks_swapped_total{direction=\"out\"} %llu\n", (unsigned long long)p->swapped_out_blocks);
     fprintf(out, "kvfold_blocks_swapped_total{direction=\"in\"} %llu\n", (unsigned long long)p->swapped_in_blocks);
+    fprintf(out, "kvfold_blocks_freed_total{cause=\"window\"} %llu\n", (unsigned long long)p->freed_by_window);
     sample(out, "blocks_copied_total", "counter", "Blocks copied on write.", p->copied_blocks);
     sample(out, "compactions_total", "counter", "Compactions of one layer of one sequence.", p->compactions);
     sample(out, "evicted_bytes_total", "counter", "Bytes of the slots that compactions evicted.", p->evicted_bytes);

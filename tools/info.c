@@ -71,8 +71,7 @@ static void print_text(const kvf_model_info *m) {
     row("heads", "%u query and %u KV heads of %u", m->n_q_heads, m->n_kv_heads, m->head_dim);
     row("output head", "%s", m->tied_output ? "the embedding" : "its own");
     row("context", "%s tokens, RoPE base %g", kvf__show_count(m->n_context).text, (double)m->rope_base);
-    if (m->sliding_window)
-        row("sliding window", "%s tokens: longer sequences are refused", kvf__show_count(m->sliding_window).text);
+    if (m->sliding_window) row("sliding window", "%s tokens", kvf__show_count(m->sliding_window).text);
     row("norm epsilon", "%g", (double)m->norm_epsilon);
     row("tokenizer", "%s, pre-tokenizer %s, %s tokens", m->tokenizer, m->pre_tokenizer[0] ? m->pre_tokenizer : "-",
         kvf__show_count(m->n_vocab).text);

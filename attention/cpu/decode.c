@@ -20,7 +20,8 @@ typedef struct kvf__decode {
 /* One KV head of one sequence. */
 typedef struct kvf__head {
     const uint32_t *row;
-    uint32_t seq, kv_head, head, n_slots, n_tiles;
+    kvf__columns columns;
+    uint32_t seq, kv_head, head, n_tiles;
     uint64_t first_item;
 } kvf__head;
 
@@ -41,16 +42,21 @@ static kvf__head head_of(const kvf__decode *d, uint32_t table, uint32_t head) {
     const kvf__call *c = d->c;
     uint32_t groups = c->view.n_groups, seq = d->seq_begin + table / groups, group = table % groups;
     size_t t = kvf__table(c, seq, group);
+    kvf__columns columns = kvf__columns_of(c, seq, group);
     kvf__head h = {c->view.rows + c->view.row_offset[t],
+                   columns,
                    seq,
                    group * c->pages.heads_per_group + head,
                    head,
-                   c->view.n_slots[t],
-                   kvf__ceil_div(c->view.n_slots[t], KVF_TILE),
+                   kvf__n_tiles(columns),
                    0};
     if (!d->whole) h.first_item = d->w->index[table] + (uint64_t)head * h.n_tiles;
     return h;
 }
+
+/* The first column of a head's t-th tile; the first of it that is seen. */
+static uint32_t tile_begin(const kvf__head *h, uint32_t t) { return (h->columns.begin / KVF_TILE + t) * KVF_TILE; }
+static uint32_t seen_begin(const kvf__head *h, uint32_t t) { return KVF__MAX(h->columns.begin, tile_begin(h, t)); }
 
 static bool wants_row(const kvf__call *c, uint32_t seq) {
     return c->mass.row && (!c->mass.row_wanted || c->mass.row_wanted[seq]);
@@ -75,12 +81,14 @@ static void finish(const kvf__decode *d, const kvf__head *h) {
     }
     if (!wants_row(c, h->seq)) return;
     float *row = c->mass.row + ((size_t)h->seq * c->n_kv_heads + h->kv_head) * c->mass.row_stride;
+    memset(row, 0, (h->columns.begin - h->columns.shift) * sizeof *row);
     for (uint32_t t = 0; t < h->n_tiles; t++) {
         kvf__tile tile = tile_at(d, h->first_item + t);
+        uint32_t begin = seen_begin(h, t), end = KVF__MIN(h->columns.end, tile_begin(h, t) + KVF_TILE);
         float f[64];
         for (uint32_t i = 0; i < g; i++)
             f[i] = kvf__exp(tile.state[i].m - kvf__exp_base(state[i].m)) * kvf__state_inverse(state[i]);
-        d->k->mass_row(row + (size_t)t * KVF_TILE, tile.p, f, g, KVF__MIN(h->n_slots - t * KVF_TILE, KVF_TILE),
+        d->k->mass_row(row + (begin - h->columns.shift), tile.p + begin % KVF_TILE, f, g, end - begin,
                        c->mass.row_gqa ? (kvf_gqa)c->mass.row_gqa[h->seq] : KVF_GQA_SUM);
     }
 }
@@ -95,7 +103,7 @@ enum {
 /* Some tiles of n KV heads that lie side by side. */
 typedef struct kvf__item {
     const kvf__head *first;
-    uint32_t n, begin, end; /* heads; slots, begin at a tile */
+    uint32_t n, begin, end; /* heads; columns that are seen */
 } kvf__item;
 
 /* Where an item is in its runs of rows, in the order of memory: of each tile K of its blocks and heads, then V. */
@@ -106,8 +114,9 @@ typedef struct kvf__cursor {
 } kvf__cursor;
 
 static kvf__cursor cursor_at(const kvf__call *c, const kvf__item *it) {
-    uint32_t begin = it->begin / c->pages.block_size, end = KVF__MIN(it->begin + KVF_TILE, it->end);
-    return (kvf__cursor){begin, kvf__ceil_div(end, c->pages.block_size), begin, 0, false};
+    uint32_t shift = it->first->columns.shift, begin = (it->begin - shift) / c->pages.block_size;
+    uint32_t end = KVF__MIN((it->begin / KVF_TILE + 1) * KVF_TILE, it->end);
+    return (kvf__cursor){begin, kvf__ceil_div(end - shift, c->pages.block_size), begin, 0, false};
 }
 
 /* The run at the cursor, which goes on to the next; NULL past the last. */
@@ -121,7 +130,7 @@ static const unsigned char *next_run(const kvf__call *c, const kvf__item *it, kv
     if (at->v) {
         uint32_t bs = c->pages.block_size;
         at->begin = at->end;
-        at->end = KVF__MIN(at->begin + KVF_TILE / bs, kvf__ceil_div(it->end, bs));
+        at->end = KVF__MIN(at->begin + KVF_TILE / bs, kvf__ceil_div(it->end - it->first->columns.shift, bs));
     }
     at->block = at->begin;
     at->v = !at->v;
@@ -157,16 +166,17 @@ static void read_run(kvf__reader *r, kvf__rows *rows) {
     touch(next_run(r->c, r->it, &r->far), r->c->k_head_bytes);
 }
 
-/* Logits, probabilities and output of one tile of n slots for the g query heads of each KV head. */
-static void attend(const kvf__decode *d, kvf__reader *from, kvf__tile *tiles, uint32_t begin, float *bias_room) {
+/* Logits, probabilities and output of the t-th tile for the g query heads of each KV head. */
+static void attend(const kvf__decode *d, kvf__reader *from, kvf__tile *tiles, uint32_t t, float *bias_room) {
     const kvf__call *c = d->c;
     const kvf__item *it = from->it;
     const kvf__head *h = it->first;
-    uint32_t bs = c->pages.block_size, g = c->n_per_kv, n = KVF__MIN(it->end - begin, KVF_TILE);
-    size_t q_floats = (size_t)g * c->pages.head_dim;
+    uint32_t bs = c->pages.block_size, g = c->n_per_kv, begin = tile_begin(h, t);
+    uint32_t n = KVF__MIN(it->end - begin, KVF_TILE), hidden = seen_begin(h, t) - begin, block = hidden / bs * bs;
+    size_t q_floats = (size_t)g * c->pages.head_dim, row_bytes = c->pages.head_dim * kvf_dtype_bytes(c->pages.dtype);
     const float *q = c->a.q + (size_t)c->a.q_begin[h->seq] * c->a.q_stride + h->kv_head * q_floats;
     kvf__rows r = {NULL, NULL, 0, c->pages.head_dim, c->pages.dtype};
-    for (uint32_t j = 0; j < n; j += bs) {
+    for (uint32_t j = block; j < n; j += bs) {
         r.n = KVF__MIN(bs, n - j);
         for (uint32_t k = 0; k < it->n; k++) {
             read_run(from, &r);
@@ -174,17 +184,22 @@ static void attend(const kvf__decode *d, kvf__reader *from, kvf__tile *tiles, ui
         }
     }
     for (uint32_t k = 0; k < it->n; k++) {
-        kvf__tile *t = &tiles[k];
-        const float *bias = kvf__gather_bias(c, h->row, h->head + k, begin, n, bias_room);
-        for (uint32_t e = 0; e < g; e++)
-            d->k->softmax(t->p + (size_t)e * KVF_TILE, n, c->scale, bias, &t->state[e].m, &t->state[e].l);
-        memset(t->o, 0, g * d->pad * sizeof *t->o);
+        kvf__tile *to = &tiles[k];
+        const float *bias =
+            kvf__gather_bias(c, h->row, h->head + k, begin + block - h->columns.shift, block, n, bias_room);
+        for (uint32_t e = 0; e < g; e++) {
+            kvf__hide(c, to->p + (size_t)e * KVF_TILE, hidden);
+            d->k->softmax(to->p + (size_t)e * KVF_TILE, n, c->scale, bias, &to->state[e].m, &to->state[e].l);
+        }
+        memset(to->o, 0, g * d->pad * sizeof *to->o);
     }
-    for (uint32_t j = 0; j < n; j += bs) {
-        r.n = KVF__MIN(bs, n - j);
+    for (uint32_t j = block; j < n; j += bs) {
+        uint32_t skipped = j < hidden ? hidden - j : 0; /* their values are not read: they may be anything */
+        r.n = KVF__MIN(bs, n - j) - skipped;
         for (uint32_t k = 0; k < it->n; k++) {
             read_run(from, &r);
-            d->k->add_values(tiles[k].o, d->pad, tiles[k].p + j, g, &r);
+            r.rows += skipped * row_bytes;
+            d->k->add_values(tiles[k].o, d->pad, tiles[k].p + j + skipped, g, &r);
         }
     }
 }
@@ -199,7 +214,7 @@ static void whole_item(void *ctx, uint32_t item, uint32_t thread) {
         heads[k] = head_of(d, table, head + k);
         heads[k].first_item = ((uint64_t)thread * d->heads + k) * d->max_tiles;
     }
-    kvf__item it = {heads, d->heads, 0, heads[0].n_slots};
+    kvf__item it = {heads, d->heads, heads[0].columns.begin, heads[0].columns.end};
     kvf__reader from = reader_of(d->c, &it);
     bool keep = wants_row(d->c, heads[0].seq); /* else all tiles' probabilities share a place, which stays in cache */
     for (uint32_t t = 0; t < heads[0].n_tiles; t++) {
@@ -207,7 +222,7 @@ static void whole_item(void *ctx, uint32_t item, uint32_t thread) {
             tiles[k] = tile_at(d, heads[k].first_item + t);
             if (!keep) tiles[k].p = tile_at(d, heads[k].first_item).p;
         }
-        attend(d, &from, tiles, t * KVF_TILE, d->w->scratch + thread * d->w->scratch_floats);
+        attend(d, &from, tiles, t, d->w->scratch + thread * d->w->scratch_floats);
     }
     for (uint32_t k = 0; k < it.n; k++) finish(d, &heads[k]);
 }
@@ -218,12 +233,12 @@ static void tile_item(void *ctx, uint32_t item, uint32_t thread) {
     uint32_t table = kvf__find(d->w->index, d->n_tables, slot);
     uint32_t rest = (uint32_t)(slot - d->w->index[table]) / d->heads, ranges = d->c->pages.heads_per_group / d->heads;
     kvf__head h = head_of(d, table, rest % ranges * d->heads);
-    uint32_t tile = rest / ranges, begin = tile * KVF_TILE;
-    kvf__item it = {&h, d->heads, begin, KVF__MIN(h.n_slots, begin + KVF_TILE)};
+    uint32_t tile = rest / ranges;
+    kvf__item it = {&h, d->heads, seen_begin(&h, tile), KVF__MIN(h.columns.end, tile_begin(&h, tile) + KVF_TILE)};
     kvf__tile tiles[MOST_HEADS];
     for (uint32_t k = 0; k < it.n; k++) tiles[k] = tile_at(d, h.first_item + (uint64_t)k * h.n_tiles + tile);
     kvf__reader from = reader_of(d->c, &it);
-    attend(d, &from, tiles, begin, d->w->scratch + thread * d->w->scratch_floats);
+    attend(d, &from, tiles, tile, d->w->scratch + thread * d->w->scratch_floats);
     for (uint32_t k = 0; k < it.n && h.n_tiles == 1; k++) {
         kvf__head one = head_of(d, table, h.head + k);
         finish(d, &one);
@@ -247,10 +262,10 @@ static uint32_t take_sequences(kvf__decode *d, uint64_t capacity, bool *long_one
         uint64_t items = n;
         bool any_long = false;
         for (uint32_t g = 0; g < groups; g++) {
-            uint32_t slots = c->view.n_slots[kvf__table(c, d->seq_begin + taken, g)];
+            uint32_t tiles = kvf__n_tiles(kvf__columns_of(c, d->seq_begin + taken, g));
             d->w->index[taken * groups + g] = items;
-            items += (uint64_t)kvf__ceil_div(slots, KVF_TILE) * c->pages.heads_per_group;
-            any_long |= slots > KVF_TILE;
+            items += (uint64_t)tiles * c->pages.heads_per_group;
+            any_long |= tiles > 1;
         }
         if (items > capacity) break;
         n = items;
@@ -278,10 +293,13 @@ static bool take_whole(kvf__decode *d, uint64_t capacity) {
     uint32_t hpg = c->pages.heads_per_group, groups = c->view.n_groups;
     uint64_t n_tiles = 0, enough = c->n_threads > 1 ? 8 * (uint64_t)c->n_threads : 1;
     d->n_tables = (c->a.seq_end - c->a.seq_begin) * groups;
-    d->max_tiles = kvf__ceil_div(c->max_slots, KVF_TILE);
+    d->max_tiles = 0;
     for (uint32_t seq = c->a.seq_begin; seq < c->a.seq_end; seq++)
-        for (uint32_t g = 0; g < groups; g++)
-            n_tiles += kvf__ceil_div(c->view.n_slots[kvf__table(c, seq, g)], KVF_TILE);
+        for (uint32_t g = 0; g < groups; g++) {
+            uint32_t tiles = kvf__n_tiles(kvf__columns_of(c, seq, g));
+            n_tiles += tiles;
+            d->max_tiles = KVF__MAX(d->max_tiles, tiles);
+        }
     for (d->heads = KVF__MIN(hpg, MOST_HEADS); d->heads > 0; d->heads--)
         if (hpg % d->heads == 0 && n_tiles * (hpg / d->heads) >= enough * d->max_tiles &&
             (uint64_t)c->n_threads * d->heads * d->max_tiles <= capacity &&

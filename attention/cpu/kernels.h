@@ -128,8 +128,15 @@ static inline uint32_t kvf__find(const uint64_t *index, uint32_t n, uint64_t ite
     return lo;
 }
 
-/* Bias of n slots from slot `begin` of one head, zeros up to a multiple of 16; NULL when the pages keep none. */
-const float *kvf__gather_bias(const kvf__call *c, const uint32_t *row, uint32_t head, uint32_t begin, uint32_t n,
-                              float *to);
+/* Bias of columns [from, n) of one head, the first of which is slot `begin`; zeros before and up to a multiple of 16. NULL
+ * when the pages keep none. */
+const float *kvf__gather_bias(const kvf__call *c, const uint32_t *row, uint32_t head, uint32_t begin, uint32_t from,
+                              uint32_t n, float *to);
+
+/* Hides columns [0, n) of a row of logits: they weigh nothing. */
+static inline void kvf__hide(const kvf__call *c, float *s, uint32_t n) {
+    float hidden = c->scale < 0 ? INFINITY : -INFINITY;
+    for (uint32_t j = 0; j < n; j++) s[j] = hidden;
+}
 
 #endif

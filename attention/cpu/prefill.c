@@ -20,6 +20,8 @@ typedef struct kvf__chunk {
     const uint32_t *row; /* block ids */
     uint32_t seq, kv_head, head;
     uint32_t n_slots, n_tokens, first_row; /* first_row: of q, for token 0 of the chunk */
+    uint32_t shift;                        /* column of slot 0 */
+    const kvf__call *c;
 } kvf__chunk;
 
 /* A thread's scratch, for one block of rows. */
@@ -44,16 +46,31 @@ static kvf__chunk chunk_of(const kvf__call *c, uint32_t seq, uint32_t kv_head) {
                         kv_head % hpg,
                         c->view.n_slots[t],
                         c->a.q_begin[seq + 1] - c->a.q_begin[seq],
-                        c->a.q_begin[seq]};
+                        c->a.q_begin[seq],
+                        kvf__columns_of(c, seq, kv_head / hpg).shift,
+                        c};
     return chunk;
 }
 
-/* Slots that a token of the chunk sees, and how many of them lie in [begin, begin + width). */
-static uint32_t seen(const kvf__chunk *ch, uint32_t token) { return ch->n_slots - ch->n_tokens + token + 1; }
+/* Columns up to the last that a token of the chunk sees, and how many of them lie in [begin, begin + width). */
+static uint32_t seen(const kvf__chunk *ch, uint32_t token) {
+    return ch->shift + ch->n_slots - ch->n_tokens + token + 1;
+}
 static uint32_t seen_in(const kvf__chunk *ch, uint32_t token, uint32_t begin, uint32_t width) {
     uint32_t n = seen(ch, token);
     return n <= begin ? 0 : KVF__MIN(n - begin, width);
 }
+
+/* The first column that it sees, and how many of those from begin on it does not. */
+static uint32_t first_seen(const kvf__chunk *ch, uint32_t token) {
+    return ch->shift + kvf__first_seen(ch->c, seen(ch, token) - ch->shift);
+}
+static uint32_t hidden_in(const kvf__chunk *ch, uint32_t token, uint32_t begin) {
+    uint32_t first = first_seen(ch, token);
+    return first > begin ? first - begin : 0;
+}
+/* Columns from begin on that no slot stands for. */
+static uint32_t missing_in(const kvf__chunk *ch, uint32_t begin) { return ch->shift > begin ? ch->shift - begin : 0; }
 
 static const float *query(const kvf__call *c, const kvf__chunk *ch, uint32_t token, uint32_t h) {
     return c->a.q + (size_t)(ch->first_row + token) * c->a.q_stride +
@@ -69,32 +86,44 @@ static void queries(const kvf__call *c, const kvf__chunk *ch, uint32_t token_beg
     }
 }
 
-const float *kvf__gather_bias(const kvf__call *c, const uint32_t *row, uint32_t head, uint32_t begin, uint32_t n,
-                              float *to) {
+const float *kvf__gather_bias(const kvf__call *c, const uint32_t *row, uint32_t head, uint32_t begin, uint32_t from,
+                              uint32_t n, float *to) {
     if (!c->pages.bias) return NULL;
     uint32_t bs = c->pages.block_size;
-    for (uint32_t j = 0; j < n; j += bs)
-        memcpy(to + j, c->pages.bias + kvf__slot_index(&c->pages, row[(begin + j) / bs], head, (begin + j) % bs),
+    memset(to, 0, from * sizeof *to);
+    for (uint32_t j = from, slot = begin; j < n; j += bs, slot += bs)
+        memcpy(to + j, c->pages.bias + kvf__slot_index(&c->pages, row[slot / bs], head, slot % bs),
                KVF__MIN(bs, n - j) * sizeof *to);
     memset(to + n, 0, (kvf__pad16(n) - n) * sizeof *to);
     return to;
 }
 
-/* Packs K (and V unless v is NULL) of slots [begin, begin + n); begin is a multiple of 16. */
+/* Columns that nobody reads, but that are multiplied. */
+static void clear_columns(float *k, uint32_t d, uint32_t begin, uint32_t end) {
+    for (uint32_t j = begin; j < end; j++)
+        for (uint32_t i = 0; i < d; i++) k[((size_t)(j / 16) * d + i) * 16 + j % 16] = 0;
+}
+
+/* Packs K (and V unless v is NULL) of columns [begin, begin + n); begin is a multiple of 16. */
 static void pack(const kvf__prefill *p, const kvf__chunk *ch, uint32_t begin, uint32_t n, float *k, float *v) {
     const kvf__call *c = p->c;
-    uint32_t bs = c->pages.block_size, d = c->pages.head_dim;
+    uint32_t bs = c->pages.block_size, d = c->pages.head_dim, missing = missing_in(ch, begin);
     size_t row_bytes = d * kvf_dtype_bytes(c->pages.dtype);
-    for (uint32_t j = 0, rows; j < n; j += rows) {
-        uint32_t block = ch->row[(begin + j) / bs], slot = (begin + j) % bs;
+    clear_columns(k, d, 0, missing);
+    for (uint32_t j = missing, rows; j < n; j += rows) {
+        uint32_t at = begin + j - ch->shift, block = ch->row[at / bs], slot = at % bs;
         rows = KVF__MIN(bs - slot, n - j);
         kvf__rows r = {kvf__k_rows(c, block, ch->head) + slot * row_bytes, NULL, rows, d, c->pages.dtype};
         p->k->pack_k(k, j, &r);
         r.rows = kvf__v_rows(c, block, ch->head) + slot * row_bytes;
         if (v) p->k->pack_v(v, j, &r);
     }
-    for (uint32_t j = n; j < kvf__pad16(n); j++) /* columns that nobody reads, but that are multiplied */
-        for (uint32_t i = 0; i < d; i++) k[((size_t)(j / 16) * d + i) * 16 + j % 16] = 0;
+    clear_columns(k, d, n, (uint32_t)kvf__pad16(n));
+}
+
+static const float *gather_bias(const kvf__chunk *ch, uint32_t begin, uint32_t n, float *to) {
+    uint32_t missing = missing_in(ch, begin);
+    return kvf__gather_bias(ch->c, ch->row, ch->head, begin + missing - ch->shift, missing, n, to);
 }
 
 /* Logits of rows [r, r + n) of a block over n_cols packed columns into s; rows are k->rows at a time. */
@@ -109,13 +138,26 @@ static void logits(const kvf__prefill *p, const kvf__chunk *ch, const kvf__block
                          KVF__MIN(n_panels - j, p->k->panels));
 }
 
-/* Output part of k->rows rows: the slots that all of them see in one go, the rest row by row, so that none meets a slot it
- * must not see. */
-static void values(const kvf__prefill *p, const kvf__block *b, uint32_t first, const uint32_t *n_seen) {
-    uint32_t common = n_seen[first], n_panels = (uint32_t)b->pad / 16;
-    for (uint32_t i = 1; i < p->k->rows; i++) common = KVF__MIN(common, n_seen[first + i]);
+/* Output part of k->rows rows over the columns that all of them see from the tile's first on in one go, the rest row by
+ * row, so that none meets a slot it must not see. */
+static void values(const kvf__prefill *p, const kvf__block *b, uint32_t first, const uint32_t *n_seen,
+                   const uint32_t *n_hidden) {
+    uint32_t common = n_seen[first], hidden = n_hidden[first], n_panels = (uint32_t)b->pad / 16;
+    for (uint32_t i = 1; i < p->k->rows; i++) {
+        common = KVF__MIN(common, n_seen[first + i]);
+        hidden = KVF__MAX(hidden, n_hidden[first + i]);
+    }
     const float *s = b->s + (size_t)first * KVF_TILE;
     float *o = b->part + first * b->pad;
+    if (hidden) {
+        memset(o, 0, p->k->rows * b->pad * sizeof *o);
+        for (size_t j = 0; j < n_panels; j++)
+            for (uint32_t i = 0; i < p->k->rows; i++)
+                p->k->values_row(o + i * b->pad + j * 16, s + (size_t)i * KVF_TILE + n_hidden[first + i],
+                                 b->v + (j * KVF_TILE + n_hidden[first + i]) * 16,
+                                 n_seen[first + i] - n_hidden[first + i]);
+        return;
+    }
     for (size_t j = 0; j < n_panels; j += p->k->panels)
         p->k->values(o + j * 16, b->pad, s, b->v + j * 16 * KVF_TILE, common,
                      KVF__MIN(n_panels - (uint32_t)j, p->k->panels));
@@ -129,16 +171,23 @@ static void values(const kvf__prefill *p, const kvf__block *b, uint32_t first, c
 /* Rows [r, r + n) over the packed tile at slot `begin`. */
 static void attend_rows(const kvf__prefill *p, const kvf__chunk *ch, const kvf__block *b, uint32_t r, uint32_t n,
                         uint32_t begin) {
-    uint32_t n_seen[KVF__SUB_ROWS], g = p->c->n_per_kv;
-    for (uint32_t i = 0; i < KVF__SUB_ROWS; i++)
-        n_seen[i] = seen_in(ch, b->token_begin + KVF__MIN(r + i, r + n - 1) / g, begin, KVF_TILE);
-    if (n_seen[n - 1] == 0) return; /* later tokens see more */
-    logits(p, ch, b, r, n, n_seen[n - 1]);
+    uint32_t n_seen[KVF__SUB_ROWS], n_hidden[KVF__SUB_ROWS], most = 0, g = p->c->n_per_kv;
+    for (uint32_t i = 0; i < KVF__SUB_ROWS; i++) {
+        uint32_t token = b->token_begin + KVF__MIN(r + i, r + n - 1) / g;
+        n_seen[i] = seen_in(ch, token, begin, KVF_TILE);
+        n_hidden[i] = hidden_in(ch, token, begin);
+        if (n_hidden[i] >= n_seen[i]) n_hidden[i] = n_seen[i] = 0;
+        most = KVF__MAX(most, n_seen[i]);
+    }
+    if (most == 0) return;
+    logits(p, ch, b, r, n, most);
     kvf__state part[KVF__SUB_ROWS];
-    for (uint32_t i = 0; i < n; i++)
-        if (n_seen[i])
-            p->k->softmax(b->s + (size_t)i * KVF_TILE, n_seen[i], p->c->scale, b->bias, &part[i].m, &part[i].l);
-    for (uint32_t i = 0; i < n; i += p->k->rows) values(p, b, i, n_seen);
+    for (uint32_t i = 0; i < n; i++) {
+        float *s = b->s + (size_t)i * KVF_TILE;
+        kvf__hide(p->c, s, n_hidden[i]);
+        if (n_seen[i]) p->k->softmax(s, n_seen[i], p->c->scale, b->bias, &part[i].m, &part[i].l);
+    }
+    for (uint32_t i = 0; i < n; i += p->k->rows) values(p, b, i, n_seen, n_hidden);
     for (uint32_t i = 0; i < n; i++)
         if (n_seen[i])
             kvf__state_merge(p->k, &b->state[r + i], b->o + (r + i) * b->pad, part[i], b->part + i * b->pad,
@@ -186,10 +235,11 @@ static void attend_item(void *ctx, uint32_t item, uint32_t thread) {
     b.n_rows = (token_end - b.token_begin) * c->n_per_kv;
     memset(b.o, 0, b.n_rows * b.pad * sizeof *b.o);
     for (uint32_t r = 0; r < b.n_rows; r++) b.state[r] = (kvf__state){-INFINITY, 0};
-    for (uint32_t t = 0; t < kvf__ceil_div(seen(&ch, token_end - 1), KVF_TILE); t++) {
+    for (uint32_t t = first_seen(&ch, b.token_begin) / KVF_TILE; t < kvf__ceil_div(seen(&ch, token_end - 1), KVF_TILE);
+         t++) {
         uint32_t begin = t * KVF_TILE, n = seen_in(&ch, token_end - 1, begin, KVF_TILE);
         pack(p, &ch, begin, n, b.k, b.v);
-        b.bias = kvf__gather_bias(c, ch.row, ch.head, begin, n, b.bias_room);
+        b.bias = gather_bias(&ch, begin, n, b.bias_room);
         for (uint32_t r = 0; r < b.n_rows; r += KVF__SUB_ROWS)
             attend_rows(p, &ch, &b, r, KVF__MIN(KVF__SUB_ROWS, b.n_rows - r), begin);
     }
@@ -203,20 +253,26 @@ static void col_item(void *ctx, uint32_t item, uint32_t thread) {
     uint32_t s = kvf__find(p->w->index, p->n_seqs, item), rest = item - (uint32_t)p->w->index[s];
     kvf__chunk ch = chunk_of(c, c->a.seq_begin + s, rest % c->n_kv_heads);
     uint32_t begin = rest / c->n_kv_heads * p->col_width, n = seen_in(&ch, ch.n_tokens - 1, begin, p->col_width);
-    if (n == 0) return; /* a table of another group is longer */
+    uint32_t missing = missing_in(&ch, begin);
+    if (n == 0 || hidden_in(&ch, 0, begin) >= n) return; /* a table of another group is longer, or nobody sees it */
     kvf__block b = scratch(p, thread);
     pack(p, &ch, begin, n, b.k, NULL);
-    b.bias = kvf__gather_bias(c, ch.row, ch.head, begin, n, b.bias_room);
+    b.bias = gather_bias(&ch, begin, n, b.bias_room);
     b.n_rows = ch.n_tokens * c->n_per_kv;
     uint32_t before = seen(&ch, 0) <= begin ? begin - seen(&ch, 0) + 1 : 0; /* tokens that see none of it */
     for (uint32_t r = before * c->n_per_kv; r < b.n_rows; r += KVF__SUB_ROWS) {
+        if (hidden_in(&ch, r / c->n_per_kv, begin) >= n) break; /* and from all later ones */
         uint32_t rows = KVF__MIN(KVF__SUB_ROWS, b.n_rows - r);
         logits(p, &ch, &b, r, rows, seen_in(&ch, (r + rows - 1) / c->n_per_kv, begin, n));
         for (uint32_t i = 0; i < rows; i++) {
             uint32_t token = (r + i) / c->n_per_kv, h = ch.kv_head * c->n_per_kv + (r + i) % c->n_per_kv;
             const float *stats = p->stats + ((size_t)(ch.first_row + token - c->token_begin) * c->a.n_q_heads + h) * 2;
-            p->k->col_sums(c->mass.col_sums[ch.seq] + (size_t)h * c->mass.col_stride + begin,
-                           b.s + (size_t)i * KVF_TILE, seen_in(&ch, token, begin, n), c->scale, b.bias, stats[0],
+            uint32_t n_seen = seen_in(&ch, token, begin, n), n_hidden = hidden_in(&ch, token, begin);
+            float *logit = b.s + (size_t)i * KVF_TILE;
+            if (n_hidden >= n_seen) continue;
+            kvf__hide(c, logit, n_hidden);
+            p->k->col_sums(c->mass.col_sums[ch.seq] + (size_t)h * c->mass.col_stride + (begin + missing - ch.shift),
+                           logit + missing, n_seen - missing, c->scale, b.bias ? b.bias + missing : NULL, stats[0],
                            stats[1]);
         }
     }
@@ -230,7 +286,7 @@ static bool index_items(kvf__prefill *p, bool cols) {
         uint32_t tokens = c->a.q_begin[i + 1] - c->a.q_begin[i], longest = 0;
         p->w->index[i - c->a.seq_begin] = n;
         for (uint32_t g = 0; g < c->view.n_groups && tokens; g++)
-            longest = KVF__MAX(longest, c->view.n_slots[kvf__table(c, i, g)]);
+            longest = KVF__MAX(longest, kvf__columns_of(c, i, g).end);
         uint32_t shares = !cols                      ? kvf__ceil_div(tokens, p->block_tokens)
                           : c->mass.col_sums[i] != 0 ? kvf__ceil_div(longest, p->col_width)
                                                      : 0;

@@ -9,7 +9,7 @@ typedef struct kvf__ref_head {
     const float *q;      /* (head_dim) */
     const uint32_t *row; /* block ids */
     uint32_t head;       /* in its group */
-    uint32_t n;          /* slots seen */
+    uint32_t begin, n;   /* slots [begin, n) are seen */
 } kvf__ref_head;
 
 static double element(const kvf__call *c, const unsigned char *rows, uint32_t slot, uint32_t i) {
@@ -18,12 +18,13 @@ static double element(const kvf__call *c, const unsigned char *rows, uint32_t sl
     return (double)kvf__widen(c->pages.dtype, ((const uint16_t *)(const void *)rows)[at]);
 }
 
-/* Probabilities p[n]; returns the natural log of the denominator. */
+/* Probabilities p[n], 0 where a slot is not seen; returns the natural log of the denominator. */
 static double probabilities(const kvf__ref_head *r, double *p) {
     const kvf__call *c = r->c;
     const kvf_pages *pages = &c->pages;
     double top = -INFINITY, sum = 0;
-    for (uint32_t j = 0; j < r->n; j++) {
+    for (uint32_t j = 0; j < r->begin; j++) p[j] = 0;
+    for (uint32_t j = r->begin; j < r->n; j++) {
         uint32_t block = r->row[j / pages->block_size];
         const unsigned char *k = kvf__k_rows(c, block, r->head);
         double s = 0;
@@ -33,18 +34,18 @@ static double probabilities(const kvf__ref_head *r, double *p) {
         p[j] = s;
         if (s > top) top = s;
     }
-    for (uint32_t j = 0; j < r->n; j++) {
+    for (uint32_t j = r->begin; j < r->n; j++) {
         p[j] = top == -INFINITY ? 0 : exp(p[j] - top);
         sum += p[j];
     }
-    for (uint32_t j = 0; j < r->n; j++) p[j] = sum == 0 ? 0 : p[j] / sum;
+    for (uint32_t j = r->begin; j < r->n; j++) p[j] = sum == 0 ? 0 : p[j] / sum;
     return top + log(sum);
 }
 
 static void weighted_values(const kvf__ref_head *r, const double *p, float *out) {
     const kvf__call *c = r->c;
     double o[256] = {0};
-    for (uint32_t j = 0; j < r->n; j++) {
+    for (uint32_t j = r->begin; j < r->n; j++) {
         const unsigned char *v = kvf__v_rows(c, r->row[j / c->pages.block_size], r->head);
         for (uint32_t i = 0; i < c->pages.head_dim; i++) o[i] += p[j] * element(c, v, j, i);
     }
@@ -55,8 +56,13 @@ static void weighted_values(const kvf__ref_head *r, const double *p, float *out)
 static kvf__ref_head attend(const kvf__call *c, uint32_t seq, uint32_t token, uint32_t h, double *p) {
     uint32_t kv = h / c->n_per_kv, hpg = c->pages.heads_per_group;
     size_t t = kvf__table(c, seq, kv / hpg), at = (size_t)h * c->pages.head_dim;
-    kvf__ref_head r = {c, c->a.q + (size_t)token * c->a.q_stride + at, c->view.rows + c->view.row_offset[t], kv % hpg,
-                       c->view.n_slots[t] - (c->a.q_begin[seq + 1] - token - 1)};
+    uint32_t n = c->view.n_slots[t] - (c->a.q_begin[seq + 1] - token - 1);
+    kvf__ref_head r = {c,
+                       c->a.q + (size_t)token * c->a.q_stride + at,
+                       c->view.rows + c->view.row_offset[t],
+                       kv % hpg,
+                       kvf__first_seen(c, n),
+                       n};
     double lse = probabilities(&r, p);
     weighted_values(&r, p, c->a.out + (size_t)token * c->a.out_stride + at);
     if (c->mass.lse) c->mass.lse[(size_t)token * c->a.n_q_heads + h] = (float)lse;

@@ -11,8 +11,11 @@
  * Slots are unordered once a policy has evicted: masks go by position. The tokens of a prefill
  * chunk are always the newest slots of their tables, in order.
  *
+ * Window. With one, a query sees the newest `window` slots alone, itself included. Such tables hold the newest positions, in
+ * order, from a block's begin on (kvf_manager_config.layer_windows).
+ *
  * Bits. Given bit-equal Q, K, V the results are bit-equal for any chunking, thread count and batch:
- * tiles lie at multiples of KVF_TILE slots, partial results merge in ascending order, and each
+ * tiles lie at multiples of KVF_TILE slots, or positions where there is a window, partial results merge in ascending order, and each
  * column sum is a left fold over the queries in order. No slot beyond a table's length is read.
  */
 #ifndef KVFOLD_ATTENTION_H
@@ -97,6 +100,7 @@ typedef struct kvf_attention {
     void *workspace; /* kvf_attention_workspace_bytes of it, 64-byte aligned */
     size_t workspace_bytes;
     kvf_cpu_path path;
+    uint32_t window; /* slots that a query sees at most; 0: all. view.next_pos is read then */
 } kvf_attention;
 
 /** Bytes of workspace that any call needs whose tables have at most max_slots slots.

@@ -14,6 +14,8 @@
  *   cached       a block that the prefix cache finds (prefix.h); idle when nobody refers to it: it is then
  *                handed out when no other is free.
  *   shared       a block that a second table holds too. A shared block is read-only.
+ *   window       a layer whose queries see its newest w positions alone, themselves included. Its tables are cut off at the
+ *                front, block by block, as tokens arrive; their slots are always the newest positions, ascending.
  *   copy list    work for the caller: copy block src to block dst. A ticket pins both until done.
  *   host tier    a second pool of ids, for memory beyond the device: where a swapped sequence lies.
  *   view         what a kernel gets for a batch, all layers at once.
@@ -42,6 +44,9 @@ typedef uint64_t kvf_block;
 
 #define KVF_NO_BLOCK UINT32_MAX
 
+/* As a layer's window: the layer keeps nothing, its tables stay empty (it has no KV, or reads another layer's). */
+#define KVF_LAYER_NONE UINT32_MAX
+
 typedef struct kvf_manager_config {
     size_t struct_size;
     uint32_t n_layers;            /* 1..1024 */
@@ -62,6 +67,9 @@ typedef struct kvf_manager_config {
     const struct kvf_profile_config *profile; /* kvfold/profile.h; copied; NULL: keeps no profile */
     uint32_t n_host_blocks;                   /* blocks of the host tier, under 2^31; 0: none */
     uint32_t n_host_score_pages;              /* score pages of the host tier, likewise */
+    /* [n_layers], copied: 0: every position is kept (until a policy evicts it); KVF_LAYER_NONE; else the layer's window. Tables
+     * of a window have no score pages and are never compacted. NULL: all 0. */
+    const uint32_t *layer_windows;
 } kvf_manager_config;
 
 /** A config with struct_size set and every default filled in; n_layers, n_kv_heads and n_blocks stay 0.
@@ -184,7 +192,9 @@ KVF_API KVF_CHECK kvf_status kvf_seq_next_pos(const kvf_manager *manager, kvf_se
  *  copy pins it, or is cached and taken back in part by a rollback; then the caller may reserve again. A commit or a
  *  rollback gives back the promise for what the table gives up.
  *  @param manager a manager. @param seq a sequence.
- *  @param n_slots [n_layers][n_groups], slots; each at most max_slots.
+ *  @param n_slots [n_layers][n_groups], slots; each at most max_slots. Of a window, what it holds at most: in a sequence that
+ *  grows by up to n tokens at once that is w + n + block_size - 2 slots, whatever its length. Nothing is promised to a layer
+ *  that keeps nothing, no score page to a window.
  *  @param with_scores whether score pages are promised too.
  *  @own nothing is kept. @threads as the manager.
  *  @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_NO_BLOCKS.
@@ -214,7 +224,7 @@ KVF_API KVF_CHECK kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq se
 /** Gives every table of the sequence score pages for its present slots and for all that it will hold: from now
  *  on they grow and shrink with the blocks. Called once, at the prompt's end, with the sizes after compaction.
  *  @param manager a manager. @param seq a sequence without score pages.
- *  @param n_slots [n_layers][n_groups]: slots to cover now, each at most the table's.
+ *  @param n_slots [n_layers][n_groups]: slots to cover now, each at most the table's; a window's tables get no pages.
  *  @own nothing is kept. @threads as the manager.
  *  @errors KVF_E_STALE, KVF_E_STATE (has them already), KVF_E_INVALID, KVF_E_NO_BLOCKS.
  *  @cost O(pages), no allocation. */
@@ -222,11 +232,13 @@ KVF_API KVF_CHECK kvf_status kvf_seq_take_scores(kvf_manager *manager, kvf_seq s
 
 typedef struct kvf_append_item {
     kvf_seq seq;
-    uint32_t n_tokens; /* 1 or more: slots to add to every table of the sequence */
+    uint32_t n_tokens; /* 1 or more: slots to add to every table of the sequence whose layer keeps something */
 } kvf_append_item;
 
 /** Appends tokens to a batch of sequences, in every layer, all or nothing. Where a table's last block is partly
- *  filled and shared, a fresh block takes its place in this table and a copy is appended to the list.
+ *  filled and shared, a fresh block takes its place in this table and a copy is appended to the list. A table of a window
+ *  w first gives up its leading blocks whose positions are all <= next_pos - w, which none of these tokens sees: so it never
+ *  holds more than w + n_tokens + block_size - 2 slots. Such blocks of its own serve this very append.
  *  @param manager a manager. @param items distinct sequences. @param n_items how many.
  *  @param copies copies to carry out before the new slots are written.
  *  @own nothing is kept. @threads as the manager.
@@ -244,7 +256,8 @@ KVF_API KVF_CHECK kvf_status kvf_can_append(const kvf_manager *manager, const kv
                                             uint32_t *n_missing);
 
 /** Takes back the newest n_tokens of every table: a step that was planned and not run. Only right when nothing was
- *  evicted since they were appended.
+ *  evicted since they were appended. A window that has moved on since can not be taken back: each of its tables must be
+ *  left with min(w - 1, next_pos) slots.
  *  @param manager a manager. @param seq a sequence. @param n_tokens 0..the shortest table.
  *  @own nothing. @threads as the manager. @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_STATE. @cost O(tables + blocks). */
 KVF_API KVF_CHECK kvf_status kvf_seq_rollback(kvf_manager *manager, kvf_seq seq, uint32_t n_tokens);
@@ -286,7 +299,7 @@ KVF_API KVF_CHECK kvf_status kvf_seq_is_swapped(const kvf_manager *manager, kvf_
 
 /* ---- Compaction: begin, let the policy write, commit -------------------------------------- */
 
-/* One (sequence, layer) that shrinks to n_keep slots in each of its tables. */
+/* One (sequence, layer) that shrinks to n_keep slots in each of its tables; no layer of a window. */
 typedef struct kvf_compact_item {
     kvf_seq seq;
     uint32_t layer;
@@ -313,7 +326,7 @@ typedef struct kvf_compaction {
  *  @param manager a manager with no compaction under way. @param items distinct (seq, layer). @param n_items how many,
  *  at most max_seqs * n_layers. @param out filled; valid until commit or cancel.
  *  @own items stay the caller's and must live until then. @threads as the manager.
- *  @errors KVF_E_STALE, KVF_E_INVALID (n_keep, a pair twice), KVF_E_NO_BLOCKS, KVF_E_STATE.
+ *  @errors KVF_E_STALE, KVF_E_INVALID (n_keep, a pair twice, a window), KVF_E_NO_BLOCKS, KVF_E_STATE.
  *  @cost O(tables) when nothing is shared, else O(their blocks), once after a kvf_block_hold on a table's block too; no
  *  allocation. */
 KVF_API KVF_CHECK kvf_status kvf_compact_begin(kvf_manager *manager, const kvf_compact_item *items, uint32_t n_items,

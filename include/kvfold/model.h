@@ -35,7 +35,7 @@ typedef struct kvf_model_info {
     int tied_output;                             /* the output head is the embedding */
     uint64_t n_params, file_bytes, weight_bytes; /* weight_bytes: in memory, beside the mapped file */
     uint32_t n_tensors;
-    uint32_t sliding_window; /* 0: none; else no sequence may have more positions: attention beyond is not computed */
+    uint32_t sliding_window; /* 0: none; else a query sees so many positions, its own included, in every layer */
     uint32_t n_files;        /* parts of a split file; 1 otherwise */
 } kvf_model_info;
 

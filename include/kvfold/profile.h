@@ -72,7 +72,7 @@ typedef struct kvf_profile {
     uint64_t fragmentation_ppm; /* slots_idle in a million slots of all tables */
     uint64_t taken_blocks;      /* since create, as are all below */
     uint64_t shared_blocks;     /* holders gained beyond the first */
-    uint64_t freed_blocks; /* fell free: the sum of the next five and freed_by_swap; taken - freed = held + cached */
+    uint64_t freed_blocks;      /* fell free: the sum of all freed_by_*; taken - freed = held + cached */
     uint64_t freed_by_end, freed_by_compaction, freed_by_rollback, freed_by_release;
     uint64_t freed_by_eviction; /* from the prefix cache, where they had lain idle */
     uint64_t copied_blocks, copied_pages;
@@ -85,6 +85,7 @@ typedef struct kvf_profile {
     uint64_t freed_by_swap; /* their sequence went to the host */
     uint64_t swapped_out_blocks, swapped_in_blocks;
     uint64_t host_held, host_held_max; /* blocks of the host */
+    uint64_t freed_by_window; /* out of the window of their layer */
 } kvf_profile;
 
 /* Of one layer: distinct blocks, so that a block two sequences share counts once (entries: twice). */
