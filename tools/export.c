@@ -62,7 +62,8 @@ static json_t *pool_json(const kvf_profile *p) {
     PUT(held_max), PUT(shared_max), PUT(cached_max), PUT(promised_max), PUT(pages_held), PUT(pages_held_max);
     PUT(seqs), PUT(seqs_max), PUT(slots_used), PUT(slots_idle), PUT(slots_idle_max), PUT(fragmentation_ppm);
     PUT(taken_blocks), PUT(shared_blocks), PUT(freed_blocks), PUT(freed_by_end), PUT(freed_by_compaction);
-    PUT(freed_by_rollback), PUT(freed_by_release), PUT(freed_by_eviction), PUT(freed_by_swap), PUT(freed_by_window), PUT(copied_blocks);
+    PUT(freed_by_rollback), PUT(freed_by_release), PUT(freed_by_eviction), PUT(freed_by_swap), PUT(freed_by_window),
+        PUT(copied_blocks);
     PUT(copied_pages), PUT(compactions), PUT(swapped_out_blocks), PUT(swapped_in_blocks);
     PUT(evicted_slots), PUT(evicted_bytes), PUT(freed_bytes), PUT(events), PUT(events_dropped), PUT(n_clock_back);
 #undef PUT

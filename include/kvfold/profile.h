@@ -85,7 +85,7 @@ typedef struct kvf_profile {
     uint64_t freed_by_swap; /* their sequence went to the host */
     uint64_t swapped_out_blocks, swapped_in_blocks;
     uint64_t host_held, host_held_max; /* blocks of the host */
-    uint64_t freed_by_window; /* out of the window of their layer */
+    uint64_t freed_by_window;          /* out of the window of their layer */
 } kvf_profile;
 
 /* Of one layer: distinct blocks, so that a block two sequences share counts once (entries: twice). */
