@@ -306,10 +306,10 @@ void kvf__occ_prometheus(const kvf__occ *o, FILE *out) {
     fprintf(out, "kvfold_blocks_freed_total{cause=\"release\"} %llu\n", (unsigned long long)p->freed_by_release);
     fprintf(out, "kvfold_blocks_freed_total{cause=\"eviction\"} %llu\n", (unsigned long long)p->freed_by_eviction);
     fprintf(out, "kvfold_blocks_freed_total{cause=\"swap\"} %llu\n", (unsigned long long)p->freed_by_swap);
+    fprintf(out, "kvfold_blocks_freed_total{cause=\"window\"} %llu\n", (unsigned long long)p->freed_by_window);
     head(out, "blocks_swapped_total", "counter", "Blocks that moved to the host and back.");
     fprintf(out, "kvfold_blocks_swapped_total{direction=\"out\"} %llu\n", (unsigned long long)p->swapped_out_blocks);
     fprintf(out, "kvfold_blocks_swapped_total{direction=\"in\"} %llu\n", (unsigned long long)p->swapped_in_blocks);
-    fprintf(out, "kvfold_blocks_freed_total{cause=\"window\"} %llu\n", (unsigned long long)p->freed_by_window);
     sample(out, "blocks_copied_total", "counter", "Blocks copied on write.", p->copied_blocks);
     sample(out, "compactions_total", "counter", "Compactions of one layer of one sequence.", p->compactions);
     sample(out, "evicted_bytes_total", "counter", "Bytes of the slots that compactions evicted.", p->evicted_bytes);
