@@ -130,7 +130,7 @@ static kvf_status create_snapshots(kvf_engine *e, kvf_error *err) {
     if (!e->snapshots || !e->page_ids)
         return kvf__fail(err, KVF_E_NO_MEMORY,
                          "prefix cache: %llu bytes of snapshots could not be allocated; lower snapshot_bytes",
-                         (unsigned long long)(page * e->n_snapshot_pages));
+                         (unsigned long long)page * e->n_snapshot_pages);
     return KVF_OK;
 }
 

@@ -29,7 +29,8 @@ static void must_have_read(const kvf__line *line) {
     kvf__answer answer;
     bool well = false;
     FUZZ_MUST(kvf__answer_begin(&answer, line, rules.info->n_layers), "an answer");
-    kvf__answer_fail(&answer, "failed");
+    const kvf_result failed = {.finish = KVF_FINISH_ERROR, .error = "failed", .text = "", .n_results = line->n_samples};
+    kvf__answer_add(&answer, rules.tokenizer, 0, &failed);
     json_t *json = kvf__answer_json(&answer);
     FUZZ_MUST(json && kvf__answer_read(json, &well) && !well, "an answer");
     json_decref(json);

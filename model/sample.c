@@ -101,7 +101,7 @@ static inline __attribute__((always_inline)) double sum_of_weights_in(const floa
         else
             for (uint32_t j = 0; j < LANES; j++) f[j] = i + j < n ? logits[i + j] : NAN;
         doubles x = __builtin_convertvector(f, doubles) - best, y;
-        longs above = x > least, number = x == x;
+        longs above = x > least, number = x == x; /* NOLINT(misc-redundant-expression): not where it is NaN */
         y = (doubles)(((longs)x & above) | ((longs)least & ~above));
         doubles k = y * per_ln2 + round, turns = k - round;
         y = (y - turns * ln2_high) - turns * ln2_low;
