@@ -357,8 +357,8 @@ static kvf_status fill(kvf_engine *e, const kvf_prompt_file *f, const header *h,
             err, KVF_E_NO_BLOCKS,
             "%s: the sums of its %u tokens need %llu bytes of snapshots, there are %llu: create the engine "
             "with more snapshot_bytes",
-            f->path, h->n_tokens, (unsigned long long)(n_pages * kvf__engine_snapshot_page_bytes(e)),
-            (unsigned long long)(e->n_snapshot_pages * kvf__engine_snapshot_page_bytes(e)));
+            f->path, h->n_tokens, (unsigned long long)n_pages * kvf__engine_snapshot_page_bytes(e),
+            (unsigned long long)e->n_snapshot_pages * kvf__engine_snapshot_page_bytes(e));
     kvf_seq seq;
     kvf_status st = kvf_seq_create(e->manager, &seq);
     if (st) return kvf__fail(err, st, "%s: %s", f->path, kvf_manager_error(e->manager));
