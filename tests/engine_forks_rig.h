@@ -2,29 +2,9 @@
 #ifndef KVF_TESTS_ENGINE_FORKS_RIG_H
 #define KVF_TESTS_ENGINE_FORKS_RIG_H
 
-#include <criterion/criterion.h>
-#include <math.h>
-#include <unistd.h>
+#include "tests/engine_model.h"
 
-#include "engine/internal.h"
-#include "tests/gguf_writer.h"
-
-enum { MAX_TOKENS = 256, BLOCK = 8, N_LAYERS = 3, MAX_ANSWERS = 16 };
-
-static kvf_model *model;
-
-static inline void open_model(void) {
-    char path[256];
-    gw_temp_path(path, sizeof path);
-    struct tiny_model_params params = {.n_layers = N_LAYERS, .seed = 7};
-    kvf_test_write_tiny_model(path, &params);
-    kvf_model_config config = {.struct_size = sizeof config};
-    kvf_error err = {""};
-    cr_assert_eq(kvf_model_open(path, &config, &model, &err), KVF_OK, "%s", err.text);
-    unlink(path);
-}
-
-static inline void close_model(void) { kvf_model_close(model); }
+enum { MAX_TOKENS = 256, MAX_ANSWERS = 16 };
 
 /* ---- A request and its answers ---------------------------------------------------------------------------- */
 
@@ -92,29 +72,6 @@ static inline kvf_engine_config config_of(uint32_t n_blocks) {
     c.want_mass_bias = 1;
     c.kv_bytes = (uint64_t)n_blocks * BLOCK * 2 * 16 * 2 * 4; /* slots, heads, head size, K and V, floats */
     return c;
-}
-
-static inline kvf_engine *create(const kvf_engine_config *c) {
-    kvf_engine *e = NULL;
-    kvf_error err = {""};
-    cr_assert_eq(kvf_engine_create(c, &e, &err), KVF_OK, "%s", err.text);
-    return e;
-}
-
-static inline kvf_policy_options options_of(const char *text) {
-    char words[256], *save = NULL;
-    snprintf(words, sizeof words, "%s", text);
-    char *policy = strtok_r(words, " ", &save), *preset = NULL, *w = strtok_r(NULL, " ", &save);
-    if (w && !strchr(w, '=')) preset = w, w = strtok_r(NULL, " ", &save);
-    kvf_policy_options o;
-    kvf_error err = {""};
-    cr_assert_eq(kvf_policy_options_init(&o, policy, preset, &err), KVF_OK, "%s", err.text);
-    for (; w; w = strtok_r(NULL, " ", &save)) {
-        char *value = strchr(w, '=');
-        *value++ = 0;
-        cr_assert_eq(kvf_policy_option_set(&o, w, value, &err), KVF_OK, "%s", err.text);
-    }
-    return o;
 }
 
 static inline kvf_generate request_of(uint32_t *prompt, uint32_t n, uint32_t seed, uint32_t max_tokens) {
