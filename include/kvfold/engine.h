@@ -185,7 +185,8 @@ KVF_API KVF_CHECK kvf_status kvf_engine_step(kvf_engine *engine, int *more, kvf_
 
 /** Changes the budget of a request, waiting or running, for all of its samples or beams that live. A tighter one compacts the request before its next token; a looser one
  *  lets it grow, if the blocks can be promised. Waiting, or in its prompt, it goes on as if submitted so. A request whose policy took
- *  no attention mass so far (rho 1 without budget_may_change) cannot be tightened once it runs.
+ *  no attention mass so far (rho 1 without budget_may_change) cannot be tightened once it runs. Sizes are computed anew even when the
+ *  budget is the same, and may then differ from those of the prompt's end.
  *  @param engine an engine. @param request a live one. @param rho, budget_tokens as the policy's options of that name.
  *  @param err names the thing, the value and the remedy, or NULL. @own nothing. @threads as the engine; also from within a callback.
  *  @errors KVF_E_NOT_FOUND, KVF_E_INVALID (range; policy full), KVF_E_STATE (no mass), KVF_E_NEVER_FITS, KVF_E_NO_BLOCKS (a looser
