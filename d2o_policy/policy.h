@@ -61,6 +61,11 @@ KVF__POLICY_DECLARE(full)
 KVF__POLICY_DECLARE(d2o)
 KVF__POLICY_DECLARE(h2o)
 KVF__POLICY_DECLARE(streaming)
+KVF__POLICY_DECLARE(fold)
+KVF__POLICY_DECLARE(uniform)
+KVF__POLICY_DECLARE(evict)
+KVF__POLICY_DECLARE(reciprocal)
+KVF__POLICY_DECLARE(exp_decay)
 void kvf__preset_d2o_serving(kvf_policy_options *o);
 void kvf__preset_d2o_authors(kvf_policy_options *o);
 
