@@ -189,7 +189,6 @@ kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, 
                           .forks = given.forks != 0,
                           .state = KVF__REQ_WAITING};
     status = kvf_policy_options_read(&candidate.options, given.options, &sched->error);
-    candidate.options.struct_size = sizeof candidate.options;
     if (status == KVF_OK) status = kvf__sched_size_request(sched, &candidate);
     return status == KVF_OK ? submit_groups(sched, &given, &candidate, out) : status;
 }
