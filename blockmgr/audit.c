@@ -295,6 +295,7 @@ static kvf_status audit(const kvf_manager *m, kvf_error *err) {
     if (!s) s = check_pool(&m->host_blocks, &m->blocks, "host block", 0, err);
     if (!s) s = check_pool(&m->host_pages, &m->pages, "host score page", 0, err);
     for (uint32_t l = 0; !s && l < m->config.n_layers; l++) s = check_layer(m, l, err);
+    if (!s && m->config.view_copies) s = kvf__views_audit(m, err);
     if (!s && m->cache.on) s = kvf__cache_audit(m, err);
     if (!s && m->profile) s = kvf__profile_audit(m, err);
     return s;

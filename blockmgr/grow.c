@@ -263,6 +263,7 @@ static void leave_shared(kvf_manager *m, uint32_t first, kvf_copy_list *copies) 
             kvf__promise_use(&m->blocks, &m->promise[t], 1);
             kvf__copies_add(m, copies, KVF_COPY_BLOCK, src, *last, m->n_slots[t] % m->config.block_size);
             (void)kvf__pool_drop(&m->blocks, src);
+            kvf__row_cut(m, t, kvf__n_blocks(m, t) - 1, UINT32_MAX);
         }
         m->tail_at[t] = m->epoch;
     }
@@ -434,6 +435,7 @@ static void shrink_table(kvf_manager *m, uint32_t t, uint32_t n_tokens) {
     uint32_t n_pages = m->n_pages[t], pages_after = KVF__MIN(n_pages, n_after);
     (void)kvf__pool_trim(&m->blocks, kvf__row(m, t), n_blocks, n_after, kvf__is_private(m, t));
     (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), n_pages, pages_after, false);
+    kvf__row_cut(m, t, n_after, pages_after);
     m->n_slots[t] -= n_tokens;
     m->n_pages[t] = pages_after;
     if (!kvf__is_private(m, t)) m->tail_at[t] = 0; /* another block is the last now */

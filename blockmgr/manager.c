@@ -45,6 +45,7 @@ static kvf_status check_fields(const kvf_manager_config *c, kvf_error *err) {
     if (c->prefix_cache > 1 || c->reserved)
         return kvf__fail(err, KVF_E_INVALID, "prefix_cache %u, reserved %u: must be 0 or 1, and 0", c->prefix_cache,
                          c->reserved);
+    if (c->view_copies > 1) return kvf__fail(err, KVF_E_INVALID, "view_copies %u: must be 0 or 1", c->view_copies);
     kvf_status s = kvf__windows_check(c, err);
     if (s) return s;
     if (c->prefix_eviction > KVF_PREFIX_PRIORITY)
@@ -121,13 +122,7 @@ static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
     m->fresh = kvf__slab_take(slab, c->n_blocks, sizeof *m->fresh);
     if (c->layer_windows) m->windows = kvf__slab_take(slab, c->n_layers, sizeof *m->windows);
     m->runs = kvf__slab_take(slab, c->layer_windows ? c->n_layers : 1, sizeof *m->runs);
-    for (int i = 0; i < 2; i++) {
-        kvf__view_buffer *v = &m->views[i];
-        v->row_offset = kvf__slab_take(slab, n_tables, sizeof *v->row_offset);
-        v->n_slots = kvf__slab_take(slab, n_tables, sizeof *v->n_slots);
-        v->next_pos = kvf__slab_take(slab, c->max_seqs, sizeof *v->next_pos);
-        v->seq_index = kvf__slab_take(slab, c->max_seqs, sizeof *v->seq_index);
-    }
+    kvf__views_carve(m, slab, n_tables, n_rows);
     kvf__cache_carve(&m->cache, slab, c, m->seq_tables);
     if (c->profile) {
         kvf_profile_config profile;
@@ -181,6 +176,7 @@ static void start(kvf_manager *m) {
     size_t row_bytes = (size_t)c->max_seqs * m->seq_tables * m->row_capacity * sizeof *m->rows;
     memset(m->rows, 0xff, row_bytes); /* KVF_NO_BLOCK */
     memset(m->score_rows, 0xff, row_bytes);
+    if (c->view_copies) kvf__views_init(m);
 }
 
 kvf_status kvf_manager_create(const kvf_manager_config *config, kvf_manager **out, kvf_error *err) {
