@@ -47,8 +47,9 @@ def texts(r, args):
         for context in contexts:
             level, variance = r.uniform(2.2, 3.4), [.1 + .3 * abs(math.sin(l * .9)) + r.uniform(0, .03) for l in range(LAYERS)]
             nll = [rounded(max(.01, r.gauss(level, 1.2))) for _ in range(tokens)]
-            base = {"source": f"text-{i}", "kind": KINDS[i % len(KINDS)], "context": context, "offset": 1000 * i}
-            out.append({"record": "text", **base, "n_scored": tokens, "full": {"nll": rounded(sum(nll) / tokens), "nll_by_token": nll},
+            base = {"source": f"text-{i}", "kind": KINDS[i % len(KINDS)], "context": context, "offset": 1000 * i,
+                    "sample": 0, "n_prompt": context, "n_scored": tokens}
+            out.append({"record": "text", "measure": "divergence", **base, "full": {"nll": rounded(sum(nll) / tokens), "nll_by_token": nll},
                         "layers": {"density_head_minmax": [rounded(v) for v in variance], "variance": [rounded(v * v) for v in variance]}})
             for p, policy in enumerate(POLICIES[:args.policies]):
                 for rho in [.2, .4] if args.small else [.1, .2, .4, .8]:
@@ -59,8 +60,8 @@ def texts(r, args):
 def text_cell(r, base, policy, quality, rho, full_nll, variance):
     length, tokens = base["context"], len(full_nll)
     target = math.floor(rho * length * LAYERS / BLOCK)
-    cell = {"record": "cell", "measure": "divergence", **base, "policy": policy, "policy_options": {"ops": policy, "rho": rho},
-            "rho": rho, "seed": 0, "sample": 0, "target_blocks": target, "k": 8}
+    cell = {"record": "cell", "measure": "divergence", **base, "policy": policy, "policy_options": {"policy": policy, "rho": rho},
+            "rho": rho, "seed": 0, "target_blocks": target, "k": 8}
     if policy == "pyramidkv" and rho == .1 and length == 1024:
         return {**cell, "empty": "a layer's least size is above the target"}
     difficulty = .9 + .2 * (hash_of(base["source"]) % 7) / 7
@@ -71,7 +72,7 @@ def text_cell(r, base, policy, quality, rho, full_nll, variance):
     share = budget(policy, variance)
     held = target * r.uniform(.975, 1.0)
     return {**cell, "held_blocks": rounded(held), "blocks_by_layer": [rounded(s * held / LAYERS) for s in share],
-            "sizes": [round(s * rho * length) for s in share], "n_scored": tokens, "nll": rounded(sum(nll) / tokens),
+            "sizes": [round(s * rho * length) for s in share], "nll": rounded(sum(nll) / tokens),
             "kl": rounded(sum(kl) / tokens), "agree": rounded(sum(agree) / tokens), "nll_by_token": nll, "kl_by_token": kl,
             "agree_by_token": agree}
 
@@ -87,7 +88,8 @@ def task_cell(r, base, policy, quality, rho, full_exact, difficulty):
     n = 6
     right = full_exact and r.random() < math.exp(-quality * (1 / rho - 1) * difficulty)
     hits = n if right else r.randrange(n)
-    return {"record": "cell", **base, "policy": policy, "policy_options": {"ops": policy}, "rho": rho, "seed": 0,
+    nll = rounded(quality * (1 / rho - 1) * r.uniform(.05, .2))
+    return {"record": "cell", **base, "nll": nll, "policy": policy, "policy_options": {"policy": policy}, "rho": rho,
             "target_blocks": 100 * rho, "held_blocks": rounded(99.5 * rho), "n_answer": n, "hits": hits, "exact": int(right),
             "full_hits": n if full_exact else 2, "full_exact": full_exact, "k": 8}
 
@@ -96,7 +98,8 @@ def tasks(r, args):
     out, contexts = [], [1024, 2048] if args.small else [1024, 2048, 4096, 7936]
     rhos = [.2, .4] if args.small else [.1, .2, .4, .8]
     def cells(base, full_exact, difficulty):
-        out.append({"record": "sample", "source": base["source"], "kind": "synthetic", "context": base["context"], "sample": base["sample"]})
+        base.update(offset=0, seed=0, n_prompt=base["context"] - 10, n_scored=6)
+        out.append({"record": "sample", **base, "full": {"nll": .04, "nll_by_token": [.04] * 6, "hits": 6 * full_exact}, "layers": {}})
         for p, policy in enumerate(POLICIES[:args.policies]):
             for rho in rhos:
                 out.append(task_cell(r, base, policy, QUALITY[p], rho, full_exact, difficulty))
@@ -115,14 +118,14 @@ def tasks(r, args):
 
 
 def ablation(r, args):
-    out, rhos = [], [.2]
-    variants = {"4": [("d2o", {}), ("d2o reciprocal", {"metric": "reciprocal"})], "9": [("d2o", {}), ("d2o 1:1", {"nm": "1:1"})]}
+    out = []
+    variants = {"4": [("softmax", {}), ("reciprocal", {"layers": "reciprocal"})], "9": [("1:1", {"nm": "1:1"}), ("3:1", {})]}
     for i in range(4):
-        base = {"source": f"text-{i}", "kind": KINDS[i], "context": 1024, "offset": 1000 * i}
+        base = {"source": f"text-{i}", "kind": KINDS[i], "context": 1024, "offset": 1000 * i, "sample": 0, "n_scored": 12}
         for table, rows in variants.items():
             for label, options in rows:
-                cell = text_cell(r, base, label, 1.1, rhos[0], [2.5] * 12, [.2] * LAYERS)
-                out.append({**cell, "measure": "divergence", "policy_options": options, "table": table})
+                cell = text_cell(r, base, "d2o", 1.1, .2, [2.5] * 12, [.2] * LAYERS)
+                out.append({**cell, "policy": label, "policy_options": {"policy": "d2o", **options}, "table": table})
     return out
 
 

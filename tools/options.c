@@ -272,8 +272,10 @@ static const kvf__arg eval_report_args[] = {
      KVF__ARG_TEXT, AT(html), 0, 0, NULL},
     {"markdown", "FILE", "tables for a document: over all, and by context", NULL, KVF__ARG_TEXT, AT(markdown), 0, 0,
      NULL},
-    {"baseline", "NAME", "what every policy is held against: a policy of the records, or best: the best of the published "
-     "ones at each rho", "h2o; best where there is none", KVF__ARG_TEXT, AT(baseline), 0, 0, NULL},
+    {"baseline", "NAME",
+     "what every policy is held against: a policy of the records, or best: the best of the published "
+     "ones at each rho",
+     "h2o; best where there is none", KVF__ARG_TEXT, AT(baseline), 0, 0, NULL},
     {"only", "SOURCES", "of these sources alone; names with commas between them", NULL, KVF__ARG_TEXT, AT(only), 0, 0,
      NULL},
     {"except", "SOURCES", "without these, such as those that a policy was tuned on", NULL, KVF__ARG_TEXT, AT(except), 0,
@@ -281,8 +283,8 @@ static const kvf__arg eval_report_args[] = {
     {"resample", "WHAT", "what the bootstrap draws: pairs (each place or sample by itself), or whole sources", "pairs",
      KVF__ARG_CHOICE, AT(resample), 0, 0, "pairs|sources"},
 };
-static const kvf__arg_group eval_report_group = {
-    "kvfold eval report (--json too: one object in place of the table)", eval_report_args, N(eval_report_args), NULL};
+static const kvf__arg_group eval_report_group = {"kvfold eval report (--json too: one object in place of the table)",
+                                                 eval_report_args, N(eval_report_args), NULL};
 
 /* ---- Commands ----------------------------------------------------------------------------------- */
 

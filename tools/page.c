@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "tools/occupancy.h"
-#include "tools/scores.h"
+#include "tools/scores/scores.h"
 #include "tools/text.h"
 
 /* cmake/embed.cmake makes these of the files in tools/page/. */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "tools/fields.h"
-#include "tools/records.h"
+#include "tools/scores/records.h"
 
 typedef struct input { /* what the helpers share */
     kvf__records *records;
@@ -100,8 +100,8 @@ static bool same(double a, double b) { return isnan(a) ? isnan(b) : fabs(a - b) 
 
 static bool same_unit(const kvf__unit *a, const kvf__unit *b) {
     return a->measure == b->measure && a->source == b->source && a->context == b->context && a->offset == b->offset &&
-           a->sample == b->sample && a->seed == b->seed && a->task == b->task && a->placement == b->placement &&
-           same(a->depth, b->depth);
+           a->sample == b->sample && a->seed == b->seed && a->n_scored == b->n_scored && a->task == b->task &&
+           a->placement == b->placement && same(a->depth, b->depth);
 }
 
 /* Lines of one unit, or in the same order of units, follow one another: the search begins where the last one ended. */
@@ -127,7 +127,24 @@ static uint32_t find_rho(input *in, double rho) {
     return r->n_rhos++;
 }
 
-/* The budget is the cell's own, found so that the memory is the target's. */
+/* The place of a record; a text is the same for every seed. */
+static kvf__unit read_unit(input *in) {
+    kvf__unit unit = {.measure = name(in, "measure", true), .source = name(in, "source", true)};
+    unit.kind = name(in, "kind", false);
+    unit.task = name(in, "task", false);
+    unit.placement = name(in, "placement", false);
+    unit.context = count(in, "context");
+    unit.offset = count(in, "offset");
+    unit.sample = count(in, "sample");
+    unit.seed = unit.task == KVF__NO_NAME ? 0 : count(in, "seed");
+    unit.n_scored = count(in, "n_scored");
+    unit.depth = number(in, "depth", NAN);
+    unit.full_exact = unit.full_hits = unit.full_nll = NAN;
+    return unit;
+}
+
+/* The budget is the cell's own, found so that the memory is the target's. A policy that draws, over a text, is another
+ * with each seed. */
 static uint32_t options_name(input *in) {
     static const char *const budget[] = {"rho", "budget_tokens", "budget_bytes", "budget_unit", "min_tokens"};
     const json_t *value = field(in, "policy_options");
@@ -138,6 +155,7 @@ static uint32_t options_name(input *in) {
     }
     json_t *kept = json_copy((json_t *)value);
     for (size_t i = 0; i < sizeof budget / sizeof budget[0]; i++) json_object_del(kept, budget[i]);
+    if (!field(in, "task") && count(in, "seed")) json_object_set(kept, "seed", json_object_get(in->object, "seed"));
     char *text = kept ? json_dumps(kept, JSON_SORT_KEYS | JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
     uint32_t out = KVF__NO_NAME;
     if (text)
@@ -192,15 +210,26 @@ static void read_task(input *in, kvf__cell *cell, kvf__unit *unit) {
 }
 
 static void read_figures(input *in, kvf__cell *cell) {
-    cell->nll_by_token = list(in, "nll_by_token", &cell->n_scored);
-    cell->kl_by_token = list(in, "kl_by_token", &cell->n_scored);
+    cell->nll_by_token = list(in, "nll_by_token", &cell->n_tokens);
+    cell->kl_by_token = list(in, "kl_by_token", &cell->n_tokens);
     cell->sizes = list(in, "sizes", &cell->n_layers);
     cell->blocks = list(in, "blocks_by_layer", &cell->n_layers);
-    cell->nll = number(in, "nll", cell->nll_by_token ? mean(cell->nll_by_token, cell->n_scored) : NAN);
-    cell->kl = number(in, "kl", cell->kl_by_token ? mean(cell->kl_by_token, cell->n_scored) : NAN);
+    cell->nll = number(in, "nll", cell->nll_by_token ? mean(cell->nll_by_token, cell->n_tokens) : NAN);
+    cell->kl = number(in, "kl", cell->kl_by_token ? mean(cell->kl_by_token, cell->n_tokens) : NAN);
     cell->agree = number(in, "agree", NAN);
     cell->target_blocks = number(in, "target_blocks", NAN);
     cell->held_blocks = number(in, "held_blocks", NAN);
+}
+
+/* A cell has figures or says why not; one whose figures are no numbers (null) is empty too. */
+static void check_figures(input *in, kvf__cell *cell) {
+    static const char *const figures[] = {"nll", "kl", "exact", "hits", "nll_by_token", "kl_by_token"};
+    bool any = !isnan(cell->nll) || !isnan(cell->kl) || !isnan(cell->exact) || !isnan(cell->hits);
+    for (size_t i = 0; i < sizeof figures / sizeof figures[0] && !any; i++)
+        if (json_object_get(in->object, figures[i]) && cell->why == KVF__NO_NAME)
+            cell->why = add_name(in, "its figures are not finite");
+    if (!any && cell->why == KVF__NO_NAME)
+        fail(in, "the cell has no figures (nll, kl, exact, hits), and no `empty` that says why", "", "");
 }
 
 static void free_cell(kvf__cell *cell) {
@@ -213,22 +242,15 @@ static void free_cell(kvf__cell *cell) {
 static void add_cell(input *in) {
     kvf__records *r = in->records;
     kvf__cell cell = {.order = r->n_lines, .table = name(in, "table", false), .why = name(in, "empty", false)};
-    kvf__unit unit = {.measure = name(in, "measure", true), .source = name(in, "source", true)};
-    unit.kind = name(in, "kind", false);
-    unit.task = name(in, "task", false);
-    unit.placement = name(in, "placement", false);
-    unit.context = count(in, "context");
-    unit.offset = count(in, "offset");
-    unit.sample = count(in, "sample");
-    unit.seed = count(in, "seed");
-    unit.depth = number(in, "depth", NAN);
+    kvf__unit unit = read_unit(in);
     double rho = number(in, "rho", NAN);
     if (isnan(rho)) fail(in, "", "rho", " is missing");
     read_task(in, &cell, &unit);
     read_figures(in, &cell);
-    if (isnan(cell.nll) && isnan(cell.kl) && isnan(cell.exact) && isnan(cell.hits) && cell.why == KVF__NO_NAME)
-        fail(in, "the cell has no figures (nll, kl, exact, hits), and no `empty` that says why", "", "");
-    uint32_t policy = in->failed ? 0 : find_policy(in);
+    check_figures(in, &cell);
+    cell.policy = in->failed ? 0 : find_policy(in);
+    cell.rho = in->failed ? 0 : find_rho(in, rho);
+    cell.unit = in->failed ? 0 : find_unit(in, &unit);
     kvf__cell *cells = in->failed ? NULL : kvf__grown(r->cells, r->n_cells, &r->cells_capacity, sizeof *cells);
     if (!cells) {
         free_cell(&cell);
@@ -236,51 +258,40 @@ static void add_cell(input *in) {
         return;
     }
     r->cells = cells;
-    cell.policy = policy;
-    cell.rho = find_rho(in, rho);
-    cell.unit = find_unit(in, &unit);
-    if (in->failed) {
-        free_cell(&cell);
-        return;
-    }
+    cells[r->n_cells++] = cell;
     kvf__unit *known = &r->units[cell.unit];
     if (isnan(known->full_exact)) known->full_exact = unit.full_exact;
     if (isnan(known->full_hits)) known->full_hits = unit.full_hits;
-    cells[r->n_cells++] = cell;
 }
 
+/* What the full cache does at a unit. */
 static void add_text(input *in) {
-    kvf__records *r = in->records;
+    kvf__unit unit = read_unit(in);
     input full = *in, layers = *in;
     full.object = field(in, "full");
     layers.object = field(in, "layers");
-    kvf__text_record text = {.source = name(in, "source", true), .kind = name(in, "kind", false)};
-    text.context = count(in, "context");
-    text.offset = count(in, "offset");
-    text.sample = count(in, "sample");
-    text.nll_by_token = list(&full, "nll_by_token", &text.n_scored);
-    text.nll = number(&full, "nll", text.nll_by_token ? mean(text.nll_by_token, text.n_scored) : NAN);
-    float *variance = list(&layers, "density_head_minmax", &text.n_layers);
-    text.variance = variance ? malloc(text.n_layers * sizeof *text.variance) : NULL;
-    for (uint32_t l = 0; text.variance && l < text.n_layers; l++) text.variance[l] = (double)variance[l];
-    free(variance);
+    unit.full_nll_by_token = list(&full, "nll_by_token", &unit.n_tokens);
+    unit.full_nll = number(&full, "nll", unit.full_nll_by_token ? mean(unit.full_nll_by_token, unit.n_tokens) : NAN);
+    unit.variance = list(&layers, "density_head_minmax", &unit.n_layers);
     in->failed = in->failed || full.failed || layers.failed;
-    kvf__text_record *texts = kvf__grown(r->texts, r->n_texts, &r->texts_capacity, sizeof *texts);
-    if (texts) r->texts = texts;
-    if (!texts) no_memory(in);
-    if (!in->failed) {
-        texts[r->n_texts++] = text;
+    uint32_t number = in->failed ? 0 : find_unit(in, &unit);
+    if (in->failed) {
+        free(unit.full_nll_by_token);
+        free(unit.variance);
         return;
     }
-    free(text.nll_by_token);
-    free(text.variance);
+    kvf__unit *known = &in->records->units[number];
+    if (known->full_nll_by_token != unit.full_nll_by_token) free(known->full_nll_by_token);
+    if (known->variance != unit.variance) free(known->variance);
+    unit.full_exact = known->full_exact;
+    unit.full_hits = known->full_hits;
+    *known = unit;
 }
 
 static void add_run(input *in) {
     size_t i;
     json_t *run;
-    json_array_foreach (in->records->runs, i, run)
-        if (json_equal(run, in->object)) return;
+    json_array_foreach(in->records->runs, i, run) if (json_equal(run, in->object)) return;
     if (json_array_append(in->records->runs, (json_t *)in->object)) no_memory(in);
 }
 

@@ -1,6 +1,6 @@
 /* The records of several files: reading lines, what was replaced, looking cells up. */
 #define _POSIX_C_SOURCE 200809L
-#include "tools/records.h"
+#include "tools/scores/records.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -179,7 +179,7 @@ static char *shown_policy(const kvf__records *r, json_t *const *options, uint32_
     int used = snprintf(text, sizeof text, "%s", kvf__records_name(r, r->policies[policy].label));
     const char *key;
     json_t *value;
-    json_object_foreach (options[policy], key, value) {
+    json_object_foreach(options[policy], key, value) {
         if (used < 0 || (size_t)used + 1 >= sizeof text || !option_differs(r, options, policy, key)) continue;
         char *shown = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(6));
         size_t n = shown ? strlen(shown) : 0;
@@ -215,15 +215,14 @@ bool kvf__records_end(kvf__records *r) {
 
 void kvf__records_free(kvf__records *r) {
     for (uint64_t i = 0; i < r->n_cells; i++) free_cell(&r->cells[i]);
-    for (uint32_t i = 0; i < r->n_texts; i++) {
-        free(r->texts[i].nll_by_token);
-        free(r->texts[i].variance);
+    for (uint32_t i = 0; i < r->n_units; i++) {
+        free(r->units[i].full_nll_by_token);
+        free(r->units[i].variance);
     }
     for (uint32_t i = 0; i < r->n_policies; i++) free(r->policies[i].shown);
     for (uint32_t i = 0; i < r->names.n; i++) free(r->names.texts[i]);
     free(r->names.texts);
     free(r->units);
-    free(r->texts);
     free(r->cells);
     free(r->policies);
     free(r->rhos);
@@ -246,15 +245,6 @@ const kvf__cell *kvf__records_cell(const kvf__records *r, uint32_t table, uint32
             low = at + 1;
         else
             high = at;
-    }
-    return NULL;
-}
-
-const kvf__text_record *kvf__records_text(const kvf__records *r, const kvf__unit *u) {
-    for (uint32_t i = r->n_texts; i-- > 0;) {
-        const kvf__text_record *t = &r->texts[i];
-        if (t->source == u->source && t->context == u->context && t->offset == u->offset && t->sample == u->sample)
-            return t;
     }
     return NULL;
 }

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/grid.h"
 #include "tools/occupancy.h"
-#include "tools/scores.h"
+#include "tools/scores/grid.h"
+#include "tools/scores/scores.h"
 #include "tools/text.h"
 
 typedef struct writer {
@@ -23,6 +23,10 @@ static const char *policy_name(const writer *w, const kvf__section *s, uint32_t 
 }
 
 static const char *name(const writer *w, uint32_t number) { return kvf__records_name(w->records, number); }
+
+static bool is_full(const writer *w, const kvf__section *s, uint32_t policy) {
+    return !strcmp(name(w, w->records->policies[s->policies[policy]].label), "full");
+}
 
 static const char *places(const kvf__section *s) { return s->is_task ? "samples" : "places"; }
 
@@ -45,7 +49,18 @@ static kvf__short section_title(const writer *w, const kvf__section *s) {
     snprintf(t.text, sizeof t.text, "%s", name(w, s->measure));
     for (size_t i = 0; i < sizeof titles / sizeof titles[0]; i++)
         if (!strcmp(titles[i].measure, name(w, s->measure))) snprintf(t.text, sizeof t.text, "%s", titles[i].title);
-    if (s->table != KVF__NO_NAME) snprintf(t.text, sizeof t.text, "Ablation of the paper's table %.20s", name(w, s->table));
+    static const struct {
+        const char *table, *title;
+    } tables[] = {{"4", "layer budgets"},
+                  {"6", "parts of the method"},
+                  {"7", "similarity of keys or values"},
+                  {"8", "merge weights"},
+                  {"9", "heavy hitters to recent window, and the EMA"}};
+    if (s->table == KVF__NO_NAME) return t;
+    int used = snprintf(t.text, sizeof t.text, "Ablation, table %.20s", name(w, s->table));
+    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
+        if (!strcmp(tables[i].table, name(w, s->table)))
+            snprintf(t.text + used, sizeof t.text - (size_t)used, ": %s", tables[i].title);
     return t;
 }
 
@@ -55,8 +70,8 @@ static kvf__short group_title(const writer *w, const kvf__group *g) {
     const uint32_t names[] = {g->kind, g->task, g->placement};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (names[i] != KVF__NO_NAME)
-            used += (size_t)snprintf(t.text + used, sizeof t.text - used, "%s%.28s", used ? ", " : "",
-                                     name(w, names[i]));
+            used +=
+                (size_t)snprintf(t.text + used, sizeof t.text - used, "%s%.28s", used ? ", " : "", name(w, names[i]));
     if (g->context)
         snprintf(t.text + used, sizeof t.text - used, "%scontext %.20s", used ? ", " : "",
                  kvf__show_count(g->context).text);
@@ -100,13 +115,14 @@ static bool any_base(const kvf__section *s) {
     return false;
 }
 
-/* The policies of a section by the main figure at a rho, the best first; those without it last. */
+/* The policies of a section by the main figure at a rho, the best first, those without it last; an ablation's stay as
+ * the paper has them. */
 static uint32_t *order_policies(const kvf__section *s, const kvf__group *g, uint32_t rho) {
     uint32_t *order = malloc((s->n_policies + 1) * sizeof *order);
     for (uint32_t p = 0; order && p < s->n_policies; p++) {
         double value = kvf__group_score(s, g, p, rho)->figures[s->figure].value * (s->is_task ? -1 : 1);
         uint32_t at = p;
-        for (; at > 0; at--) {
+        for (; at > 0 && s->table == KVF__NO_NAME; at--) {
             double before =
                 kvf__group_score(s, g, order[at - 1], rho)->figures[s->figure].value * (s->is_task ? -1 : 1);
             if (!(value < before) && !(isnan(before) && !isnan(value))) break;
@@ -176,9 +192,10 @@ static void put_policy(writer *w, const kvf__section *s, const columns *c, uint3
         kvf__figure f = c->figures[i];
         kvf__grid_add(grid, "%s", interval_text(&score->figures[f], shape_of(f), false).text);
         if (f == s->figure && c->base != KVF__NO_NAME)
-            kvf__grid_add(grid, "%s", interval_text(s->is_task ? &score->more : &score->ratio,
-                                                    s->is_task ? SHAPE_SHARE : SHAPE_QUOTIENT, false)
-                                          .text);
+            kvf__grid_add(grid, "%s",
+                          interval_text(s->is_task ? &score->more : &score->ratio,
+                                        s->is_task ? SHAPE_SHARE : SHAPE_QUOTIENT, false)
+                              .text);
     }
     for (uint32_t i = 0; i < c->n_contexts; i++) {
         const kvf__group *g = kvf__section_group(s, "context", s->contexts[i], KVF__NO_NAME, KVF__NO_NAME);
@@ -238,13 +255,14 @@ static kvf__short held_cell(const kvf__section *s, const kvf__score *score, kvf_
     return t;
 }
 
-/* Whether no policy has a better figure at this rho. */
-static bool is_best(const kvf__section *s, const kvf__group *g, uint32_t policy, uint32_t rho, kvf__figure f) {
+/* Whether no policy has a better figure at this rho; the full cache is no policy. */
+static bool is_best(const writer *w, const kvf__section *s, const kvf__group *g, uint32_t policy, uint32_t rho,
+                    kvf__figure f) {
     double sign = shape_of(f) == SHAPE_SHARE ? -1 : 1;
     double value = kvf__group_score(s, g, policy, rho)->figures[f].value * sign;
     for (uint32_t p = 0; p < s->n_policies; p++)
-        if (kvf__group_score(s, g, p, rho)->figures[f].value * sign < value) return false;
-    return !isnan(value);
+        if (kvf__group_score(s, g, p, rho)->figures[f].value * sign < value && !is_full(w, s, p)) return false;
+    return !isnan(value) && !is_full(w, s, policy);
 }
 
 static void write_figure(writer *w, const kvf__section *s, const kvf__group *g, kvf__figure f, cell_fn cell,
@@ -269,7 +287,7 @@ static void write_figure(writer *w, const kvf__section *s, const kvf__group *g, 
         kvf__grid_add(&grid, "%s", policy_name(w, s, order[i]));
         for (uint32_t rho = 0; rho < s->n_rhos; rho++)
             kvf__grid_add(&grid, "%s",
-                          cell(s, kvf__group_score(s, g, order[i], rho), f, is_best(s, g, order[i], rho, f)).text);
+                          cell(s, kvf__group_score(s, g, order[i], rho), f, is_best(w, s, g, order[i], rho, f)).text);
     }
     end_grid(w, &grid);
     free(order);
@@ -313,7 +331,8 @@ static uint32_t count_sources(const writer *w, const kvf__group *g) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < g->n_units; i++) {
         uint32_t before = 0;
-        while (before < i && w->records->units[g->units[before]].source != w->records->units[g->units[i]].source) before++;
+        while (before < i && w->records->units[g->units[before]].source != w->records->units[g->units[i]].source)
+            before++;
         n += before == i;
     }
     return n;
@@ -326,8 +345,8 @@ static void write_basis(const writer *w, const kvf__section *s) {
     for (uint32_t c = 0; c < s->n_contexts; c++)
         fprintf(w->out, "%s%s", !c ? (s->n_contexts > 1 ? "; contexts " : "; context ") : ", ",
                 kvf__show_count(s->contexts[c]).text);
-    fprintf(w->out, ". Intervals: 95%%, paired bootstrap, %s resamples of %s.\n",
-            kvf__show_count(KVF__RESAMPLES).text, w->scores->by_source ? "whole sources" : places(s));
+    fprintf(w->out, ". Intervals: 95%%, paired bootstrap, %s resamples of %s.\n", kvf__show_count(KVF__RESAMPLES).text,
+            w->scores->by_source ? "whole sources" : places(s));
 }
 
 /* ---- For people -------------------------------------------------------------------------------------------------- */
@@ -365,8 +384,7 @@ static void write_groups(writer *w, const kvf__section *s, const char *by, kvf__
 
 static void write_memory(writer *w, const kvf__section *s) {
     bool known = false;
-    for (uint32_t i = 0; i < s->n_policies * s->n_rhos; i++)
-        known = known || !isnan(s->groups[0].scores[i].held);
+    for (uint32_t i = 0; i < s->n_policies * s->n_rhos; i++) known = known || !isnan(s->groups[0].scores[i].held);
     if (!known) return;
     heading(w, 4, "Memory: blocks held over the target, mean (most)");
     write_figure(w, s, &s->groups[0], s->figure, held_cell, false);
@@ -402,9 +420,16 @@ static void write_task_section(writer *w, const kvf__section *s) {
         heading(w, 4, "Right answers, more than the baseline");
         write_figure(w, s, &s->groups[0], KVF__FIGURE_EXACT, against_cell, true);
     }
-    if (!any_figure(s, &s->groups[0], KVF__FIGURE_HITS)) return;
-    heading(w, 4, "Right tokens of the answers");
-    write_figure(w, s, &s->groups[0], KVF__FIGURE_HITS, figure_cell, false);
+    static const struct {
+        kvf__figure figure;
+        const char *title;
+    } more[] = {{KVF__FIGURE_HITS, "Right tokens of the answers"},
+                {KVF__FIGURE_NLL_MORE, "NLL of the answers above the full cache's, nats a token"}};
+    for (size_t i = 0; i < sizeof more / sizeof more[0]; i++) {
+        if (!any_figure(s, &s->groups[0], more[i].figure)) continue;
+        heading(w, 4, more[i].title);
+        write_figure(w, s, &s->groups[0], more[i].figure, figure_cell, false);
+    }
 }
 
 bool kvf__scores_markdown(const kvf__scores *scores, const char *path) {

@@ -1,11 +1,12 @@
 /* kvfold eval report: what the records of the other measures say. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "tools/cli.h"
-#include "tools/scores.h"
+#include "tools/scores/scores.h"
 
 /* ---- Checks -------------------------------------------------------------------------------------------------- */
 
@@ -21,8 +22,7 @@ static bool check_outputs(const kvf__cli *cli) {
     for (size_t o = 0; o < 2; o++) {
         for (uint32_t i = 1; i < cli->n_words; i++) {
             if (!same_file(outputs[o], cli->words[i]) || !strcmp(cli->words[i], "-")) continue;
-            kvf__say("--%s %s: is a file of records that is read; name another", names[o],
-                     kvf__shown(outputs[o]).text);
+            kvf__say("--%s %s: is a file of records that is read; name another", names[o], kvf__shown(outputs[o]).text);
             return false;
         }
         if (outputs[o] && !strcmp(outputs[o], "-")) {
@@ -46,9 +46,8 @@ static bool check_sources(const kvf__records *r, const char *option, const char 
             size_t used = 0;
             const char *key;
             json_t *value;
-            json_object_foreach (r->sources, key, value)
-                if (used < sizeof known)
-                    used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", key);
+            json_object_foreach(r->sources, key, value) if (used < sizeof known) used +=
+                (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", key);
             kvf__say("--%s %s: no record is of that source; there are %s", option, kvf__shown(name).text, known);
             return false;
         }
@@ -57,23 +56,42 @@ static bool check_sources(const kvf__records *r, const char *option, const char 
     return true;
 }
 
+static bool say_apart(const char *what, const char *name, const json_t *a, const json_t *b) {
+    char *x = json_dumps(a, JSON_ENCODE_ANY | JSON_COMPACT), *y = json_dumps(b, JSON_ENCODE_ANY | JSON_COMPACT);
+    kvf__say("the records are of runs with %s%s %s and %s: report them apart", what, name, kvf__shown(x ? x : "").text,
+             kvf__shown(y ? y : "").text);
+    free(x);
+    free(y);
+    return false;
+}
+
+/* Texts of one name are one text. */
+static bool check_texts(const json_t *a, const json_t *b) {
+    const char *source;
+    json_t *text;
+    const json_t *others = json_object_get(json_object_get(b, "options"), "texts");
+    json_object_foreach(json_object_get(json_object_get(a, "options"), "texts"), source, text) {
+        const json_t *x = json_object_get(text, "xxh3"), *y = json_object_get(json_object_get(others, source), "xxh3");
+        if (x && y && !json_equal(x, y)) return say_apart("text ", source, x, y);
+    }
+    return true;
+}
+
 /* What all records must share, so that their means are of one thing. */
 static bool check_runs(const kvf__records *r) {
     static const char *const keys[] = {"model", "kv_type", "block_size", "k"};
-    const json_t *first = json_array_get(r->runs, 0);
-    for (size_t i = 1; i < json_array_size(r->runs); i++)
+    size_t n = json_array_size(r->runs);
+    for (size_t i = 1; i < n; i++) {
+        const json_t *run = json_array_get(r->runs, i);
         for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) {
-            const json_t *a = json_object_get(first, keys[k]), *b = json_object_get(json_array_get(r->runs, i), keys[k]);
+            const json_t *a = json_object_get(json_array_get(r->runs, 0), keys[k]), *b = json_object_get(run, keys[k]);
             if (json_is_object(a) && json_is_object(b)) /* the file may have moved: its hash says what it is */
                 a = json_object_get(a, "xxh3"), b = json_object_get(b, "xxh3");
-            if (!a || !b || json_equal(a, b)) continue;
-            char *x = json_dumps(a, JSON_ENCODE_ANY | JSON_COMPACT), *y = json_dumps(b, JSON_ENCODE_ANY | JSON_COMPACT);
-            kvf__say("the records are of runs with %s %s and %s: report them apart", keys[k],
-                     kvf__shown(x ? x : "").text, kvf__shown(y ? y : "").text);
-            free(x);
-            free(y);
-            return false;
+            if (a && b && !json_equal(a, b)) return say_apart("", keys[k], a, b);
         }
+        for (size_t before = 0; before < i; before++)
+            if (!check_texts(json_array_get(r->runs, before), run)) return false;
+    }
     return true;
 }
 
@@ -119,8 +137,7 @@ static int report(const kvf__cli *cli, const kvf__records *r) {
     }
     const char *baseline = choose_baseline(cli, r);
     kvf__scores scores;
-    if (!baseline || !kvf__scores_make(&scores, r, baseline, !strcmp(cli->resample, "sources")))
-        return KVF__EXIT_USAGE;
+    if (!baseline || !kvf__scores_make(&scores, r, baseline, !strcmp(cli->resample, "sources"))) return KVF__EXIT_USAGE;
     bool written = write_all(cli, &scores);
     kvf__scores_free(&scores);
     if (r->n_replaced)

@@ -1,17 +1,17 @@
-/* tools/records.h: the records of kvfold eval, read from files of JSON lines.
+/* tools/scores/records.h: the records of kvfold eval, read from files of JSON lines.
  *
  * Glossary
- *   - unit: what policies are held against each other over: one place of a text, or one sample of a task.
+ *   - unit: what policies are held against each other over: one place of a text, or one sample of a task; with what the
+ *     full cache does there.
  *   - cell: how one policy did at one unit and one rho; or why it could not be tried.
- *   - text: how the full cache does at a place of a text.
  *
  * Invariants
  *   - No two cells have the same table, policy, rho and unit: of several the last read counts, in the order of the files.
  *   - A line that is no record is reported with its file and line, and costs itself alone. Unknown fields are ignored.
  *   - What is not known is NAN or KVF__NO_NAME, never 0.
  */
-#ifndef KVF_TOOLS_RECORDS_H
-#define KVF_TOOLS_RECORDS_H
+#ifndef KVF_TOOLS_SCORES_RECORDS_H
+#define KVF_TOOLS_SCORES_RECORDS_H
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -26,19 +26,14 @@ typedef struct kvf__names { /* texts by number; zero: empty */
 
 typedef struct kvf__unit {
     uint32_t measure, source, kind, task, placement; /* names */
-    uint64_t context, offset, sample, seed;
+    uint64_t context, offset, sample, seed, n_scored;
     double depth;
     double full_exact, full_hits; /* of a task: whether the full cache answers, and the share of the answer's tokens */
+    double full_nll;
+    uint32_t n_tokens, n_layers;
+    float *full_nll_by_token; /* [n_tokens], or NULL */
+    float *variance;          /* [n_layers] density_head_minmax, or NULL */
 } kvf__unit;
-
-typedef struct kvf__text_record {
-    uint32_t source, kind;
-    uint64_t context, offset, sample;
-    double nll;
-    uint32_t n_scored, n_layers;
-    float *nll_by_token; /* [n_scored], or NULL */
-    double *variance;    /* [n_layers], or NULL: density_head_minmax */
-} kvf__text_record;
 
 typedef struct kvf__cell {
     uint32_t unit, policy, rho; /* numbers in kvf__records */
@@ -46,11 +41,11 @@ typedef struct kvf__cell {
     uint32_t why;               /* name: why the cell is empty; KVF__NO_NAME: it is not */
     uint64_t order;             /* lines read before it */
     double target_blocks, held_blocks;
-    double nll, kl, agree;                /* means over the tokens scored */
-    double exact, hits;                   /* of a task: 0 or 1, and the share of the answer's tokens */
-    uint32_t n_scored, n_layers;          /* lengths; 0: not recorded */
-    float *nll_by_token, *kl_by_token;    /* [n_scored], or NULL */
-    float *sizes, *blocks;                /* [n_layers], or NULL */
+    double nll, kl, agree;             /* means over the tokens scored */
+    double exact, hits;                /* of a task: 0 or 1, and the share of the answer's tokens */
+    uint32_t n_tokens, n_layers;       /* lengths; 0: not recorded */
+    float *nll_by_token, *kl_by_token; /* [n_tokens], or NULL */
+    float *sizes, *blocks;             /* [n_layers], or NULL */
 } kvf__cell;
 
 typedef struct kvf__policy_entry {
@@ -62,13 +57,12 @@ typedef struct kvf__policy_entry {
 typedef struct kvf__records { /* zero: empty; kvf__records_free */
     kvf__names names;
     kvf__unit *units;
-    kvf__text_record *texts;
     kvf__cell *cells; /* after kvf__records_end: by table, policy, rho, unit */
     kvf__policy_entry *policies;
     double *rhos; /* rising */
-    uint32_t n_units, n_texts, n_policies, n_rhos;
+    uint32_t n_units, n_policies, n_rhos;
     uint64_t n_cells, n_lines, n_bad, n_replaced, n_left_out; /* left out: of sources not asked for */
-    uint64_t units_capacity, texts_capacity, cells_capacity, policies_capacity, rhos_capacity;
+    uint64_t units_capacity, cells_capacity, policies_capacity, rhos_capacity;
     json_t *runs;    /* list of the run records, each once */
     json_t *sources; /* every source read, also those left out: name to the number of its cells */
     uint32_t last_unit;
@@ -87,8 +81,6 @@ void kvf__records_free(kvf__records *records);
 /* The cell of a place, NULL when there is none. */
 const kvf__cell *kvf__records_cell(const kvf__records *records, uint32_t table, uint32_t policy, uint32_t rho,
                                    uint32_t unit);
-/* The full cache at a unit, NULL when there is no such record. */
-const kvf__text_record *kvf__records_text(const kvf__records *records, const kvf__unit *unit);
 /* The text of a name; "" for KVF__NO_NAME. */
 const char *kvf__records_name(const kvf__records *records, uint32_t name);
 /* The number of a text, KVF__NO_NAME when it is not there. */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "tools/cli.h"
-#include "tools/scores.h"
+#include "tools/scores/scores.h"
 
 enum { CURVE_POINTS = 96 };
 
@@ -45,19 +45,18 @@ static json_t *group_json(const kvf__records *r, const kvf__section *s, const kv
     }
     return json_pack("{s:s, s:o, s:o, s:o, s:o, s:i, s:o, s:b, s:o}", "by", g->by, "context",
                      g->context ? count(g->context) : json_null(), "kind", name_json(r, g->kind), "task",
-                     name_json(r, g->task), "placement", name_json(r, g->placement), "units", (int)g->n_units,
-                     "full", real(g->full), "counts", (int)g->counts, "scores", scores);
+                     name_json(r, g->task), "placement", name_json(r, g->placement), "units", (int)g->n_units, "full",
+                     real(g->full), "counts", (int)g->counts, "scores", scores);
 }
 
 /* ---- Units: every figure, for tables and maps ------------------------------------------------------------------ */
 
 static json_t *unit_json(const kvf__records *r, const kvf__unit *u) {
-    const kvf__text_record *text = kvf__records_text(r, u);
     return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "source", name_json(r, u->source),
                      "kind", name_json(r, u->kind), "context", count(u->context), "offset", count(u->offset), "sample",
                      count(u->sample), "seed", count(u->seed), "task", name_json(r, u->task), "placement",
-                     name_json(r, u->placement), "depth", real(u->depth), "full_nll", real(text ? text->nll : NAN),
-                     "full_exact", real(u->full_exact));
+                     name_json(r, u->placement), "depth", real(u->depth), "full_nll", real(u->full_nll), "full_exact",
+                     real(u->full_exact));
 }
 
 /* (policy, rho, unit): null where there is none. The units are those of all groups, counted or not. */
@@ -69,9 +68,9 @@ static json_t *values_json(const kvf__records *r, const kvf__section *s, const u
         for (uint32_t rho = 0; rho < s->n_rhos; rho++) {
             json_t *row = json_array();
             for (uint32_t u = 0; u < n; u++)
-                json_array_append_new(row, real(kvf__cell_figure(r, kvf__records_cell(r, s->table, s->policies[p],
-                                                                                     s->rhos[rho], units[u]),
-                                                                 figure)));
+                json_array_append_new(
+                    row, real(kvf__cell_figure(
+                             r, kvf__records_cell(r, s->table, s->policies[p], s->rhos[rho], units[u]), figure)));
             json_array_append_new(rows, row);
         }
         json_array_append_new(out, rows);
@@ -102,22 +101,21 @@ static bool add_units(json_t *o, const kvf__records *r, const kvf__section *s) {
 
 /* ---- Curves: running means by position --------------------------------------------------------------------------- */
 
-typedef enum curve { CURVE_NLL, CURVE_NLL_MORE, CURVE_KL, CURVE_FULL} curve;
+typedef enum curve { CURVE_NLL, CURVE_NLL_MORE, CURVE_KL, CURVE_FULL } curve;
 
-static double token_figure(const kvf__cell *c, const kvf__text_record *text, curve kind, uint32_t t) {
-    bool full = text && text->nll_by_token && t < text->n_scored;
-    if (kind == CURVE_FULL) return full ? (double)text->nll_by_token[t] : NAN;
-    if (!c || t >= c->n_scored) return NAN;
+static double token_figure(const kvf__cell *c, const kvf__unit *u, curve kind, uint32_t t) {
+    double full = u->full_nll_by_token && t < u->n_tokens ? (double)u->full_nll_by_token[t] : NAN;
+    if (kind == CURVE_FULL) return full;
+    if (!c || t >= c->n_tokens) return NAN;
     if (kind == CURVE_KL) return c->kl_by_token ? (double)c->kl_by_token[t] : NAN;
     double nll = c->nll_by_token ? (double)c->nll_by_token[t] : NAN;
-    return kind == CURVE_NLL ? nll : full ? nll - (double)text->nll_by_token[t] : NAN;
+    return kind == CURVE_NLL ? nll : nll - full;
 }
 
 static uint32_t longest(const kvf__records *r) {
     uint32_t n = 0;
     for (uint64_t i = 0; i < r->n_cells; i++)
-        if ((r->cells[i].nll_by_token || r->cells[i].kl_by_token) && r->cells[i].n_scored > n)
-            n = r->cells[i].n_scored;
+        if ((r->cells[i].nll_by_token || r->cells[i].kl_by_token) && r->cells[i].n_tokens > n) n = r->cells[i].n_tokens;
     return n;
 }
 
@@ -132,12 +130,10 @@ static json_t *curve_json(const kvf__records *r, const kvf__section *s, const kv
     uint32_t points = n < CURVE_POINTS ? n : CURVE_POINTS;
     memset(sums, 0, 2 * n * sizeof *sums); /* sums, then how many */
     for (uint32_t u = 0; u < g->n_units; u++) {
-        const kvf__cell *c =
-            policy == KVF__NO_NAME ? NULL : kvf__records_cell(r, s->table, policy, rho, g->units[u]);
-        const kvf__text_record *text = kvf__records_text(r, &r->units[g->units[u]]);
+        const kvf__cell *c = policy == KVF__NO_NAME ? NULL : kvf__records_cell(r, s->table, policy, rho, g->units[u]);
         if (policy != KVF__NO_NAME && (!c || c->why != KVF__NO_NAME)) continue;
         for (uint32_t t = 0; t < n; t++) {
-            double x = token_figure(c, text, kind, t);
+            double x = token_figure(c, &r->units[g->units[u]], kind, t);
             if (isnan(x)) continue;
             sums[t] += x;
             sums[n + t]++;
@@ -208,15 +204,15 @@ static json_t *budget_json(const kvf__records *r, const kvf__section *s, uint32_
     return out;
 }
 
-/* The mean over the texts of the sources that count; they are the same for all policies. */
-static json_t *variance_json(const kvf__records *r) {
+/* The mean over the section's units that tell of it; it is the same for all policies. */
+static json_t *variance_json(const kvf__records *r, const kvf__section *s) {
     double *sums = NULL;
     uint32_t n_layers = 0, n = 0;
-    for (uint32_t i = 0; i < r->n_texts; i++) {
-        const kvf__text_record *t = &r->texts[i];
-        if (!t->variance || (sums && t->n_layers != n_layers)) continue;
-        if (!sums) sums = calloc(n_layers = t->n_layers, sizeof *sums);
-        for (uint32_t l = 0; sums && l < n_layers; l++) sums[l] += t->variance[l];
+    for (uint32_t i = 0; i < s->groups[0].n_units; i++) {
+        const kvf__unit *u = &r->units[s->groups[0].units[i]];
+        if (!u->variance || (sums && u->n_layers != n_layers)) continue;
+        if (!sums) sums = calloc(n_layers = u->n_layers, sizeof *sums);
+        for (uint32_t l = 0; sums && l < n_layers; l++) sums[l] += (double)u->variance[l];
         n++;
     }
     json_t *out = sums ? json_array() : json_null();
@@ -245,8 +241,8 @@ static json_t *section_json(const kvf__records *r, const kvf__section *s, bool c
         json_array_append_new(policies, json_string(r->policies[s->policies[p]].shown));
     for (uint32_t i = 0; i < s->n_rhos; i++) {
         json_array_append_new(rhos, real(r->rhos[s->rhos[i]]));
-        json_array_append_new(base, s->base[i] == KVF__NO_NAME ? json_null()
-                                                               : json_string(r->policies[s->base[i]].shown));
+        json_array_append_new(base,
+                              s->base[i] == KVF__NO_NAME ? json_null() : json_string(r->policies[s->base[i]].shown));
     }
     for (uint32_t c = 0; c < s->n_contexts; c++) json_array_append_new(contexts, count(s->contexts[c]));
     for (uint32_t g = 0; g < s->n_groups; g++) json_array_append_new(groups, group_json(r, s, &s->groups[g]));
@@ -260,6 +256,7 @@ static json_t *section_json(const kvf__records *r, const kvf__section *s, bool c
     json_object_set_new(o, "contexts", contexts);
     json_object_set_new(o, "groups", groups);
     json_object_set_new(o, "budgets", budgets_json(r, s));
+    json_object_set_new(o, "variance", variance_json(r, s));
     bool whole = add_units(o, r, s) && (!curves || s->is_task || add_curves(o, r, s));
     if (whole) return o;
     json_decref(o);
@@ -299,7 +296,6 @@ json_t *kvf__scores_json(const kvf__scores *scores, bool curves) {
     json_object_set(o, "sources", r->sources);
     json_object_set(o, "runs", r->runs);
     json_object_set_new(o, "policies", policies_json(r));
-    json_object_set_new(o, "variance", variance_json(r));
     json_object_set_new(o, "sections", sections);
     return o;
 }

@@ -1,6 +1,6 @@
 /* Scores: sections, their groups of units, and the statistics of each group, policy and rho. */
 #define _POSIX_C_SOURCE 200809L
-#include "tools/scores.h"
+#include "tools/scores/scores.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -16,24 +16,15 @@ const char *kvf__figure_name(kvf__figure figure) {
 }
 
 double kvf__cell_figure(const kvf__records *r, const kvf__cell *c, kvf__figure figure) {
-    const kvf__text_record *text;
     if (!c || c->why != KVF__NO_NAME) return NAN;
     switch (figure) {
-    case KVF__FIGURE_KL:
-        return c->kl;
-    case KVF__FIGURE_NLL:
-        return c->nll;
-    case KVF__FIGURE_NLL_MORE:
-        text = isnan(c->nll) ? NULL : kvf__records_text(r, &r->units[c->unit]);
-        return text ? c->nll - text->nll : NAN;
-    case KVF__FIGURE_AGREE:
-        return c->agree;
-    case KVF__FIGURE_EXACT:
-        return c->exact;
-    case KVF__FIGURE_HITS:
-        return c->hits;
-    case KVF__N_FIGURES:
-        break;
+    case KVF__FIGURE_KL: return c->kl;
+    case KVF__FIGURE_NLL: return c->nll;
+    case KVF__FIGURE_NLL_MORE: return c->nll - r->units[c->unit].full_nll;
+    case KVF__FIGURE_AGREE: return c->agree;
+    case KVF__FIGURE_EXACT: return c->exact;
+    case KVF__FIGURE_HITS: return c->hits;
+    case KVF__N_FIGURES: break;
     }
     return NAN;
 }
@@ -119,6 +110,7 @@ static bool make_sections(kvf__scores *scores) {
     for (uint32_t i = 0; i < scores->n_sections; i++) {
         kvf__section *s = &scores->sections[i];
         qsort(s->rhos, s->n_rhos, sizeof *s->rhos, compare_numbers);
+        qsort(s->policies, s->n_policies, sizeof *s->policies, compare_numbers); /* as the records have them */
         if (s->is_task) s->figure = KVF__FIGURE_EXACT;
         if (s->figure == KVF__N_FIGURES) s->figure = KVF__FIGURE_KL; /* all cells are empty */
         s->base = malloc(s->n_rhos * sizeof *s->base);
@@ -250,8 +242,8 @@ static bool task_groups(const kvf__records *r, kvf__section *s, bool *has, const
 static bool make_groups(const kvf__records *r, kvf__section *s) {
     values v = {NULL, NULL, NULL, 0, 0, 0};
     bool *has = section_units(r, s);
-    bool whole = has && find_values(r, has, &v) &&
-                 (s->is_task ? task_groups(r, s, has, &v) : text_groups(r, s, has, &v));
+    bool whole =
+        has && find_values(r, has, &v) && (s->is_task ? task_groups(r, s, has, &v) : text_groups(r, s, has, &v));
     free(has);
     free(v.kinds);
     free(v.tasks);
@@ -406,9 +398,10 @@ static void score_cells(const kvf__records *r, const kvf__section *s, const kvf_
 
 /* What is held against: the published policies, by the label of the policy or of one of its presets. */
 static bool is_baseline(const char *label) {
-    return kvf__listed("streaming,h2o,roco,snapkv,pyramidkv,cam,sirllm,uniform,evict,reciprocal,exp_decay,d2o,d2o:paper,"
-                       "d2o:serving,d2o:authors",
-                       label);
+    return kvf__listed(
+        "streaming,h2o,roco,snapkv,pyramidkv,cam,sirllm,uniform,evict,reciprocal,exp_decay,d2o,d2o:paper,"
+        "d2o:serving,d2o:authors",
+        label);
 }
 
 /* The best of those that have figures at as many units as any; scores of the group "all" are there. */
@@ -439,11 +432,16 @@ static void choose_baselines(const kvf__scores *scores, kvf__section *s) {
         }
         if (!strcmp(scores->baseline, "best")) s->base[rho] = best_baseline(r, s, rho);
     }
-    if (s->table == KVF__NO_NAME) return;
-    /* an ablation changes d2o, and is held against it */
-    for (uint32_t rho = 0; rho < s->n_rhos; rho++)
-        for (uint32_t p = 0; p < s->n_policies; p++)
-            if (!strcmp(kvf__records_name(r, r->policies[s->policies[p]].label), "d2o")) s->base[rho] = s->policies[p];
+}
+
+/* An ablation changes d2o, and is held against the variant that is d2o as it is; else against its first one. */
+static void choose_ablated(const kvf__records *r, kvf__section *s) {
+    uint32_t options = KVF__NO_NAME, base = s->policies[0];
+    for (uint32_t p = 0; p < r->n_policies; p++)
+        if (!strcmp(kvf__records_name(r, r->policies[p].label), "d2o")) options = r->policies[p].options;
+    for (uint32_t p = s->n_policies; p-- > 0;)
+        if (options != KVF__NO_NAME && r->policies[s->policies[p]].options == options) base = s->policies[p];
+    for (uint32_t rho = 0; rho < s->n_rhos; rho++) s->base[rho] = base;
 }
 
 /* ---- All of it -------------------------------------------------------------------------------------------------- */
@@ -470,7 +468,8 @@ static bool compare_group(const kvf__scores *scores, const kvf__section *s, kvf_
 static bool score_section(const kvf__scores *scores, kvf__section *s) {
     bool whole = make_groups(scores->records, s);
     for (uint32_t i = 0; whole && i < s->n_groups; i++) whole = score_group(scores, s, &s->groups[i]);
-    if (whole) choose_baselines(scores, s);
+    if (whole && s->table == KVF__NO_NAME) choose_baselines(scores, s);
+    if (whole && s->table != KVF__NO_NAME) choose_ablated(scores->records, s);
     for (uint32_t i = 0; whole && i < s->n_groups; i++) whole = compare_group(scores, s, &s->groups[i]);
     return whole;
 }

@@ -1,12 +1,12 @@
 /* Tables of texts. */
 #define _POSIX_C_SOURCE 200809L
-#include "tools/grid.h"
+#include "tools/scores/grid.h"
 
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/records.h"
+#include "tools/scores/records.h"
 
 void kvf__grid_begin(kvf__grid *g, uint32_t n_columns) { *g = (kvf__grid){.n_columns = n_columns}; }
 

@@ -1,6 +1,6 @@
-/* tools/grid.h: a table of texts, printed in columns or as Markdown. The first row is its head. */
-#ifndef KVF_TOOLS_GRID_H
-#define KVF_TOOLS_GRID_H
+/* tools/scores/grid.h: a table of texts, printed in columns or as Markdown. The first row is its head. */
+#ifndef KVF_TOOLS_SCORES_GRID_H
+#define KVF_TOOLS_SCORES_GRID_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
 /* The bootstrap: units are drawn with replacement, as many as there are, and each statistic is computed again. */
 #define _POSIX_C_SOURCE 200809L
-#include "tools/stats.h"
+#include "tools/scores/stats.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,15 +1,15 @@
-/* tools/scores.h: what the records of kvfold eval say: means and comparisons with their intervals, group by group.
+/* tools/scores/scores.h: what the records of kvfold eval say: means and comparisons with their intervals, group by group.
  *
  * Invariants
  *   - Policies are compared over the units at which both have figures; a mean is over all units at which there are some.
  *   - Units of a task count where the full cache answers at least KVF__FULL_LEAST of its task, context and placement;
  *     a group of those that do not says so and is in no other group.
  */
-#ifndef KVF_TOOLS_SCORES_H
-#define KVF_TOOLS_SCORES_H
+#ifndef KVF_TOOLS_SCORES_SCORES_H
+#define KVF_TOOLS_SCORES_SCORES_H
 
-#include "tools/records.h"
-#include "tools/stats.h"
+#include "tools/scores/records.h"
+#include "tools/scores/stats.h"
 
 #define KVF__FULL_LEAST 0.6
 #define KVF__HELD_MOST 1.01 /* of the target: a cell over it breaks the rule of equal memory */
@@ -43,8 +43,8 @@ typedef struct kvf__group { /* units that a score is over */
     uint32_t kind, task, placement; /* names; KVF__NO_NAME: all */
     uint32_t *units;
     uint32_t n_units;
-    double full;  /* share that the full cache answers; NAN: no task */
-    bool counts;  /* by "cell": full is at least KVF__FULL_LEAST */
+    double full;        /* share that the full cache answers; NAN: no task */
+    bool counts;        /* by "cell": full is at least KVF__FULL_LEAST */
     kvf__score *scores; /* (policy, rho): of the section */
 } kvf__group;
 
@@ -82,9 +82,9 @@ const char *kvf__figure_name(kvf__figure figure); /* "kl", "nll", "nll_more", ..
 
 /* ---- Writers ------------------------------------------------------------------------------------------------ */
 
-bool kvf__scores_text(const kvf__scores *scores);                        /* for people, on standard output */
-bool kvf__scores_markdown(const kvf__scores *scores, const char *path);  /* false after a message, as below */
-bool kvf__scores_page(const kvf__scores *scores, const char *path);      /* one HTML page that needs nothing else */
-json_t *kvf__scores_json(const kvf__scores *scores, bool curves);        /* NULL when out of memory */
+bool kvf__scores_text(const kvf__scores *scores);                       /* for people, on standard output */
+bool kvf__scores_markdown(const kvf__scores *scores, const char *path); /* false after a message, as below */
+bool kvf__scores_page(const kvf__scores *scores, const char *path);     /* one HTML page that needs nothing else */
+json_t *kvf__scores_json(const kvf__scores *scores, bool curves);       /* NULL when out of memory */
 
 #endif
