@@ -18,9 +18,11 @@ enum {
     KVF__EXIT_SIGNAL = 128     /* plus the signal's number */
 };
 
+enum { KVF__WORDS_MAX = 256 }; /* arguments that are no options, of any command */
+
 /* The options of all commands: each uses the part its tables name. */
 typedef struct kvf__cli {
-    const char *words[2];
+    const char *words[KVF__WORDS_MAX];
     uint32_t n_words;
     const char *model, *input, *prompt, *output, *system, *chat_template, *compare, *compare_output, *stats;
     const char *policy, *preset, *kv_dtype, *ids, *text, *file, *decode;
@@ -37,6 +39,7 @@ typedef struct kvf__cli {
     const char *densities, *arrivals;              /* kvfold profile, as are those below */
     uint32_t n_blocks, n_layers, n_kv_heads, n_q_heads, head_dim, limit, generate, prefix_groups, shared_tokens;
     double rate, burst, prompt_mean, prompt_sigma, output_mean, output_sigma, grouped, speed, step_ms, token_us;
+    const char *html, *markdown, *baseline, *only, *except, *resample; /* kvfold eval report */
 } kvf__cli;
 
 /* options.c: the commands, ended by one without a name, and the defaults. */
@@ -50,6 +53,7 @@ int kvf__tokenize_command(const void *cli);
 int kvf__info_command(const void *cli);
 int kvf__eval_command(const void *cli);
 int kvf__profile_command(const void *cli);
+int kvf__eval_report(const kvf__cli *cli); /* of eval, when its first word is `report` */
 
 /* ---- setup.c ---------------------------------------------------------------------------------------- */
 

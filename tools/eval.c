@@ -192,6 +192,8 @@ static bool check_usage(const kvf__cli *cli, kvf__policy_name *name, kvf_policy_
     kvf_error err = {""};
     if (strcmp(cli->words[0], "nll")) {
         kvf__say("eval %s: there is one measure: kvfold eval nll", kvf__shown(cli->words[0]).text);
+    } else if (cli->n_words > 1) {
+        kvf__say("%s: one argument too many for kvfold eval nll", kvf__shown(cli->words[1]).text);
     } else if (!cli->ids == !cli->text) {
         kvf__say("eval nll: give one of --ids FILE and --text FILE");
     } else if (!cli->n_prompt) {
@@ -234,6 +236,7 @@ int kvf__eval_command(const void *options) {
     const kvf__cli *cli = options;
     kvf__policy_name name;
     kvf_policy_options policy;
+    if (!strcmp(cli->words[0], "report")) return kvf__eval_report(cli);
     if (!check_usage(cli, &name, &policy)) return KVF__EXIT_USAGE;
     kvf_model *model = kvf__setup_model(cli, false, NULL);
     if (!model) return KVF__EXIT_USAGE;

@@ -267,6 +267,25 @@ static const kvf__arg eval_args[] = {
 };
 static const kvf__arg_group eval_group = {"What is scored", eval_args, N(eval_args), NULL};
 
+static const kvf__arg eval_report_args[] = {
+    {"html", "FILE", "one page with the plots: score by ratio, NLL by position, needle maps, layers, texts", NULL,
+     KVF__ARG_TEXT, AT(html), 0, 0, NULL},
+    {"markdown", "FILE", "tables for a document: over all, and by context", NULL, KVF__ARG_TEXT, AT(markdown), 0, 0,
+     NULL},
+    {"baseline", "NAME",
+     "what every policy is held against: a policy of the records, or best: the best of the published "
+     "ones at each rho",
+     "h2o; best where there is none", KVF__ARG_TEXT, AT(baseline), 0, 0, NULL},
+    {"only", "SOURCES", "of these sources alone; names with commas between them", NULL, KVF__ARG_TEXT, AT(only), 0, 0,
+     NULL},
+    {"except", "SOURCES", "without these, such as those that a policy was tuned on", NULL, KVF__ARG_TEXT, AT(except), 0,
+     0, NULL},
+    {"resample", "WHAT", "what the bootstrap draws: pairs (each place or sample by itself), or whole sources", "pairs",
+     KVF__ARG_CHOICE, AT(resample), 0, 0, "pairs|sources"},
+};
+static const kvf__arg_group eval_report_group = {"kvfold eval report (--json too: one object in place of the table)",
+                                                 eval_report_args, N(eval_report_args), NULL};
+
 /* ---- Commands ----------------------------------------------------------------------------------- */
 
 static const kvf__arg_group *const run_groups[] = {&run_group,    &batch_group,     &model_group,
@@ -276,7 +295,8 @@ static const kvf__arg_group *const tokenize_groups[] = {&tokenize_group, NULL};
 static const kvf__arg_group *const info_groups[] = {&info_group, NULL};
 static const kvf__arg_group *const profile_groups[] = {&replay_group, &make_group,      &pool_group,
                                                        &policy_group, &occupancy_group, NULL};
-static const kvf__arg_group *const eval_groups[] = {&eval_group, &model_group, &policy_group, &memory_group, NULL};
+static const kvf__arg_group *const eval_groups[] = {&eval_group,   &eval_report_group, &model_group,
+                                                    &policy_group, &memory_group,      NULL};
 
 static const char run_notes[] =
     "Input lines:\n"
@@ -337,9 +357,11 @@ const kvf__command kvf__commands[] = {
     {"info", "Show what a model file holds, and what its KV cache takes.", "  kvfold info [MODEL] [--json]", NULL,
      info_groups, 0, 1, "MODEL", kvf__info_command},
     {"eval", "Measure how well a text is predicted through the compressed cache.",
-     "  kvfold eval nll (--ids FILE | --text FILE) --prompt N [options]",
-     "  nll: the negative log-likelihood, in nats, of every token after the prompt, each step fed with the true token.",
-     eval_groups, 1, 1, "nll", kvf__eval_command},
+     "  kvfold eval nll (--ids FILE | --text FILE) --prompt N [options]\n"
+     "  kvfold eval report FILE... [--html FILE] [--markdown FILE] [--json] [options]",
+     "  nll: the negative log-likelihood, in nats, of every token after the prompt, each step fed with the true token.\n"
+     "  report: what files of records say: means with intervals, and every policy against a baseline.",
+     eval_groups, 1, KVF__WORDS_MAX, "nll", kvf__eval_command},
     {"profile", "Replay a trace of requests against a pool, without a model.",
      "  kvfold profile TRACE [options]\n  kvfold profile --generate N [options]",
      "  TRACE: kvfold's own form (docs/trace.md), as kvfold run --record writes it, a table of the Azure LLM inference\n"
@@ -367,6 +389,7 @@ kvf__cli kvf__cli_default(void) {
     cli.prefix_cache = "on";
     cli.preempt = "auto";
     cli.arrivals = "poisson";
+    cli.resample = "pairs";
     cli.n_kv_heads = 3;
     cli.head_dim = 64;
     cli.shared_tokens = 256;
