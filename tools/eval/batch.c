@@ -141,6 +141,7 @@ static bool list_samples(pass *p) {
         ok = kvf__eval_probe(i, &options) && add_sample(p, &options, NULL, i ? b->variance : b->density_head_minmax);
     for (uint32_t i = 0; ok && i < b->n_cells; i++) {
         kvf__eval_cell *c = &b->cells[i];
+        if (c->empty[0]) continue;
         if (!p->late) c->rho_used = c->rho;
         if (!p->late || (c->rho_used < c->rho && c->rho_used > 0)) ok = add_sample(p, &c->policy->options, c, NULL);
     }

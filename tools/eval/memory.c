@@ -3,7 +3,7 @@
 
 #include "tools/eval/eval.h"
 
-enum { HALVINGS = 40 };
+enum { STEPS = 256, HALVINGS = 30 };
 
 static const double slack = 1.01; /* of the target: what counts as equal */
 
@@ -45,12 +45,20 @@ static double would_hold(const kvf__eval_shape *s, kvf_policy_state *state, uint
     return kvf__eval_held(s, sizes);
 }
 
+/* Not everything falls with rho: below some full layers leave nothing for the others, and minima lift the total. So steps
+ * downward, to the first that fits, and from there up as far as it goes. */
 double kvf__eval_lower(const kvf__eval_shape *s, kvf_policy_state *state, uint32_t seq, double rho, double target) {
     kvf_layer_size sizes[1024];
     if (s->n_layers > sizeof sizes / sizeof sizes[0]) return 0;
-    double low = 1.0 / s->n_prompt, high = rho;
-    if (would_hold(s, state, seq, low, sizes) > target) return 0;
-    for (int i = 0; i < HALVINGS; i++) {
+    double low = 0, high = rho;
+    for (int i = STEPS - 1; i > 0 && low == 0; i--) {
+        double at = rho * i / STEPS;
+        if (would_hold(s, state, seq, at, sizes) <= target)
+            low = at;
+        else
+            high = at;
+    }
+    for (int i = 0; i < HALVINGS && low > 0; i++) {
         double middle = (low + high) / 2;
         if (would_hold(s, state, seq, middle, sizes) <= target)
             low = middle;

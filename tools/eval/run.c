@@ -68,8 +68,8 @@ static bool nth_cell(const plan *p, const kvf__eval_item *item, uint32_t *policy
     return true;
 }
 
-/* Blocks a cell may need at its worst. */
-static bool need_of(const plan *p, const kvf__eval_item *item, const kvf__eval_cell *cell, uint64_t *blocks) {
+/* Blocks a cell may need at its worst. One that its policy cannot be run for says why, and needs none. */
+static uint64_t need_of(const plan *p, const kvf__eval_item *item, kvf__eval_cell *cell) {
     kvf_policy_options options = cell->policy->options;
     kvf_policy_need need;
     kvf_error err = {""};
@@ -77,12 +77,11 @@ static bool need_of(const plan *p, const kvf__eval_item *item, const kvf__eval_c
     kvf_status st = kvf_policy_project(&options, p->info->n_layers, p->n_groups, p->cli->block_size, item->n_prompt,
                                        item->n_forced, &need, &err);
     if (st) {
-        kvf__say("%s at rho %g: %s", cell->policy->label, cell->rho, err.text[0] ? err.text : kvf_status_text(st));
-        return false;
+        snprintf(cell->empty, sizeof cell->empty, "%s", err.text[0] ? err.text : kvf_status_text(st));
+        return 0;
     }
     /* Slots may stand in blocks that a compaction has not freed yet. */
-    *blocks = need.steady_blocks + (uint64_t)p->info->n_layers * p->n_groups;
-    return true;
+    return need.steady_blocks + (uint64_t)p->info->n_layers * p->n_groups;
 }
 
 static uint64_t full_blocks(const plan *p, const kvf__eval_item *item) {
@@ -92,26 +91,26 @@ static uint64_t full_blocks(const plan *p, const kvf__eval_item *item) {
 
 static bool each_batch_of(plan *p, const kvf__eval_item *item, batch_fn call) {
     uint32_t policy = 0, rho = 0, seed = 0;
-    bool more = true, first = true, ok = true;
     kvf__eval_cell next;
-    more = nth_cell(p, item, &policy, &rho, &seed, &next);
+    bool more = nth_cell(p, item, &policy, &rho, &seed, &next), first = true, ok = true;
     while (ok && more) {
         kvf__eval_batch b = {.item = item, .first = first, .n_layers = p->info->n_layers};
         b.want_kl = p->measure == KVF__MEASURE_DIVERGENCE || p->measure == KVF__MEASURE_ABLATION ||
                     p->measure == KVF__MEASURE_MULTITURN;
         b.cells = calloc(p->cli->batch, sizeof *b.cells);
-        /* Twice the full cache: it, and the prompt while it is shared. */
-        uint64_t blocks = 2 * full_blocks(p, item), need = 0;
-        ok = b.cells != NULL;
-        if (!ok) kvf__say("eval: out of memory");
-        while (ok && more && b.n_cells < p->cli->batch) {
-            ok = need_of(p, item, &next, &need);
-            if (!ok || (b.n_cells && blocks + need > p->limit_blocks)) break;
+        if (!b.cells) {
+            kvf__say("eval: out of memory");
+            return false;
+        }
+        uint64_t blocks = 2 * full_blocks(p, item); /* the full cache, and the prompt while it is shared */
+        while (more && b.n_cells < p->cli->batch) {
+            uint64_t need = need_of(p, item, &next);
+            if (b.n_cells && blocks + need > p->limit_blocks) break;
             blocks += need;
             b.cells[b.n_cells++] = next;
             more = nth_cell(p, item, &policy, &rho, &seed, &next);
         }
-        ok = ok && call(p, &b, blocks);
+        ok = call(p, &b, blocks);
         kvf__eval_batch_free(&b);
         first = false;
     }
