@@ -121,8 +121,11 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
     return check_samples(e, g, err);
 }
 
-static kvf_status check_policy(const kvf_engine *e, const kvf_policy_options *o, kvf_error *err) {
-    kvf_status st = kvf_policy_options_check(o, e->info->n_layers, e->pages.block_size, err);
+static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_error *err) {
+    const kvf_model_info *info = e->info;
+    kvf_status st = kvf_policy_options_check(o, info->n_layers, e->pages.block_size, err);
+    uint64_t token_bytes = 2 * (uint64_t)info->n_kv_heads * info->head_dim * kvf_dtype_bytes(e->pages.dtype);
+    if (!st) st = kvf_policy_options_resolve(o, info->n_layers, token_bytes, err);
     if (st) return st;
     if (kvf_policy_n_arrays(o) > e->scores.n_arrays)
         return kvf__fail(err, KVF_E_INVALID,
@@ -141,18 +144,20 @@ static kvf_status check_policy(const kvf_engine *e, const kvf_policy_options *o,
     return KVF_OK;
 }
 
+/* A caller's policy, NULL: full; checked, with a budget in bytes made tokens. */
+kvf_status kvf__engine_read_policy(const kvf_engine *e, const kvf_policy_options *given, kvf_policy_options *out,
+                                   kvf_error *err) {
+    kvf_status st = given ? kvf_policy_options_read(out, given, err) : kvf_policy_options_init(out, "full", NULL, err);
+    return st ? st : check_policy(e, out, err);
+}
+
 /* The policy of sample i, checked. */
 static kvf_status policy_of(const kvf_engine *e, const kvf_generate *g, uint32_t i, kvf_policy_options *policy,
                             kvf_error *err) {
     const kvf_policy_options *given = g->policy;
-    kvf_status st;
     if (g->sample_policies) /* its size is the caller's */
         given = (const void *)((const char *)g->sample_policies + i * g->sample_policies->struct_size);
-    if (given)
-        st = kvf__config_read(policy, sizeof *policy, given, "kvf_policy_options", err);
-    else
-        st = kvf_policy_options_init(policy, "full", NULL, err);
-    if (!st) st = check_policy(e, policy, err);
+    kvf_status st = kvf__engine_read_policy(e, given, policy, err);
     if (!st || !g->sample_policies || !err) return st;
     kvf_error why = *err;
     return kvf__fail(err, st, "sample_policies[%u]: %s", i, why.text);

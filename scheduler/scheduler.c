@@ -157,8 +157,7 @@ static kvf_status check_request(kvf_sched *s, const kvf_sched_request *given) {
 static kvf_status size_sample(kvf_sched *s, const kvf_policy_options *options, kvf__req *candidate) {
     if (!options)
         return kvf__fail(&s->error, KVF_E_INVALID, "options: is NULL: fill them with kvf_policy_options_init");
-    kvf_status status =
-        kvf__config_read(&candidate->options, sizeof candidate->options, options, "kvf_policy_options", &s->error);
+    kvf_status status = kvf_policy_options_read(&candidate->options, options, &s->error);
     candidate->options.struct_size = sizeof candidate->options;
     return status == KVF_OK ? kvf__sched_size_request(s, candidate) : status;
 }
@@ -372,8 +371,9 @@ static kvf_status change_candidate(kvf_sched *s, const kvf__req *r, double rho, 
     if (r->varied && (r->n_held || r->state == KVF__REQ_HELD))
         return kvf__fail(&s->error, KVF_E_STATE, "request %llu: its samples have options of their own",
                          (unsigned long long)r->name);
-    if (r->options.ops == kvf_policy_find("full"))
-        return kvf__fail(&s->error, KVF_E_INVALID, "policy full: has no budget to change, it keeps every token");
+    if (kvf_policy_ops_resolve(r->options.ops).flags & KVF_POLICY_KEEPS_ALL)
+        return kvf__fail(&s->error, KVF_E_INVALID, "policy %s: has no budget to change, it keeps every token",
+                         r->options.ops->name);
     to->options.rho = rho;
     to->options.budget_tokens = budget_tokens;
     if (r->seq && kvf_policy_needs(&r->options)) to->options.budget_may_change = 1; /* it goes on observing */
