@@ -144,6 +144,13 @@ static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_e
     return KVF_OK;
 }
 
+/* A caller's policy, NULL: full; checked, with a budget in bytes made tokens. */
+kvf_status kvf__engine_read_policy(const kvf_engine *e, const kvf_policy_options *given, kvf_policy_options *out,
+                                   kvf_error *err) {
+    kvf_status st = given ? kvf_policy_options_read(out, given, err) : kvf_policy_options_init(out, "full", NULL, err);
+    return st ? st : check_policy(e, out, err);
+}
+
 /* The policy of sample i, checked. */
 static kvf_status policy_of(const kvf_engine *e, const kvf_generate *g, uint32_t i, kvf_policy_options *policy,
                             kvf_error *err) {
@@ -251,13 +258,6 @@ static kvf_status submit(kvf_engine *e, const kvf_generate *g, const kvf_policy_
         if ((st = kvf__engine_set_prefix(e, member))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     }
     return KVF_OK;
-}
-
-/* A caller's policy, NULL: full; checked, with a budget in bytes made tokens. */
-kvf_status kvf__engine_read_policy(const kvf_engine *e, const kvf_policy_options *given, kvf_policy_options *out,
-                                   kvf_error *err) {
-    kvf_status st = given ? kvf_policy_options_read(out, given, err) : kvf_policy_options_init(out, "full", NULL, err);
-    return st ? st : check_policy(e, out, err);
 }
 
 kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_request *out, kvf_error *err) {
