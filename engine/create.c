@@ -211,7 +211,8 @@ static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
         !kvf__mul(n, info->n_vocab, &logit_floats) || !kvf__mul(variance, e->config.max_prefill_tokens, &sum_floats))
         return kvf__fail(err, KVF_E_OVERFLOW, "engine: the buffers' sizes wrap; lower max_running or max_context");
 #define TAKE(field, count) ((e->field = take(e, (count), sizeof *e->field, 0)) != NULL)
-    bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) &&
+    bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && (e->aside.rows = take(e, n, sizeof *e->rows, 1)) &&
+              TAKE(aside.seqs, n) && TAKE(aside.prompt_sums, n) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) &&
               TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) && TAKE(sampled, n + 1) && TAKE(draws, n) &&
               TAKE(variance, variance) && TAKE(row_wanted, n) && TAKE(row_gqa, n) && TAKE(prompt_sums, n) &&
               TAKE(added_sums, n) && TAKE(sums, sum_floats) && TAKE(row, row_floats) && TAKE(logits, logit_floats) &&
@@ -338,6 +339,16 @@ kvf_status kvf_engine_positions(kvf_engine *e, kvf_request request, uint32_t lay
 const kvf_manager *kvf_engine_manager(const kvf_engine *e, const kvf_policy_state **policies) {
     if (policies) *policies = e->policies;
     return e->manager;
+}
+
+uint32_t kvf_engine_sample_seq_index(const kvf_engine *e, kvf_request request, uint32_t sample) {
+    uint32_t index;
+    for (const kvf__live *r = e->first; r; r = r->next) {
+        if ((r->group ? r->group->id : r->id) != request || r->index != sample || (r->group && r->group->beams))
+            continue;
+        return r->seq && !kvf_seq_index(e->manager, r->seq, &index) ? index : UINT32_MAX;
+    }
+    return UINT32_MAX;
 }
 
 uint32_t kvf_engine_seq_index(const kvf_engine *e, kvf_request request) {

@@ -9,6 +9,9 @@
  *   group    the samples or beams of one request: live ones (members), those that have ended and wait to be ranked (done),
  *            and room for more (spare). A plain request has none
  *   draw     a sample to take from a row of logits: several live ones draw from the row in which their prompt ended
+ *   varied   of a group: its samples have policies of their own, and are forked off before the prompt's events
+ *   aside    the rows that stand back while others have their events: those of the step while the samples of a prompt do,
+ *            else those of the last such samples
  *   twin     a beam that was just forked off at the prompt's end and knows nothing that the first one does not
  *
  * Invariant: a request has seq != 0 exactly while it was in the last planned step and was neither preempted nor ended.
@@ -60,11 +63,14 @@ typedef struct kvf__live {
     char *text;  /* bytes of the generated tokens */
     size_t text_bytes, text_capacity;
     uint32_t n_preempted;
-    uint64_t blocks_needed; /* of its exact sizes, once they found no room */
+    uint64_t block_steps, reserved_block_steps; /* see kvf_result */
+    uint32_t n_block_steps, n_counted;          /* n_counted: known tokens whose steps are in these sums */
+    uint64_t blocks_needed;                     /* of its exact sizes, once they found no room */
     double submitted, first_token;
     void *user;
     void (*on_token)(void *user, kvf_request request, uint32_t token, double logprob);
     void (*on_sample_token)(void *user, uint32_t index, kvf_request request, uint32_t token, double logprob);
+    void (*on_logits)(void *user, uint32_t index, kvf_request request, uint32_t step, const float *logits);
     void (*on_finish)(void *user, const kvf_result *result);
 } kvf__live;
 
@@ -83,7 +89,7 @@ struct kvf__group {
     kvf_request id; /* what the caller knows: the first sample's */
     uint32_t n;     /* answers */
     uint32_t width; /* samples or beams */
-    bool ranked, beams, abort;
+    bool ranked, beams, varied, abort;
     bool begun;      /* beams: they differ */
     bool stuck;      /* beams: the scheduler ended one */
     uint32_t n_left; /* members that live */
@@ -110,7 +116,15 @@ typedef struct kvf__buffer { /* one allocation of the engine */
     size_t bytes;
 } kvf__buffer;
 
-enum { KVF__ENGINE_BUFFERS = 40 };
+/* What events run on. */
+typedef struct kvf__rows {
+    kvf__live **rows; /* request of each row of the view; NULL: it was preempted */
+    kvf_seq *seqs;
+    float **prompt_sums;
+    kvf_view view;
+} kvf__rows;
+
+enum { KVF__ENGINE_BUFFERS = 44 };
 
 struct kvf_engine {
     kvf_engine_config config;
@@ -167,6 +181,7 @@ struct kvf_engine {
     kvf_layer_size *lone_sizes;
     double *lone_density;
     kvf_view view;            /* of the step */
+    kvf__rows aside;          /* see the glossary */
     kvf_error *observe_error; /* of the step, for what fails within the forward pass; or NULL */
 
     kvf_engine_stats stats;
@@ -179,7 +194,7 @@ struct kvf_engine {
 kvf_status kvf__engine_read_policy(const kvf_engine *e, const kvf_policy_options *given, kvf_policy_options *out,
                                    kvf_error *err);
 kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err);
-kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err);
+kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row_begin, uint32_t row_end, kvf_error *err);
 kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error *err);
 kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass);
 

@@ -101,6 +101,8 @@ uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r) {
     return KVF__MAX(blocks, r->n_blocks);
 }
 
+uint64_t kvf__sched_prompt_blocks(const kvf_sched *s, const kvf__req *r) { return blocks_for(s, r->n_prompt); }
+
 /* Blocks spread evenly, the rest over the first tables. Which table will need them is not known yet; what is promised
  * counts in the pool as a whole. */
 static void want_blocks(kvf_sched *s, uint64_t n_blocks) {
@@ -150,7 +152,7 @@ kvf_status kvf__sched_take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks)
         reserve.growth = 1;
     } else if (kvf__sched_shared_blocks(s, r)) {
         reserve.growth = 1;
-        blocks = KVF__MIN(blocks_for(s, r->n_prefill) + r->n_steady, found + r->n_blocks);
+        if (!r->varied || !r->n_held) blocks = KVF__MIN(blocks_for(s, r->n_prefill) + r->n_steady, found + r->n_blocks);
     }
     want_blocks(s, blocks);
     return kvf__sched_attach(s, r, &reserve);
@@ -267,7 +269,7 @@ undo:
 
 /* All or nothing: the request stays as it is unless everything was there. */
 kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
-    if (r->needs_sums && !kvf__sched_take_extent(s, r)) return KVF__ADMIT_LATER;
+    if (kvf__group_needs_sums(s, r) && !kvf__sched_take_extent(s, r)) return KVF__ADMIT_LATER;
     kvf__admission result = open_sequence(s, r);
     if (result == KVF__ADMIT_NO_BLOCKS && r->match.n_tokens && s->running.n == 0) {
         kvf__sched_forget_match(r); /* nobody else will make room: what was found has to */

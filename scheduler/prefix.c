@@ -21,8 +21,8 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     if (!caches(s, r) || r->prefix.no_hits) return;
     kvf_prefix_key key = key_of(r, r->n_prefill);
     kvf_prefix_options options = kvf_prefix_options_default();
-    options.need_snapshot = r->needs_sums;
-    options.partial = !r->needs_sums;
+    options.need_snapshot = kvf__group_needs_sums(s, r);
+    options.partial = !options.need_snapshot;
     if (r->not_whole && r->n_prefill > 2) options.max_tokens = r->n_prefill - 2;
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
     if (status == KVF_OK && r->match.n_snapshot_tokens > r->match.n_tokens && r->match.n_tokens % s->block_size == 0) {
@@ -71,7 +71,7 @@ uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t be
 }
 
 /* What an item has to do with the cache. */
-void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *item) {
+void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item) {
     if (item->kind != KVF_STEP_PREFILL || !caches(s, r)) return;
     uint32_t end = item->token_begin + item->n_tokens;
     bool first = r->match.n_tokens && item->token_begin == r->match.n_tokens;
@@ -79,7 +79,7 @@ void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *
         item->match = &r->match;
         item->logits_only = r->match.n_snapshot_tokens > r->match.n_tokens;
     }
-    if (!r->needs_sums || item->logits_only) return;
+    if (!kvf__group_needs_sums(s, r) || item->logits_only) return;
     item->take_snapshot = end == r->prefix.prefix_end || end == r->n_prefill || end % s->config.chunk == 0;
     if (end == r->prefix.prefix_end)
         item->snapshot_flags = KVF_SNAPSHOT_KEEP_LONG;
@@ -93,9 +93,8 @@ void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill) {
     if (!caches(s, r)) return;
     if (!prefill && (r->evicts || r->prefix.prompt_only || r->n_computed % s->block_size)) return;
     kvf_prefix_key key = key_of(r, r->n_computed);
-    kvf_prefix_store_options options = {.struct_size = sizeof options,
-                                        .flags =
-                                            r->needs_sums && r->n_computed == r->n_prefill ? KVF_PREFIX_PARTIAL : 0};
+    bool partial = r->n_computed == r->n_prefill && kvf__group_needs_sums(s, r);
+    kvf_prefix_store_options options = {.struct_size = sizeof options, .flags = partial ? KVF_PREFIX_PARTIAL : 0};
     kvf_status status = kvf_prefix_store(s->config.manager, r->seq, &key, r->n_computed, &options, NULL);
     (void)status;
 }

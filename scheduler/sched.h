@@ -53,6 +53,7 @@ typedef struct kvf__req {
     bool forks;      /* the caller forks and finishes it as beam search does */
     bool untold;     /* a fork that found no room: its next token can be told while it waits */
     bool forked;     /* its tables may share blocks: what it is owed changes with what others give up */
+    bool varied; /* its group's options differ: forked off before the prompt's events, each with a state of its own */
     kvf_request arrival;
     uint32_t child_blocks; /* what admission counts for each further sample */
     uint32_t n_held, held; /* a leader's: how many, and the first one's slot */
@@ -131,7 +132,7 @@ uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r);
 kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r,
                              const kvf_reserve *reserve); /* the new sequence takes its match */
 uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t begin);
-void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *item);
+void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item);
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill);
 
 /* swap.c: preemption to the host */
@@ -158,6 +159,7 @@ kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r);
 kvf_status kvf__sched_reserve_blocks(kvf_sched *s, const kvf__req *r, kvf_seq seq,
                                      uint64_t n_blocks);                     /* spread evenly */
 uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r); /* of one request by itself */
+uint64_t kvf__sched_prompt_blocks(const kvf_sched *s, const kvf__req *r);    /* of its prompt, nothing evicted */
 void kvf__sched_release(kvf_sched *s, kvf__req *r); /* running: gives up all it holds, leaves the list */
 void kvf__sched_give_sequence(kvf_sched *s, kvf__req *r);
 void kvf__sched_requeue(kvf_sched *s, kvf__req *r);                    /* running: preempted, not reported */
@@ -166,6 +168,12 @@ void kvf__sched_drop(kvf_sched *s, kvf__req *r);                       /* in any
 
 /* group.c: samples of one prompt, forks */
 uint32_t kvf__group_fit(const kvf_sched *s, const kvf__req *r, uint32_t n, uint64_t *needed); /* the largest, <= n */
+/* Samples with options of their own: the blocks of a leader, and whether a further one can be held with it. *needed: the
+ * blocks of those there are. */
+uint64_t kvf__group_varied_blocks(const kvf_sched *s, const kvf__req *leader);
+bool kvf__group_takes(const kvf_sched *s, const kvf__req *leader, const kvf__req *r, uint64_t *needed);
+bool kvf__group_needs_sums(kvf_sched *s, const kvf__req *leader);  /* it, or one that is held for it */
+kvf_status kvf__group_fork_varied(kvf_sched *s, kvf__req *leader); /* all or none */
 void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r); /* r is in no list, and follows those held already */
 kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader);       /* the first one, in no list */
 kvf_status kvf__group_check(kvf_sched *s, const kvf__req *r, uint32_t n); /* whether n of it can be held together */
