@@ -98,6 +98,8 @@ static uint32_t order(const kvf__fold *f, uint32_t m) {
     return n;
 }
 
+_Static_assert(KVF__MAX_CAM_TOKENS < KVF__CHUNK, "the ring takes the rows of a chunk");
+
 /* Evicted values that still reach what comes next, each with what came before it: a ring of m + 1 rows, [begin, end). */
 typedef struct ring {
     float *rows;    /* (m + 1, d) */

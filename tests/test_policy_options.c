@@ -194,8 +194,8 @@ static void differences(char *out, size_t capacity, const char *name) {
     size_t used = 0, n_seen = 0;
     struct {
         const char *label, *policy, *preset;
-    } all[32] = {{"serving", "d2o", "serving"}, {"authors", "d2o", "authors"}};
-    uint32_t n = 2;
+    } all[32] = {{"serving", "d2o", "serving"}, {"authors", "d2o", "authors"}, {"cam:h2o", "cam", "h2o"}};
+    uint32_t n = 3;
     for (uint32_t i = 0; (policy = kvf_policy_name(i)); i++)
         if (strcmp(policy, "full") && strcmp(policy, "d2o"))
             all[n].label = all[n].policy = policy, all[n++].preset = NULL;
