@@ -72,8 +72,6 @@ void kvf__preset_d2o_authors(kvf_policy_options *o);
 void kvf__preset_cam_h2o(kvf_policy_options *o);
 
 kvf_status kvf__policy_ops_check(const kvf_policy_ops *ops, kvf_error *err);
-/* Options as the caller's version knew them; a field beyond it keeps its default. */
-KVF_API kvf_status kvf__policy_options_read(kvf_policy_options *out, const kvf_policy_options *in, kvf_error *err);
 
 /* ---- needs.c --------------------------------------------------------------------------------- */
 

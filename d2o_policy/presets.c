@@ -60,7 +60,7 @@ static kvf_policy_options defaults(void) {
     };
 }
 
-kvf_status kvf__policy_options_read(kvf_policy_options *out, const kvf_policy_options *in, kvf_error *err) {
+kvf_status kvf_policy_options_read(kvf_policy_options *out, const kvf_policy_options *in, kvf_error *err) {
     kvf_status st = kvf__config_read(out, sizeof *out, in, "kvf_policy_options", err);
     if (st || in->struct_size >= sizeof *out) return st;
     unsigned char all[sizeof *out];

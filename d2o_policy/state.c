@@ -97,7 +97,7 @@ kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_poli
     if (!state) return kvf__fail(err, KVF_E_INVALID, "kvf_policy_open: state is NULL");
     if (seq >= state->config.max_seqs)
         return kvf__fail(err, KVF_E_INVALID, "seq %u: must be below max_seqs %u", seq, state->config.max_seqs);
-    kvf_status st = kvf__policy_options_read(&o, options, err);
+    kvf_status st = kvf_policy_options_read(&o, options, err);
     if (!st) st = kvf_policy_options_check(&o, state->config.n_layers, state->config.block_size, err);
     if (!st) st = kvf__policy_resolved(&o, err);
     if (st) return st;

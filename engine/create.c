@@ -3,6 +3,10 @@
 
 #include "engine/internal.h"
 
+/* What the built-in policies take with any of their options but squares under a window: a few bytes a token and head, which
+ * are not touched before a policy needs them. */
+enum { DEFAULT_SCORE_ARRAYS = 3 };
+
 kvf_engine_config kvf_engine_config_default(void) {
     return (kvf_engine_config){.struct_size = sizeof(kvf_engine_config), .kv_dtype = KVF_F16};
 }
@@ -35,9 +39,10 @@ static kvf_status resolve(kvf_engine *e, kvf_error *err) {
                          info->n_context);
     e->window = info->sliding_window < c->max_context ? info->sliding_window : 0;
     if (!c->max_prefill_tokens) c->max_prefill_tokens = c->max_context;
-    if (!c->n_score_arrays) c->n_score_arrays = 1;
-    if (c->n_score_arrays > 8)
-        return kvf__fail(err, KVF_E_INVALID, "n_score_arrays %u: must be at most 8", c->n_score_arrays);
+    if (!c->n_score_arrays) c->n_score_arrays = DEFAULT_SCORE_ARRAYS;
+    if (c->n_score_arrays > KVF_MAX_SCORE_ARRAYS)
+        return kvf__fail(err, KVF_E_INVALID, "n_score_arrays %u: must be at most %u", c->n_score_arrays,
+                         KVF_MAX_SCORE_ARRAYS);
     e->max_running = c->max_running;
     e->n_groups = info->n_kv_heads / c->heads_per_group;
     e->n_tables = info->n_layers * e->n_groups;

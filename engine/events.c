@@ -27,7 +27,7 @@ kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass) 
             while (end < e->view.n_seqs && e->row_wanted[end] && e->rows[end]->policy.ops == ops) end++;
             b.row_begin = i;
             b.row_end = end;
-            kvf_status st = ops->observe(e->policies, e->stream, &b, e->observe_error);
+            kvf_status st = kvf_policy_ops_resolve(ops).observe(e->policies, e->stream, &b, e->observe_error);
             if (st) return st;
         }
         i = end;
@@ -36,12 +36,13 @@ kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass) 
 }
 
 /* Runs one batch of events of one policy: match, gate, apply. One rank has nothing to reduce. */
-static kvf_status run_batch(kvf_engine *e, const kvf_policy_ops *ops, kvf_policy_batch *b, kvf_error *err) {
+static kvf_status run_batch(kvf_engine *e, const kvf_policy_ops *policy, kvf_policy_batch *b, kvf_error *err) {
     kvf_status st;
     if (!b->n_events) return KVF_OK;
-    if ((st = ops->match(e->policies, e->stream, b, e->plan, err))) return st;
-    if ((st = ops->gate(e->policies, e->stream, b, e->plan, err))) return st;
-    st = ops->apply(e->policies, e->stream, b, e->plan, err);
+    kvf_policy_ops ops = kvf_policy_ops_resolve(policy);
+    if ((st = ops.match(e->policies, e->stream, b, e->plan, err))) return st;
+    if ((st = ops.gate(e->policies, e->stream, b, e->plan, err))) return st;
+    st = ops.apply(e->policies, e->stream, b, e->plan, err);
     b->n_events = 0;
     return st;
 }
@@ -171,16 +172,14 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
 /* metric -> budget -> due -> events with the prompt's sums. */
 kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err) {
     kvf__live *r = e->rows[row];
-    const kvf_policy_ops *ops = r->policy.ops;
+    kvf_policy_ops ops = kvf_policy_ops_resolve(r->policy.ops);
     uint32_t index = e->view.seq_index[row], n_layers = e->info->n_layers;
+    kvf_policy_batch b = batch_base(e);
+    b.prompt_sums = e->prompt_sums;
+    int has_metric = ops.metric && e->prompt_sums[row];
     kvf_status st;
-    if (ops->budget) {
-        kvf_policy_batch b = batch_base(e);
-        b.prompt_sums = e->prompt_sums;
-        int has_metric = ops->metric && e->prompt_sums[row];
-        if (has_metric && (st = ops->metric(e->policies, e->stream, &b, row, r->n_prompt, e->variance, err))) return st;
-        if ((st = ops->budget(e->policies, index, has_metric ? e->variance : NULL, r->n_prompt, err))) return st;
-    }
+    if (has_metric && (st = ops.metric(e->policies, e->stream, &b, row, r->n_prompt, e->variance, err))) return st;
+    if ((st = ops.budget(e->policies, index, has_metric ? e->variance : NULL, r->n_prompt, err))) return st;
     uint32_t n_events = 0;
     if ((st = collect_first(e, row, KVF_AT_PROMPT_END, &n_events, err))) return st;
     if (kvf_policy_n_arrays(&r->policy) && e->prompt_sums[row]) {
@@ -205,7 +204,7 @@ kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error
     uint32_t n_events = 0;
     for (uint32_t row = 0; row < n_decode; row++) {
         kvf__live *r = e->rows[row];
-        if (!r || !r->policy.ops->match) continue;
+        if (!r || !kvf_policy_evicts(&r->policy)) continue;
         uint32_t index = e->view.seq_index[row];
         int first = r->policy.defer_first_decode && !kvf_policy_sizes(e->policies, index);
         if (!first)
@@ -217,7 +216,7 @@ kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error
     st = n_events ? run_events(e, n_events, NULL, err) : KVF_OK;
     for (uint32_t row = 0; row < n_decode && !st; row++) {
         kvf__live *r = e->rows[row];
-        if (!r || !r->policy.ops->match || !e->out_rows[row]) continue;
+        if (!r || !kvf_policy_evicts(&r->policy) || !e->out_rows[row]) continue;
         if ((st = kvf_sched_resize(e->sched, r->id))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     }
     return st;

@@ -176,6 +176,8 @@ struct kvf_engine {
 };
 
 /* events.c */
+kvf_status kvf__engine_read_policy(const kvf_engine *e, const kvf_policy_options *given, kvf_policy_options *out,
+                                   kvf_error *err);
 kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err);
 kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err);
 kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error *err);

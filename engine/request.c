@@ -118,8 +118,11 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
     return check_samples(e, g, err);
 }
 
-static kvf_status check_policy(const kvf_engine *e, const kvf_policy_options *o, kvf_error *err) {
-    kvf_status st = kvf_policy_options_check(o, e->info->n_layers, e->pages.block_size, err);
+static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_error *err) {
+    const kvf_model_info *info = e->info;
+    kvf_status st = kvf_policy_options_check(o, info->n_layers, e->pages.block_size, err);
+    uint64_t token_bytes = 2 * (uint64_t)info->n_kv_heads * info->head_dim * kvf_dtype_bytes(e->pages.dtype);
+    if (!st) st = kvf_policy_options_resolve(o, info->n_layers, token_bytes, err);
     if (st) return st;
     if (kvf_policy_n_arrays(o) > e->scores.n_arrays)
         return kvf__fail(err, KVF_E_INVALID,
@@ -230,6 +233,13 @@ static kvf_status submit(kvf_engine *e, const kvf_generate *g, const kvf_policy_
     return KVF_OK;
 }
 
+/* A caller's policy, NULL: full; checked, with a budget in bytes made tokens. */
+kvf_status kvf__engine_read_policy(const kvf_engine *e, const kvf_policy_options *given, kvf_policy_options *out,
+                                   kvf_error *err) {
+    kvf_status st = given ? kvf_policy_options_read(out, given, err) : kvf_policy_options_init(out, "full", NULL, err);
+    return st ? st : check_policy(e, out, err);
+}
+
 kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_request *out, kvf_error *err) {
     if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
     if (e->destroying) return kvf__fail(err, KVF_E_STATE, "engine: is being destroyed and takes no more requests");
@@ -237,13 +247,7 @@ kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_re
     kvf_status st = kvf__config_read(&g, sizeof g, generate, "kvf_generate", err);
     if (st || (st = check_generate(e, &g, err))) return st;
     kvf_policy_options policy;
-    if (g.policy)
-        st = kvf__config_read(&policy, sizeof policy, g.policy, "kvf_policy_options", err);
-    else
-        st = kvf_policy_options_init(&policy, "full", NULL, err);
-    if (st) return st;
-    if ((st = check_policy(e, &policy, err))) return st;
-
+    if ((st = kvf__engine_read_policy(e, g.policy, &policy, err))) return st;
     return submit(e, &g, &policy, out, err);
 }
 

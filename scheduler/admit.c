@@ -43,8 +43,7 @@ static uint64_t child_blocks(const kvf_sched *s, const kvf__req *r, const kvf_po
         bool sized = need->budget_tokens < r->n_prompt && !o->defer_first_decode;
         return sized ? KVF__MIN(need->steady_blocks, blocks_for(s, r->max_table_slots)) : r->n_blocks;
     }
-    if (!kvf_policy_n_arrays(o) && !o->ops->match) return s->n_tables;
-    if (o->rho >= 1.0 && o->budget_tokens == 0) return s->n_tables;
+    if (!kvf_policy_evicts(o)) return s->n_tables;
     uint64_t slots = (uint64_t)need->budget_tokens + KVF__MAX(o->evict_every, s->block_size / 2);
     return s->n_tables + blocks_for(s, (uint32_t)KVF__MIN(slots, r->max_table_slots));
 }
@@ -186,7 +185,8 @@ kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r) {
     const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
     if (!sizes) return KVF_OK;
     for (uint32_t t = 0; t < s->n_tables; t++) {
-        uint32_t reserve = sizes[t / s->n_groups].reserve;
+        kvf_layer_size size = sizes[t / s->n_groups];
+        uint32_t reserve = size.reserve == UINT32_MAX ? size.keep : size.reserve; /* it may grow after its event */
         s->want[t] = reserve == UINT32_MAX ? 0 : KVF__MIN(reserve, r->max_table_slots);
     }
     kvf_reserve reserve = reserve_of(s, r);

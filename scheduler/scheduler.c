@@ -188,8 +188,7 @@ kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, 
                           .n_known = given.n_prompt,
                           .forks = given.forks != 0,
                           .state = KVF__REQ_WAITING};
-    status = kvf__config_read(&candidate.options, sizeof candidate.options, given.options, "kvf_policy_options",
-                              &sched->error);
+    status = kvf_policy_options_read(&candidate.options, given.options, &sched->error);
     candidate.options.struct_size = sizeof candidate.options;
     if (status == KVF_OK) status = kvf__sched_size_request(sched, &candidate);
     return status == KVF_OK ? submit_groups(sched, &given, &candidate, out) : status;
@@ -309,8 +308,9 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
 /* A candidate with the new budget, checked as at its submission. */
 static kvf_status change_candidate(kvf_sched *s, const kvf__req *r, double rho, uint32_t budget_tokens, kvf__req *to) {
     *to = *r;
-    if (r->options.ops == kvf_policy_find("full"))
-        return kvf__fail(&s->error, KVF_E_INVALID, "policy full: has no budget to change, it keeps every token");
+    if (kvf_policy_ops_resolve(r->options.ops).flags & KVF_POLICY_KEEPS_ALL)
+        return kvf__fail(&s->error, KVF_E_INVALID, "policy %s: has no budget to change, it keeps every token",
+                         r->options.ops->name);
     to->options.rho = rho;
     to->options.budget_tokens = budget_tokens;
     if (r->seq && kvf_policy_needs(&r->options)) to->options.budget_may_change = 1; /* it goes on observing */

@@ -78,9 +78,7 @@ static uint32_t *read_tokens(const kvf__cli *cli, const kvf_tokenizer *tokenizer
 
 /* ---- Scores ------------------------------------------------------------------------------------------------- */
 
-static bool never_evicts(const kvf_policy_options *o) {
-    return kvf__policy_keeps_all(o) || (!o->budget_tokens && o->rho >= 1);
-}
+static bool never_evicts(const kvf_policy_options *o) { return !kvf_policy_evicts(o); }
 
 /* sizes: slots a layer keeps when it is compressed, the prompt's in one that never is; null while that is not known. */
 static void add_layers(score *s, const kvf_result *r) {

@@ -127,6 +127,13 @@ KVF_API KVF_CHECK kvf_status kvf_policy_options_init(kvf_policy_options *options
 KVF_API KVF_CHECK kvf_status kvf_policy_options_init_ops(kvf_policy_options *options, const kvf_policy_ops *ops,
                                                          kvf_error *err);
 
+/** Copies options that a caller of an earlier version may have filled: a field beyond their struct_size keeps its default.
+ *  @param out filled. @param in initialised, of any version. @param err detail, or NULL.
+ *  @own plain values. @threads any. @errors KVF_E_INVALID (NULL, struct_size), KVF_E_UNSUPPORTED (a later version's field is
+ *  set). @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_policy_options_read(kvf_policy_options *out, const kvf_policy_options *in,
+                                                     kvf_error *err);
+
 /** Turns budget_bytes into budget_tokens, for a model of so many layers; without budget_bytes nothing changes.
  *  @param options initialised; budget_tokens set and budget_bytes cleared. @param n_layers of the model.
  *  @param token_bytes of K and V of one token in one layer, over all ranks. @param err detail, or NULL.
