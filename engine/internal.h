@@ -4,7 +4,9 @@
  *   live     a request from submission to its on_finish; all live requests form one list
  *   row      a sequence's place in the step's view
  *   sums     column sums of running prompts: [n_layers][n_q_heads][max_prefill_tokens]; a prompt owns the token
- *            columns [prefill_offset, prefill_offset + n_prompt)
+ *            columns [prefill_offset, prefill_offset + n_prompt), also of the other accumulators: last_sums (of its last queries
+ *            alone), squares ([n_layers][n_kv_heads][max_prefill_tokens]), prompt_logprobs ([max_prefill_tokens]). Which of them
+ *            it writes follows from its policy's needs; memory that nobody writes is not touched
  *   events   compactions of one moment, run together: begin, match, gate, apply, commit
  *   group    the samples or beams of one request: live ones (members), those that have ended and wait to be ranked (done),
  *            and room for more (spare). A plain request has none
@@ -110,7 +112,7 @@ typedef struct kvf__buffer { /* one allocation of the engine */
     size_t bytes;
 } kvf__buffer;
 
-enum { KVF__ENGINE_BUFFERS = 40 };
+enum { KVF__ENGINE_BUFFERS = 56 };
 
 struct kvf_engine {
     kvf_engine_config config;
@@ -142,13 +144,20 @@ struct kvf_engine {
     kvf__draw *draws;
     uint32_t n_draws;
     double *variance; /* [n_layers][n_q_heads] */
-    uint8_t *row_wanted, *row_gqa;
-    float **prompt_sums;
-    float **added_sums; /* the same, NULL where this step's queries are in the sums already */
+    uint8_t *row_wanted, *row_gqa, *observed;
+    float **prompt_sums;                             /* where its columns begin in sums; NULL: it has none */
+    float **added_sums, **added_last, **added_squares; /* what this step's queries are added to, or NULL */
+    uint32_t *last_begin;                            /* position of the first query that last_sums counts */
+    float *logprobs;                                 /* of the token that a decode row appends */
+    uint32_t n_targets;
+    uint32_t *targets;                               /* [max_batch_tokens] whose probability a prompt's row is asked for */
+    double *target_logprobs;                         /* [max_batch_tokens] */
+    float **batch_sums, **batch_last, **batch_squares; /* accumulators of the rows of a batch of events, as it needs them */
+    const float **batch_logprobs;
     float *snapshots;   /* [n_snapshot_pages][n_layers][n_q_heads][block_size]; NULL without a prefix cache */
     uint32_t n_snapshot_pages;
     uint32_t *page_ids;   /* [blocks of max_context] */
-    float *sums;          /* see the glossary */
+    float *sums, *last_sums, *squares, *prompt_logprobs; /* see the glossary */
     float *row;           /* [max_running][n_kv_heads][max_slots] */
     float *logits;        /* [max_running][n_vocab] */
     void *sample_scratch; /* [n_threads][n_vocab] of 8 bytes */

@@ -128,6 +128,9 @@ void kvf__group_take_budget(kvf__req *r, const kvf__req *to) {
     r->evicts = to->evicts;
     r->replays = to->replays;
     r->needs_sums = to->needs_sums;
+    r->needs_extent = to->needs_extent;
+    r->needs_all = to->needs_all;
+    r->n_last = to->n_last;
     r->needs_scores = to->needs_scores;
 }
 

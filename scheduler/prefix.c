@@ -13,17 +13,18 @@ static kvf_prefix_key key_of(const kvf__req *r, uint32_t n_tokens) {
 
 void kvf__sched_forget_match(kvf__req *r) { r->match = (kvf_prefix_match){.struct_size = sizeof r->match}; }
 
-/* A policy that sums the prompt's columns continues only from a snapshot of them. In a whole prompt that was found the
- * last query runs again. */
+/* A policy that sums the prompt's columns continues only from a snapshot of them, and one that goes by its last queries before
+ * these; of squares and probabilities there is no snapshot. In a whole prompt that was found the last query runs again. */
 void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     kvf__sched_forget_match(r);
     r->n_prefill = r->replays ? r->n_prompt : r->n_known;
-    if (!caches(s, r) || r->prefix.no_hits) return;
+    if (!caches(s, r) || r->prefix.no_hits || r->needs_all || (r->n_last && r->n_prompt <= r->n_last)) return;
     kvf_prefix_key key = key_of(r, r->n_prefill);
     kvf_prefix_options options = kvf_prefix_options_default();
     options.need_snapshot = r->needs_sums;
     options.partial = !r->needs_sums;
     if (r->not_whole && r->n_prefill > 2) options.max_tokens = r->n_prefill - 2;
+    if (r->n_last) options.max_tokens = r->n_prompt - r->n_last;
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
     if (status == KVF_OK && r->match.n_snapshot_tokens > r->match.n_tokens && r->match.n_tokens % s->block_size == 0) {
         /* The last token stands alone in its block, which an attach does not take: the snapshot could go with it before it

@@ -45,6 +45,9 @@ typedef struct kvf__req {
     uint32_t budget;          /* tokens a layer keeps; UINT32_MAX: all */
     uint32_t extent_begin;    /* KVF__SLOT_NONE: holds none */
     bool bounded, replays, needs_sums, needs_scores;
+    bool needs_extent; /* accumulators of any kind while its prompt runs; needs_sums: column sums, which snapshots are of */
+    bool needs_all;    /* of every query of its prompt something that no snapshot has: it finds nothing */
+    uint32_t n_last;   /* queries at the prompt's end that have to run: what it finds ends before them */
     bool bounds;     /* its budget was tightened and the promise not yet had: with it, or in the queue, it is bounded */
     bool evicts;     /* its tables may shrink: generated tokens are not stored in the prefix cache */
     bool unpromised; /* unbounded, alone and short of blocks: it lives from the free pool */
