@@ -11,15 +11,15 @@ static void clear(const kvf__pool *p) {
 /* References: appearances (in scratch) + holds + pins; and the state that follows from them. */
 static kvf_status check_state(const kvf__pool *p, const char *what, uint32_t id, kvf_error *err) {
     const kvf__entry *e = &p->entries[id];
-    uint32_t state = *kvf__state(p, id), refs = p->heads[id].refs;
+    uint32_t state = *kvf__state(p, id), refs = e->refs, alone = p->heads[id] & KVF__ALONE;
     bool cached = kvf__pool_node(p, id) != KVF_NO_BLOCK;
     if (state > KVF__COUNTED) return BROKEN("%s %u: state %u is none", what, id, state);
     if (state != KVF__COUNTED) {
         if (cached != (state == KVF__IDLE || state == KVF__CACHED))
             return BROKEN("%s %u: state %u, but the node that names it is %u", what, id, state, kvf__pool_node(p, id));
-        if ((refs && (state != KVF__APART || refs != KVF__ONE_HOLD)) || e->holds || e->pins)
-            return BROKEN("%s %u: state %u, but %u references, %u holds, %u pins are noted", what, id, state, refs,
-                          e->holds, e->pins);
+        if ((alone && state != KVF__APART) || refs || e->holds || e->pins)
+            return BROKEN("%s %u: state %u, but %u references, %u holds (alone: %u), %u pins are noted", what, id,
+                          state, refs, e->holds, alone, e->pins);
         if (e->scratch != (state == KVF__ROW || state == KVF__CACHED))
             return BROKEN("%s %u: state %u, but in %u rows", what, id, state, e->scratch);
         return KVF_OK;
@@ -27,7 +27,7 @@ static kvf_status check_state(const kvf__pool *p, const char *what, uint32_t id,
     if (refs != (uint64_t)e->scratch + e->holds + e->pins || !refs)
         return BROKEN("%s %u: %u references, but in %u rows, %u holds, %u pins", what, id, refs, e->scratch, e->holds,
                       e->pins);
-    if (refs == 1 && !e->pins && !(cached && e->holds))
+    if (alone || (refs == 1 && !e->pins && !(cached && e->holds)))
         return BROKEN("%s %u: counted, but one holder has it", what, id);
     return KVF_OK;
 }
@@ -45,7 +45,7 @@ static kvf_status check_refs(const kvf__pool *p, const char *what, kvf_error *er
     if (n_idle != p->n_idle) return BROKEN("%ss: n_idle %u, counted %u", what, p->n_idle, n_idle);
     if (n_held + n_idle + p->n_free != p->n)
         return BROKEN("%ss: %u held + %u idle + %u free are not %u", what, n_held, n_idle, p->n_free, p->n);
-    if (n_held > p->n_held_max) return BROKEN("%ss: n_held_max %u, held %u", what, p->n_held_max, n_held);
+    if (n_held > p->n - p->n_least) return BROKEN("%ss: n_held_max %u, held %u", what, p->n - p->n_least, n_held);
     return KVF_OK;
 }
 
@@ -295,6 +295,7 @@ static kvf_status audit(const kvf_manager *m, kvf_error *err) {
     if (!s) s = check_pool(&m->host_blocks, &m->blocks, "host block", 0, err);
     if (!s) s = check_pool(&m->host_pages, &m->pages, "host score page", 0, err);
     for (uint32_t l = 0; !s && l < m->config.n_layers; l++) s = check_layer(m, l, err);
+    if (!s && m->config.view_copies) s = kvf__views_audit(m, err);
     if (!s && m->cache.on) s = kvf__cache_audit(m, err);
     if (!s && m->profile) s = kvf__profile_audit(m, err);
     return s;

@@ -3,9 +3,10 @@
 
 /* ---- The slab -------------------------------------------------------------------------------------------- */
 
+/* Four or more a node: a walk then seldom meets another's node, which would cost it a branch that nobody foresees. */
 static uint32_t buckets_for(uint32_t n_max) {
-    uint32_t n = 1;
-    while (n < n_max && n < 1u << 31) n <<= 1;
+    uint32_t n = 4;
+    while (n / 4 < n_max && n < 1u << 31) n <<= 1;
     return n;
 }
 
@@ -100,7 +101,7 @@ static void leave_bucket(kvf__cache *c, uint32_t node) {
 /* What the walk has hashed becomes the node's content. */
 static void set_content(kvf__cache *c, uint32_t node, const kvf__walk *w) {
     kvf__node *n = &c->nodes[node];
-    n->hash = w->hash;
+    n->hash = kvf__walk_hashed(w);
     n->extras = w->extras;
     n->n_tokens = w->n_hashed;
     memcpy(kvf__node_tokens(c, node), w->key.tokens + (size_t)w->depth * c->block_size,
@@ -108,7 +109,7 @@ static void set_content(kvf__cache *c, uint32_t node, const kvf__walk *w) {
     enter_bucket(c, node);
 }
 
-uint32_t kvf__node_add(kvf__cache *c, const kvf__walk *w, const uint32_t *blocks) {
+uint32_t kvf__node_add(kvf__cache *c, const kvf__walk *w, const uint32_t *blocks, bool rows) {
     uint32_t node = c->free_nodes[c->n_max - 1 - c->n_nodes++];
     kvf__node *n = &c->nodes[node];
     *n = (kvf__node){.generation = n->generation,
@@ -124,7 +125,7 @@ uint32_t kvf__node_add(kvf__cache *c, const kvf__walk *w, const uint32_t *blocks
     set_content(c, node, w);
     link_sibling(c, node, w->node);
     memcpy(kvf__node_blocks(c, node), blocks, c->n_tables * sizeof *blocks);
-    kvf__pool_cache(c->blocks, blocks, c->n_tables, node);
+    (rows ? kvf__pool_cache_rows : kvf__pool_cache)(c->blocks, blocks, c->n_tables, node);
     c->stats.stored++;
     c->stats.n_nodes_max = KVF__MAX(c->stats.n_nodes_max, c->n_nodes);
     return node;

@@ -119,9 +119,10 @@ static inline uint32_t kvf__cache_covers(const kvf__cache *c, uint32_t id) {
 
 /* ---- Nodes (cache.c) ------------------------------------------------------------------------------------- */
 
-/* A new node over blocks that somebody holds and no node has; w stands at its parent and has hashed its block. */
+/* A new node over blocks that somebody holds and no node has; w stands at its parent and has hashed its block. rows: all of
+ * them are in state ROW. */
 struct kvf__walk;
-uint32_t kvf__node_add(kvf__cache *c, const struct kvf__walk *w, const uint32_t *blocks);
+uint32_t kvf__node_add(kvf__cache *c, const struct kvf__walk *w, const uint32_t *blocks, bool rows);
 /* A partial node without snapshot becomes that of the longer content; the same blocks, or others of that content. */
 void kvf__node_grow(kvf__cache *c, uint32_t node, const struct kvf__walk *w, const uint32_t *blocks);
 /* The node takes other blocks of the same content; its own fall free or are only not found any more. */
@@ -151,12 +152,16 @@ bool kvf__heap_before(const kvf__cache *c, const kvf__heap *h, uint32_t a, uint3
 
 /* ---- Walking a key (walk.c) ---------------------------------------------------------------------------------- */
 
-/* At `node` (KVF__NO_NODE: before the root), whose end is depth * block_size. The block last hashed follows it. */
+/* At `node` (KVF__NO_NODE: before the root), whose end is depth * block_size. The block last hashed follows it. Both hashes lie in
+ * a pair and change places with a step: a copy would have the next hash wait for it. */
 typedef struct kvf__walk {
     kvf_prefix_key key; /* as read */
     uint32_t node, depth, n_hashed, extra;
-    kvf__hash at, hash, extras;
+    uint32_t turn;
+    kvf__hash hashes[2]; /* [turn]: of the node; the other: of the block last hashed */
+    kvf__hash extras;
 } kvf__walk;
+static inline kvf__hash kvf__walk_hashed(const kvf__walk *w) { return w->hashes[w->turn ^ 1]; }
 
 /* Reads and checks a key; the walk stands before the root. */
 kvf_status kvf__walk_begin(const kvf__cache *c, const kvf_prefix_key *key, kvf__walk *w, kvf_error *err);

@@ -211,6 +211,7 @@ static void commit_table(kvf_manager *m, uint32_t t, uint32_t n_keep, const uint
     m->n_slots[t] = n_keep;
     uint32_t freed_pages = kvf__pool_trim(&m->pages, kvf__score_row(m, t), m->n_pages[t], pages_after, false);
     m->n_pages[t] = pages_after;
+    kvf__row_cut(m, t, fresh ? 0 : n_after, pages_after);
     settle_table(m, t, freed, freed_pages);
     kvf__table_count(m, t, n_slots);
 }

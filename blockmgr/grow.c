@@ -263,6 +263,7 @@ static void leave_shared(kvf_manager *m, uint32_t first, kvf_copy_list *copies) 
             kvf__promise_use(&m->blocks, &m->promise[t], 1);
             kvf__copies_add(m, copies, KVF_COPY_BLOCK, src, *last, m->n_slots[t] % m->config.block_size);
             (void)kvf__pool_drop(&m->blocks, src);
+            kvf__row_cut(m, t, kvf__n_blocks(m, t) - 1, UINT32_MAX);
         }
         m->tail_at[t] = m->epoch;
     }
@@ -280,53 +281,76 @@ static void take_rows(kvf_manager *m, uint32_t first, uint32_t n_tables, step s)
     const uint32_t *restrict top = p->free_ids + p->n_free, *restrict n_slots = m->n_slots + first;
     uint32_t *restrict row = kvf__row(m, first), row_capacity = m->row_capacity;
     uint8_t *restrict states = p->states;
-    for (uint32_t k = 0; k < n_tables; k++, row += row_capacity)
-        for (uint32_t i = blocks_before(s, n_slots[k]), end = blocks_after(s, n_slots[k]); i < end; i++) {
-            uint32_t id = *--top;
-            row[i] = id;
+    for (uint32_t k = 0; k < n_tables; k++, row += row_capacity) {
+        uint32_t n_blocks = blocks_before(s, n_slots[k]), n = blocks_after(s, n_slots[k]) - n_blocks;
+        if (n == 1) {
+            uint32_t id = top[-1];
+            row[n_blocks] = id;
             states[kvf__state_at(id)] = KVF__ROW;
+        } else if (n) {
+            kvf__pool_take_run(top, states, row + n_blocks, n);
         }
+        top -= n;
+    }
     p->n_free = (uint32_t)(top - p->free_ids);
 }
 
-/* The figures that follow: promises, blocks of the layers, the most of each (sequence, layer). */
-static uint32_t use_promises(const uint32_t *restrict n_slots, uint32_t *restrict promise, uint32_t n, step s) {
+/* The figures that follow: promises, blocks of the layers, the most of each (sequence, layer), slots. */
+typedef struct grown {
+    uint32_t promised; /* of the blocks taken, those that were */
+    uint32_t filled;   /* the last slot of a last block, at most */
+} grown;
+
+/* Of layers of one group, the usual case, in a form that compilers make vectors of; counts of blocks are under 2^31. */
+static grown grow_layers(uint32_t *restrict n_slots, uint32_t *restrict promise, uint32_t *restrict layer_blocks,
+                         uint32_t *restrict most, uint32_t n, step s) {
     uint32_t promised = 0;
-    for (uint32_t k = 0; k < n; k++) {
-        uint32_t blocks = blocks_after(s, n_slots[k]) - blocks_before(s, n_slots[k]);
-        uint32_t used = KVF__MIN(promise[k], blocks);
-        promise[k] -= used;
-        promised += used;
+    int32_t filled = 0;
+    for (uint32_t l = 0; l < n; l++) {
+        uint32_t slots = n_slots[l], now = slots + s.n_tokens;
+        int32_t after = (int32_t)blocks_after(s, slots), blocks = after - (int32_t)blocks_before(s, slots);
+        int32_t owed = (int32_t)promise[l], used = KVF__MIN(owed, blocks), at = (int32_t)((now - 1) & s.mask);
+        n_slots[l] = now;
+        promise[l] = (uint32_t)(owed - used);
+        layer_blocks[l] += (uint32_t)blocks;
+        most[l] = (uint32_t)KVF__MAX((int32_t)most[l], after);
+        promised += (uint32_t)used;
+        filled = KVF__MAX(filled, at);
     }
-    return promised;
+    return (grown){promised, (uint32_t)filled};
 }
-static void count_layers(const uint32_t *restrict n_slots, uint32_t *restrict layer_blocks, uint32_t *restrict most,
-                         uint32_t n, uint32_t n_groups, step s) {
-    if (n_groups == 1) { /* the usual case, in a form that compilers make vectors of */
-        for (uint32_t l = 0; l < n; l++) {
-            uint32_t after = blocks_after(s, n_slots[l]);
-            layer_blocks[l] += after - blocks_before(s, n_slots[l]);
-            most[l] = KVF__MAX(most[l], after);
-        }
-        return;
-    }
+
+static grown grow_groups(uint32_t *restrict n_slots, uint32_t *restrict promise, uint32_t *restrict layer_blocks,
+                         uint32_t *restrict most, uint32_t n, uint32_t n_groups, step s) {
+    grown all = {0, 0};
     for (uint32_t l = 0; l < n; l++) {
         uint32_t after = 0;
-        for (uint32_t g = 0; g < n_groups; g++, n_slots++) {
-            after += blocks_after(s, *n_slots);
-            layer_blocks[l] += blocks_after(s, *n_slots) - blocks_before(s, *n_slots);
+        for (uint32_t g = 0; g < n_groups; g++, n_slots++, promise++) {
+            uint32_t now = blocks_after(s, *n_slots), blocks = now - blocks_before(s, *n_slots);
+            uint32_t used = KVF__MIN(*promise, blocks);
+            after += now;
+            layer_blocks[l] += blocks;
+            *promise -= used;
+            all.promised += used;
+            *n_slots += s.n_tokens;
+            all.filled = KVF__MAX(all.filled, (*n_slots - 1) & s.mask);
         }
         most[l] = KVF__MAX(most[l], after);
     }
+    return all;
 }
 
-static void take_blocks(kvf_manager *m, uint32_t first, uint32_t n, step s) {
-    uint32_t seq_layer = first / m->n_groups, layer = seq_layer % m->config.n_layers;
-    if (m->cache.on) kvf__pool_make_room(&m->blocks, count_rows(m->n_slots + first, n, s));
+/* Tables of a run take what they lack. Returns the last slot of a last block, at most. */
+static uint32_t take_and_grow(kvf_manager *m, uint32_t first, uint32_t n, step s) {
+    uint32_t n_groups = m->n_groups, seq_layer = first / n_groups, layer = seq_layer % m->config.n_layers;
+    uint32_t *n_slots = m->n_slots + first, *promise = m->promise + first;
+    uint32_t *layer_blocks = m->layer_blocks + layer, *most = m->seq_blocks_max + seq_layer;
+    if (m->cache.on) kvf__pool_make_room(&m->blocks, count_rows(n_slots, n, s));
     take_rows(m, first, n, s);
-    m->blocks.n_promised -= use_promises(m->n_slots + first, m->promise + first, n, s);
-    count_layers(m->n_slots + first, m->layer_blocks + layer, m->seq_blocks_max + seq_layer, n / m->n_groups,
-                 m->n_groups, s);
+    grown all = n_groups == 1 ? grow_layers(n_slots, promise, layer_blocks, most, n, s)
+                              : grow_groups(n_slots, promise, layer_blocks, most, n / n_groups, n_groups, s);
+    m->blocks.n_promised -= all.promised;
+    return all.filled;
 }
 
 static void take_pages(kvf_manager *m, uint32_t first, uint32_t n_tables, step s) {
@@ -338,14 +362,14 @@ static void take_pages(kvf_manager *m, uint32_t first, uint32_t n_tables, step s
     }
 }
 
-/* Returns the slots that are left in every last block. */
+/* Within last blocks. */
 static uint32_t add_slots(uint32_t *restrict n_slots, uint32_t n, step s) {
     uint32_t filled = 0;
     for (uint32_t k = 0; k < n; k++) {
         n_slots[k] += s.n_tokens;
         filled = KVF__MAX(filled, (n_slots[k] - 1) & s.mask);
     }
-    return s.mask - filled;
+    return filled;
 }
 
 /* Whether an append would drop blocks, so that it has to look at the tables. */
@@ -365,12 +389,9 @@ static void grow(kvf_manager *m, const kvf_append_item *item, kvf_copy_list *cop
     for (uint32_t r = 0; r < m->n_runs; r++) {
         const kvf__run *run = &m->runs[r];
         uint32_t t = first + run->first, n = run->n_tables;
-        if (seq->takes) {
-            take_blocks(m, t, n, s);
-            if (seq->has_scores && !run->window) take_pages(m, t, n, s);
-        }
-        uint32_t room = add_slots(m->n_slots + t, n, s);
-        seq->room = KVF__MIN(seq->room, room);
+        if (seq->takes && seq->has_scores && !run->window) take_pages(m, t, n, s);
+        uint32_t filled = seq->takes ? take_and_grow(m, t, n, s) : add_slots(m->n_slots + t, n, s);
+        seq->room = KVF__MIN(seq->room, s.mask - filled);
         if (run->window && drops_next(m, t, run)) seq->known_at = 0;
     }
     seq->longest += s.n_tokens;
@@ -414,6 +435,7 @@ static void shrink_table(kvf_manager *m, uint32_t t, uint32_t n_tokens) {
     uint32_t n_pages = m->n_pages[t], pages_after = KVF__MIN(n_pages, n_after);
     (void)kvf__pool_trim(&m->blocks, kvf__row(m, t), n_blocks, n_after, kvf__is_private(m, t));
     (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), n_pages, pages_after, false);
+    kvf__row_cut(m, t, n_after, pages_after);
     m->n_slots[t] -= n_tokens;
     m->n_pages[t] = pages_after;
     if (!kvf__is_private(m, t)) m->tail_at[t] = 0; /* another block is the last now */

@@ -45,6 +45,7 @@ static kvf_status check_fields(const kvf_manager_config *c, kvf_error *err) {
     if (c->prefix_cache > 1 || c->reserved)
         return kvf__fail(err, KVF_E_INVALID, "prefix_cache %u, reserved %u: must be 0 or 1, and 0", c->prefix_cache,
                          c->reserved);
+    if (c->view_copies > 1) return kvf__fail(err, KVF_E_INVALID, "view_copies %u: must be 0 or 1", c->view_copies);
     kvf_status s = kvf__windows_check(c, err);
     if (s) return s;
     if (c->prefix_eviction > KVF_PREFIX_PRIORITY)
@@ -121,13 +122,7 @@ static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
     m->fresh = kvf__slab_take(slab, c->n_blocks, sizeof *m->fresh);
     if (c->layer_windows) m->windows = kvf__slab_take(slab, c->n_layers, sizeof *m->windows);
     m->runs = kvf__slab_take(slab, c->layer_windows ? c->n_layers : 1, sizeof *m->runs);
-    for (int i = 0; i < 2; i++) {
-        kvf__view_buffer *v = &m->views[i];
-        v->row_offset = kvf__slab_take(slab, n_tables, sizeof *v->row_offset);
-        v->n_slots = kvf__slab_take(slab, n_tables, sizeof *v->n_slots);
-        v->next_pos = kvf__slab_take(slab, c->max_seqs, sizeof *v->next_pos);
-        v->seq_index = kvf__slab_take(slab, c->max_seqs, sizeof *v->seq_index);
-    }
+    kvf__views_carve(m, slab, n_tables, n_rows);
     kvf__cache_carve(&m->cache, slab, c, m->seq_tables);
     if (c->profile) {
         kvf_profile_config profile;
@@ -181,6 +176,7 @@ static void start(kvf_manager *m) {
     size_t row_bytes = (size_t)c->max_seqs * m->seq_tables * m->row_capacity * sizeof *m->rows;
     memset(m->rows, 0xff, row_bytes); /* KVF_NO_BLOCK */
     memset(m->score_rows, 0xff, row_bytes);
+    if (c->view_copies) kvf__views_init(m);
 }
 
 kvf_status kvf_manager_create(const kvf_manager_config *config, kvf_manager **out, kvf_error *err) {
@@ -232,33 +228,29 @@ const kvf_manager_config *kvf_manager_get_config(const kvf_manager *manager) {
 
 /* ---- Blocks held outside a table --------------------------------------------------------------- */
 
-static kvf_block block_handle(const kvf_manager *m, uint32_t id) {
-    return (uint64_t)m->blocks.heads[id].generation << 32 | id;
-}
-
 uint32_t kvf_block_id(kvf_block block) { return (uint32_t)block; }
 
 /* In the calls about one block everything rare is a tail call, so that the usual path needs no frame. */
 static kvf_status take_held(kvf_manager *m, kvf_block *out) {
-    uint32_t id = kvf__pool_take_held(&m->blocks);
-    *out = block_handle(m, id);
-    return m->profile ? kvf__profile_taken(m, id) : KVF_OK;
+    *out = kvf__pool_take_held(&m->blocks);
+    return m->profile ? kvf__profile_taken(m, (uint32_t)*out) : KVF_OK;
 }
 
-__attribute__((noinline)) static kvf_status take_evicting(kvf_manager *m, kvf_block *out) {
+__attribute__((noinline)) static kvf_status take_rarely(kvf_manager *m, kvf_block *out) {
+    const kvf__pool *p = &m->blocks;
+    if (!out) return kvf__fail(m->error, KVF_E_INVALID, "out: is NULL");
+    if (!kvf__pool_spare(p))
+        return kvf__fail(m->error, KVF_E_NO_BLOCKS,
+                         "a block is missing: %u of %u are free, %u cached and idle, %u of these are promised",
+                         p->n_free, p->n, p->n_idle, p->n_promised);
     kvf__pool_make_room(&m->blocks, 1);
     return take_held(m, out);
 }
 
 kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out) {
     if (!manager) return KVF_E_INVALID;
-    if (!out) return kvf__fail(manager->error, KVF_E_INVALID, "out: is NULL");
-    kvf__pool *p = &manager->blocks;
-    if (!kvf__pool_spare(p))
-        return kvf__fail(manager->error, KVF_E_NO_BLOCKS,
-                         "a block is missing: %u of %u are free, %u cached and idle, %u of these are promised",
-                         p->n_free, p->n, p->n_idle, p->n_promised);
-    return p->n_free ? take_held(manager, out) : take_evicting(manager, out);
+    if (!out || manager->blocks.n_free <= manager->blocks.n_promised) return take_rarely(manager, out);
+    return take_held(manager, out);
 }
 
 void kvf__epoch_begin(kvf_manager *m) {
@@ -277,17 +269,17 @@ kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
     if (id >= p->n) return kvf__fail(manager->error, KVF_E_STALE, "block %u: there are %u", id, p->n);
     uint32_t n_holders = kvf__pool_holders(p, id);
     if (!n_holders) return kvf__fail(manager->error, KVF_E_STALE, "block %u: nobody holds it", id);
-    if (kvf__pool_refs(p, id) == KVF__ONE_HOLD - 1)
+    if (kvf__pool_refs(p, id) == UINT32_MAX)
         return kvf__fail(manager->error, KVF_E_LIMIT, "block %u: has %u holders", id, n_holders);
     if (n_holders == 1 && !kvf__pool_holds(p, id)) kvf__epoch_begin(manager);
     kvf__pool_hold(p, id);
-    *out = block_handle(manager, id);
+    *out = kvf__pool_handle(p, id);
     return manager->profile ? kvf__profile_held(manager, id) : KVF_OK;
 }
 
 __attribute__((noinline)) static kvf_status release_counted(kvf_manager *m, kvf_block block) {
     uint32_t id = (uint32_t)block;
-    if (id >= m->blocks.n || block_handle(m, id) != block || !kvf__pool_holds(&m->blocks, id))
+    if (id >= m->blocks.n || kvf__pool_handle(&m->blocks, id) != block || !kvf__pool_holds(&m->blocks, id))
         return kvf__fail(m->error, KVF_E_STALE, "block handle %#llx: released before, or of another manager",
                          (unsigned long long)block);
     kvf__pool_release(&m->blocks, id);
@@ -296,12 +288,8 @@ __attribute__((noinline)) static kvf_status release_counted(kvf_manager *m, kvf_
 
 kvf_status kvf_block_release(kvf_manager *manager, kvf_block block) {
     if (!manager) return KVF_E_INVALID;
-    kvf__pool *p = &manager->blocks;
-    uint32_t id = (uint32_t)block;
-    if (id >= p->n || p->heads[id].refs != KVF__ONE_HOLD || p->heads[id].generation != block >> 32)
-        return release_counted(manager, block);
-    kvf__pool_release_held(p, id);
-    return manager->profile ? kvf__profile_released(manager, id) : KVF_OK;
+    if (!kvf__pool_release_held(&manager->blocks, block)) return release_counted(manager, block);
+    return manager->profile ? kvf__profile_released(manager, (uint32_t)block) : KVF_OK;
 }
 
 /* ---- Occupancy ----------------------------------------------------------------------------------- */
@@ -323,7 +311,7 @@ void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before) {
 }
 
 static kvf_pool_occupancy pool_occupancy(const kvf__pool *p) {
-    return (kvf_pool_occupancy){p->n, p->n_free, kvf__pool_n_held(p), p->n_promised, p->n_held_max, p->n_shared};
+    return (kvf_pool_occupancy){p->n, p->n_free, kvf__pool_n_held(p), p->n_promised, p->n - p->n_least, p->n_shared};
 }
 
 kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kvf_layer_occupancy *layers) {

@@ -15,7 +15,8 @@
  *   | tables | n_slots | n_pages | promise | page_promise | private_at | tail_at | seq_blocks_max
  *   | layer_blocks | layer_blocks_max | layer_slots | rows | score_rows | compaction: entries, dst_row, fresh
  *   | windows, runs | host_slots, n_host_pages, where there is a host tier
- *   | views: row_offset, n_slots, next_pos, seq_index (twice) | cache (cache.c), where there is one | profile, likewise
+ *   | views: row_offset, n_slots, next_pos, seq_index (twice; with view_copies: rows, score_rows, what they know, ranges)
+ *   | cache (cache.c), where there is one | profile, likewise
  *
  * What a promise is worth (R: the table's reservation in blocks, p: its promise, "private": its private blocks)
  *   - reserve sets p = max(0, R - private); a fork gives the child p = R, since it holds nothing privately.
@@ -83,9 +84,22 @@ typedef struct kvf__run {
     uint32_t window;          /* 0: none */
 } kvf__run;
 
+/* What a buffer's copy of the rows, or of the score rows, knows. Invariant: the first known[t] entries are as the table's own
+ * and at most as many; those from filled[t] on are KVF_NO_BLOCK. Whoever changes an entry of a row, or lets it end earlier,
+ * says so (kvf__row_cut); what is added behind its end needs no word. */
+typedef struct kvf__row_copy {
+    uint32_t *rows; /* (seq, layer, group, row_capacity) */
+    uint32_t *known, *filled;
+} kvf__row_copy;
+
 typedef struct kvf__view_buffer {
     uint64_t *row_offset;
     uint32_t *n_slots, *next_pos, *seq_index;
+    /* With view_copies, else NULL. */
+    kvf__row_copy blocks, pages;
+    kvf_view_range *ranges;
+    uint32_t n_ranges;
+    uint64_t n_bytes;
 } kvf__view_buffer;
 
 struct kvf_manager {
@@ -168,6 +182,17 @@ static inline bool kvf__tail_covered(const kvf_manager *m, uint32_t t) {
  * last, when partly filled. An append counts in scratch the tables of its batch that have left the block, so that the last
  * holder writes in place. */
 bool kvf__leaves_shared(const kvf_manager *m, uint32_t t);
+
+/* ---- Views (view.c) ------------------------------------------------------------------------------------ */
+
+void kvf__views_carve(kvf_manager *m, kvf__slab *slab, size_t n_tables, size_t n_rows);
+void kvf__views_init(kvf_manager *m);
+void kvf__views_cut(kvf_manager *m, uint32_t t, uint32_t n_blocks, uint32_t n_pages);
+kvf_status kvf__views_audit(const kvf_manager *m, kvf_error *err);
+/* Of table t, only the first n_blocks of the row and n_pages of the score row are certainly as they were. */
+static inline void kvf__row_cut(kvf_manager *m, uint32_t t, uint32_t n_blocks, uint32_t n_pages) {
+    if (m->config.view_copies) kvf__views_cut(m, t, n_blocks, n_pages);
+}
 
 /* ---- Windows (window.c) ------------------------------------------------------------------------------ */
 

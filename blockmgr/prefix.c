@@ -186,17 +186,31 @@ static uint32_t count_table(const kvf_manager *m, uint32_t k, const chain *h, bo
     return n_private - (h->covered && !last_held);
 }
 
-static void attach_table(kvf_manager *m, uint32_t t, uint32_t k, uint32_t n_tokens, uint32_t n_chain) {
+/* The chain's blocks into the rows, node by node. */
+static void attach_rows(kvf_manager *m, uint32_t first, const chain *h) {
     const kvf__cache *c = &m->cache;
-    const uint32_t *nodes = c->chain, *blocks = c->node_blocks + k;
-    uint32_t *restrict row = kvf__row(m, t), n_tables = c->n_tables;
-    for (uint32_t d = 0; d < n_chain; d++) {
-        row[d] = blocks[(size_t)nodes[d] * n_tables];
-        kvf__pool_attach(&m->blocks, row[d]);
+    uint32_t n_tables = c->n_tables, row_capacity = m->row_capacity;
+    for (uint32_t d = 0; d < h->n; d++) {
+        const uint32_t *restrict blocks = kvf__node_blocks(c, c->chain[d]);
+        uint32_t *restrict row = kvf__row(m, first) + d;
+        kvf__pool_attach(&m->blocks, blocks, n_tables, c->nodes[c->chain[d]].n_idle == n_tables);
+        for (uint32_t k = 0; k < n_tables; k++, row += row_capacity) *row = blocks[k];
     }
-    m->n_slots[t] = n_tokens;
-    m->private_at[t] = m->tail_at[t] = 0;
-    kvf__table_count(m, t, 0);
+}
+
+/* The figures of the tables, which were empty and now hold the chain. */
+static void count_attached(kvf_manager *m, uint32_t first, const chain *h) {
+    uint32_t n_groups = m->n_groups, n_blocks = h->n * n_groups, *most = m->seq_blocks_max + first / n_groups;
+    for (uint32_t t = first; t < first + m->seq_tables; t++) {
+        m->n_slots[t] = h->n_tokens;
+        m->private_at[t] = m->tail_at[t] = 0;
+    }
+    for (uint32_t l = 0; l < m->config.n_layers; l++) {
+        m->layer_slots[l] += (uint64_t)h->n_tokens * n_groups;
+        m->layer_blocks[l] += n_blocks;
+        m->layer_blocks_max[l] = KVF__MAX(m->layer_blocks_max[l], m->layer_blocks[l]);
+        most[l] = KVF__MAX(most[l], n_blocks);
+    }
 }
 
 /* The reservation that each table will have: the one given, or its own. */
@@ -243,9 +257,11 @@ static void attach(kvf_manager *m, uint32_t index, const kvf_reserve *reserve, c
     kvf__cache *c = &m->cache;
     uint32_t first = index * m->seq_tables, n_tokens = h->n_tokens;
     if (h->n) share_tail(m, c->chain[h->n - 1]);
-    for (uint32_t k = 0; k < m->seq_tables; k++) {
+    for (uint32_t k = 0; k < m->seq_tables; k++)
         kvf__table_reserve(m, first + k, reservation_of(m, first + k, reserve, k), c->ids[k]);
-        if (h->n) attach_table(m, first + k, k, n_tokens, h->n);
+    if (h->n) {
+        attach_rows(m, first, h);
+        count_attached(m, first, h);
     }
     for (uint32_t d = 0; d < h->n; d++) kvf__node_attached(c, c->chain[d]);
     m->blocks.n_idle -= (uint32_t)h->n_idle_blocks;

@@ -132,6 +132,7 @@ static void empty_table(kvf_manager *m, uint32_t t, uint32_t layer) {
     uint32_t n_blocks = kvf__n_blocks(m, t);
     (void)kvf__pool_trim(&m->blocks, kvf__row(m, t), n_blocks, 0, kvf__is_private(m, t));
     if (m->n_pages[t]) (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), m->n_pages[t], 0, false);
+    kvf__row_cut(m, t, 0, 0);
     m->layer_blocks[layer] -= n_blocks;
     m->layer_slots[layer] -= m->n_slots[t];
     m->n_slots[t] = m->n_pages[t] = 0;

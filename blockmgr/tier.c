@@ -115,6 +115,7 @@ static void table_out(kvf_manager *m, uint32_t t, way blocks, way pages, kvf_cop
     uint32_t n_slots = m->n_slots[t];
     move_row(m, blocks, kvf__row(m, t), kvf__n_blocks(m, t), n_slots, copies);
     move_row(m, pages, kvf__score_row(m, t), m->n_pages[t], n_slots, copies);
+    kvf__row_cut(m, t, 0, 0);
     m->host_slots[t] = n_slots;
     m->n_host_pages[t] = m->n_pages[t];
     m->n_slots[t] = m->n_pages[t] = 0;

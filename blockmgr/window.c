@@ -66,6 +66,7 @@ static void drop_leading(kvf_manager *m, uint32_t t, uint32_t n) {
     }
     memmove(row, row + n, n_left * sizeof *row);
     memset(row + n_left, 0xff, n * sizeof *row); /* KVF_NO_BLOCK */
+    kvf__row_cut(m, t, 0, UINT32_MAX);
     m->n_slots[t] -= n << m->block_shift;
     kvf__promise_set(&m->blocks, &m->promise[t], m->promise[t] + d.promised);
     kvf__table_count(m, t, n_slots);

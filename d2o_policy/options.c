@@ -14,7 +14,7 @@ typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE 
     X(rho, rho, REAL, 0, 1, "(0, 1]", "Share of the prompt's tokens that a layer keeps on average; 1 never evicts.")   \
     X(budget_tokens, budget_tokens, COUNT, 0, KVF__MAX_TOKENS, "0 or [16, 1073741824]",                                \
       "Tokens that a layer keeps on average, in place of rho; 0 means rho.")                                           \
-    X(budget_bytes, budget_bytes, BYTES, 0, 0, "0 or bytes",                                                           \
+    X(budget_bytes, budget_bytes, BYTES, 0, 0, "bytes, as 0 or 64MiB",                                                 \
       "K and V of a sequence over all layers, in place of rho; 0 means rho.")                                          \
     X(min_tokens, min_tokens, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]",                                            \
       "Least budget per layer; without effect where redistribute is 0.")                                               \
@@ -131,6 +131,15 @@ static bool parse_count(const char *text, size_t n, int64_t *out) {
     return true;
 }
 
+static bool parse_bytes(const char *text, int64_t *out) {
+    static const char *const units[] = {"", "KiB", "MiB", "GiB"};
+    size_t digits = (size_t)(skip_digits(text) - text);
+    for (int i = 0; i < 4; i++)
+        if (!strcmp(text + digits, units[i]))
+            return parse_count(text, digits, out) && !__builtin_mul_overflow(*out, INT64_C(1) << (10 * i), out);
+    return false;
+}
+
 /* The number of a word in "a|b|c", -1 when it is none of them. */
 static int find_word(const char *words, const char *text) {
     size_t n = strlen(text);
@@ -190,7 +199,7 @@ static bool parse_into(kvf_policy_options *o, uint32_t i, const char *text) {
         memcpy(field, &real, sizeof real);
         return true;
     case BYTES:
-        if (!parse_count(text, strlen(text), &count)) return false;
+        if (!parse_bytes(text, &count)) return false;
         memcpy(field, &count, sizeof count);
         return true;
     case COUNT:
@@ -287,6 +296,9 @@ kvf_status kvf_policy_option_set(kvf_policy_options *options, const char *name, 
     kvf_policy_options o = *options;
     if (!parse_into(&o, (uint32_t)i, value)) return bad_value((uint32_t)i, value, err);
     kvf_status st = check_one(&o, (uint32_t)i, value, err);
+    /* Of a budget in tokens and one in bytes the later counts. */
+    if (details[i].kind == BYTES && o.budget_bytes) o.budget_tokens = 0;
+    if (details[i].offset == offsetof(kvf_policy_options, budget_tokens) && o.budget_tokens) o.budget_bytes = 0;
     if (!st) *options = o;
     return st;
 }

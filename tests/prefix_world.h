@@ -233,11 +233,11 @@ static inline uint64_t fingerprint(const world *w) {
     const kvf_manager *m = w->m;
     const kvf__cache *c = &m->cache;
     uint64_t h = 1;
-    uint32_t figures[] = {m->blocks.n_free,     m->blocks.n_idle,   m->blocks.n_promised,
-                          m->blocks.n_held_max, m->blocks.n_shared, m->pages.n_free,
-                          m->pages.n_promised,  m->n_seqs,          c->n_nodes,
-                          c->pages.n_free,      c->first,           c->last,
-                          c->order.n,           m->compacting};
+    uint32_t figures[] = {m->blocks.n_free,    m->blocks.n_idle,   m->blocks.n_promised,
+                          m->blocks.n_least,   m->blocks.n_shared, m->pages.n_free,
+                          m->pages.n_promised, m->n_seqs,          c->n_nodes,
+                          c->pages.n_free,     c->first,           c->last,
+                          c->order.n,          m->compacting};
     for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) h = mix(h, figures[i]);
     const uint64_t *stats = (const uint64_t *)(const void *)&c->stats;
     for (size_t i = 1; i < offsetof(kvf_prefix_stats, n_nodes) / 8; i++) h = mix(h, stats[i]);

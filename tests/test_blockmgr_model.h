@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "kvfold/profile.h"
+#include "view_mirror.h"
 
 enum { SEQS = 6, LAYERS = 3, GROUPS_MAX = 2, TABLES_MAX = LAYERS * GROUPS_MAX, BS = 8, ROW = 6, SLOTS = ROW * BS - 3 };
 enum { BLOCKS_MAX = 48, HOLDS = 6, PENDING_MAX = 512, NONE = -1 };
@@ -74,6 +75,9 @@ typedef struct world {
     int profiled;
     uint32_t layer_of[BLOCKS_MAX]; /* LAYERS: in no layer */
     uint64_t n_events[KVF_PROFILE_KINDS], taken, freed;
+    /* where its views have copies */
+    int mirrored;
+    view_mirror mirror;
 } world;
 
 #define CHECK(w, cond, ...)                                                                                          \
@@ -279,6 +283,13 @@ static inline void compare_profile(world *w, const refs *r) {
           "causes\n");
 }
 
+/* All of its fills go through here: a copy is right only when it gets every list. */
+static inline void fill_view(world *w, uint32_t which, const kvf_seq *seqs, uint32_t n_seqs, kvf_view *v) {
+    STATUS(w, kvf_view_fill(w->m, which, seqs, n_seqs, v), KVF_OK);
+    const char *wrong = w->mirrored ? mirror_send(&w->mirror, w->m, which, seqs, v) : NULL;
+    CHECK(w, !wrong, "view %u: %s\n", which, wrong);
+}
+
 static inline void compare(world *w) {
     kvf_error err = {""};
     CHECK(w, kvf_audit(w->m, &err) == KVF_OK, "audit: %s\n", err.text);
@@ -287,22 +298,26 @@ static inline void compare(world *w) {
     compare_figures(w, &r, &pr);
     if (w->profiled) compare_profile(w, &r);
     kvf_seq handles[SEQS];
+    int order[SEQS];
     uint32_t n = 0;
-    for (int i = 0; i < SEQS; i++)
-        if (w->s[i].alive) handles[n++] = w->s[i].handle;
-    kvf_view v;
-    STATUS(w, kvf_view_fill(w->m, w->step & 1, handles, n, &v), KVF_OK);
-    n = 0;
     for (int i = 0; i < SEQS; i++) {
         if (!w->s[i].alive) continue;
-        CHECK(w, v.next_pos[n] == w->s[i].next_pos, "next_pos %u, not %u\n", v.next_pos[n], w->s[i].next_pos);
+        uint32_t at = rnd(w, 3) ? n : rnd(w, n + 1); /* mostly the order of the last fill */
+        order[n] = order[at], handles[n] = handles[at];
+        order[at] = i, handles[at] = w->s[i].handle;
+        n++;
+    }
+    kvf_view v;
+    fill_view(w, rnd(w, 4) ? w->step & 1 : 0, handles, n, &v);
+    for (uint32_t at = 0; at < n; at++) {
+        int i = order[at];
+        CHECK(w, v.next_pos[at] == w->s[i].next_pos, "next_pos %u, not %u\n", v.next_pos[at], w->s[i].next_pos);
         for (uint32_t k = 0; k < w->n_tables; k++) {
             const table *t = &w->s[i].t[k];
-            compare_table(w, &v, n * w->n_tables + k, t);
+            compare_table(w, &v, at * w->n_tables + k, t);
             CHECK(w, !t->sure || t->p + t->fresh_used + private_blocks(t, &r) >= t->r,
                   "a reservation is not covered\n");
         }
-        n++;
     }
     for (int i = 0; i < HOLDS; i++)
         for (uint32_t s = 0; w->h[i].used && s < BS; s++)

@@ -158,7 +158,7 @@ static void op_fork(world *w) {
     *b = *a;
     b->handle = handle;
     kvf_view v;
-    STATUS(w, kvf_view_fill(w->m, 0, &handle, 1, &v), KVF_OK);
+    fill_view(w, 0, &handle, 1, &v);
     for (uint32_t k = 0; k < w->n_tables; k++) {
         table *t = &b->t[k];
         if (private_blocks(&a->t[k], &r)) a->t[k].sure = 0;
@@ -262,7 +262,7 @@ static void op_scores(world *w) {
     seen.scores++;
     s->has_scores = 1;
     kvf_view v;
-    STATUS(w, kvf_view_fill(w->m, 0, &s->handle, 1, &v), KVF_OK);
+    fill_view(w, 0, &s->handle, 1, &v);
     for (uint32_t k = 0; k < w->n_tables; k++) {
         table *t = &s->t[k];
         for (; !window_of(w, k) && t->n_pages < ceil_bs(n_slots[k]); t->n_pages++)
@@ -555,6 +555,7 @@ static void run(uint64_t seed, int windows, uint32_t n_groups, uint32_t n_blocks
     c.max_seqs = SEQS;
     c.max_slots = SLOTS;
     w.profiled = seed & 1;
+    c.view_copies = seed / 2 & 1;
     const uint32_t *layer_windows = all_windows[seed / 2 % (sizeof all_windows / sizeof all_windows[0])];
     if (windows) {
         memcpy(w.windows, layer_windows, sizeof w.windows);
@@ -565,6 +566,8 @@ static void run(uint64_t seed, int windows, uint32_t n_groups, uint32_t n_blocks
     if (w.profiled) c.profile = &pc;
     kvf_error err = {""};
     cr_assert_eq(kvf_manager_create(&c, &w.m, &err), KVF_OK, "%s", err.text);
+    w.mirrored = c.view_copies != 0;
+    if (w.mirrored) mirror_open(&w.mirror, w.m);
     for (int i = 0; i < 2; i++) w.lists[i] = (kvf_copy_list){w.items[i], 0, PENDING_MAX};
     for (uint32_t b = 0; b < n_blocks; b++)
         for (uint32_t s = 0; s < BS; s++) w.kv[b][s] = POISON;
@@ -572,6 +575,7 @@ static void run(uint64_t seed, int windows, uint32_t n_groups, uint32_t n_blocks
     w.op = "wind_up";
     wind_up(&w);
     kvf_manager_destroy(w.m);
+    if (w.mirrored) mirror_close(&w.mirror);
 }
 
 /* KVF_TEST_SEED=n runs that seed alone. */

@@ -92,6 +92,15 @@ Test(policy_options, bad_values_name_option_value_and_remedy) {
         {"rho", "0.2e999", "must be"},
         {"budget_tokens", "15", "budget_tokens 15: must be 0 or [16, 1073741824]"},
         {"budget_tokens", "99999999999", "must be"},
+        {"budget_bytes", "-1", "budget_bytes -1: must be bytes, as 0 or 64MiB"},
+        {"budget_bytes", "64MB", "must be"},
+        {"budget_bytes", "999999999999GiB", "must be"},
+        {"metric_share", "0", "metric_share 0: must be in (0, 1]"},
+        {"score_pool", "4", "score_pool 4: must be odd, in [1, 63]"},
+        {"score_pool", "65", "must be"},
+        {"score_window", "0", "score_window 0: must be in [1, 1048576]"},
+        {"score_norm", "k", "must be none|v"},
+        {"score_decay", "1.5", "must be in [0, 1]"},
         {"min_tokens", "-1", "must be"},
         {"min_tokens", "4294967296", "must be"},
         {"metric", "head", "metric head: must be head_minmax|raw|layer_minmax|mass|entropy"},
@@ -127,7 +136,7 @@ Test(policy_options, bad_values_name_option_value_and_remedy) {
     FAILS(kvf_policy_option_set(&o, "rhoo", "1", err), KVF_E_NOT_FOUND, "rhoo");
     FAILS(kvf_policy_option_set(&o, "rh", "1", err), KVF_E_NOT_FOUND, "rh");
     FAILS(kvf_policy_option_set(&o, NULL, "1", err), KVF_E_NOT_FOUND, "NULL");
-    FAILS(kvf_policy_options_init(&o, "lru", NULL, err), KVF_E_NOT_FOUND, "full, d2o, h2o and streaming");
+    FAILS(kvf_policy_options_init(&o, "lru", NULL, err), KVF_E_NOT_FOUND, "full, d2o, fold, ");
     FAILS(kvf_policy_options_init(&o, "d2o", "fast", err), KVF_E_NOT_FOUND, "default, paper, serving, authors");
     FAILS(kvf_policy_options_init(&o, "h2o", "paper", err), KVF_E_NOT_FOUND, "policy h2o has default");
 }

@@ -370,7 +370,9 @@ static void run(uint64_t seed, uint32_t n_steps, int profiled) {
     c.n_host_score_pages = w->n_host_pages;
     kvf_profile_config profile = kvf_profile_config_default();
     if (profiled) c.profile = &profile;
+    c.view_copies = 1;
     OK(kvf_manager_create(&c, &w->m, NULL));
+    mirror_open(&w->mirror, w->m);
     memset(w->mem, 0xff, sizeof w->mem);
     for (int i = 0; i < 2; i++) w->lists[i] = (kvf_copy_list){w->items[i], 0, COPIES_MAX};
     for (w->step = 0; w->step < n_steps; w->step++) {
@@ -398,6 +400,7 @@ static void run(uint64_t seed, uint32_t n_steps, int profiled) {
         cr_assert_gt(p.host_held_max, 0);
     }
     kvf_manager_destroy(w->m);
+    mirror_close(&w->mirror);
     free(w);
 }
 

@@ -70,6 +70,8 @@ typedef struct kvf_manager_config {
     /* [n_layers], copied: 0: every position is kept (until a policy evicts it); KVF_LAYER_NONE; else the layer's window. Tables
      * of a window have no score pages and are never compacted. NULL: all 0. */
     const uint32_t *layer_windows;
+    uint32_t
+        view_copies; /* 1: each view buffer has rows of its own and lists what has changed in it; 0: see kvf_view */
 } kvf_manager_config;
 
 /** A config with struct_size set and every default filled in; n_layers, n_kv_heads and n_blocks stay 0.
@@ -346,11 +348,12 @@ KVF_API KVF_CHECK kvf_status kvf_compact_cancel(kvf_manager *manager);
 /* ---- The view ------------------------------------------------------------------------------ */
 
 /* What a kernel gets for a batch, all layers at once. Table t = (i * n_layers + layer) * n_groups + group for
- * the i-th sequence of the batch. rows[row_offset[t] + b] is its b-th block; slot s lies in block s / block_size. */
+ * the i-th sequence of the batch. rows[row_offset[t] + b] is its b-th block; slot s lies in block s / block_size.
+ * A row's place follows from kvf_seq_index and has room for max_slots; what lies beyond a table's blocks is KVF_NO_BLOCK. */
 typedef struct kvf_view {
     size_t struct_size;
     uint32_t n_seqs, n_layers, n_groups, heads_per_group, block_size;
-    const uint32_t *rows;       /* block ids; base address fixed for the manager's life */
+    const uint32_t *rows; /* block ids; base address fixed for the manager's life (with view_copies: of the buffer) */
     const uint32_t *score_rows; /* score page ids, same offsets; KVF_NO_BLOCK where a table has none */
     const uint64_t *row_offset; /* [n_seqs][n_layers][n_groups] */
     const uint32_t *n_slots;    /* [n_seqs][n_layers][n_groups] */
@@ -361,11 +364,54 @@ typedef struct kvf_view {
 /** Fills one of the manager's two view buffers (double buffered: a step may use one while the next is filled).
  *  @param manager a manager. @param which 0 or 1. @param seqs the batch, in the order kernels will see.
  *  @param n_seqs at most max_seqs. @param out the view, filled wholly (struct_size too): its arrays are the manager's
- *  and hold until the same buffer is filled again; n_slots are those of now, rows follow later growth.
+ *  and hold until the same buffer is filled again; n_slots are those of now, rows follow later growth or, with view_copies,
+ *  do not.
  *  @own the manager's. @threads as the manager. @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_LIMIT.
- *  @cost O(n_seqs * tables), no allocation. */
+ *  @cost O(n_seqs * tables), with view_copies the changed entries besides; no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_view_fill(kvf_manager *manager, uint32_t which, const kvf_seq *seqs, uint32_t n_seqs,
                                            kvf_view *out);
+
+/* ---- Copies of the view: a device's memory --------------------------------------------------- */
+
+/* A kernel reads copies of a view's arrays, one for each buffer, that begin with all bytes 0xff. They are kept by sending what
+ * a fill lists. The view's arrays, the source of what is sent, change only when the same buffer is filled again: by
+ * then the copies out of it must be done, and so while one step runs the next can be filled and sent from the other one. */
+
+typedef enum kvf_view_array {
+    KVF_VIEW_ROWS = 0, /* uint32_t, as all but ROW_OFFSET */
+    KVF_VIEW_SCORE_ROWS = 1,
+    KVF_VIEW_ROW_OFFSET = 2, /* uint64_t */
+    KVF_VIEW_N_SLOTS = 3,
+    KVF_VIEW_NEXT_POS = 4,
+    KVF_VIEW_SEQ_INDEX = 5,
+    KVF_VIEW_ARRAYS = 6 /* one more than the last of this version */
+} kvf_view_array;
+
+typedef struct kvf_view_range {
+    uint64_t first; /* entries [first, first + n) of the array */
+    uint32_t n;
+    uint32_t array; /* kvf_view_array */
+} kvf_view_range;
+
+typedef struct kvf_view_changes {
+    size_t struct_size;
+    const kvf_view_range *ranges; /* ascending in array, then in the order of the batch; none overlap */
+    uint32_t n_ranges;
+    uint64_t n_bytes; /* of their entries */
+} kvf_view_changes;
+
+/** What the last fill of a buffer has changed in its arrays, against the fill before it of the same buffer.
+ *  @param manager a manager with view_copies. @param which 0 or 1.
+ *  @param out filled wholly (struct_size too); the ranges hold until the same buffer is filled again.
+ *  @own the manager's. @threads as the manager.
+ *  @errors KVF_E_INVALID, KVF_E_UNSUPPORTED (no view_copies). @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_view_read_changes(const kvf_manager *manager, uint32_t which, kvf_view_changes *out);
+
+/** Forgets what a buffer holds: its next fill lists all of its batch, for a copy that begins anew.
+ *  @param manager a manager with view_copies. @param which 0 or 1.
+ *  @own nothing. @threads as the manager. @errors KVF_E_INVALID, KVF_E_UNSUPPORTED (no view_copies).
+ *  @cost O(max_seqs * tables * blocks of max_slots), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_view_forget(kvf_manager *manager, uint32_t which);
 
 /* ---- Blocks held outside a table ------------------------------------------------------------ */
 
