@@ -85,16 +85,16 @@ static uint32_t node_of(const kvf_manager *m, uint32_t t, uint32_t i) {
     return kvf__pool_node(&m->blocks, kvf__row(m, t)[i]);
 }
 
-/* The first n blocks are those that an event writes; the others it reads and gives up. */
-static bool any_cached(const kvf_manager *m, uint32_t t, uint32_t n) {
+/* An event in place writes any of a table's blocks: what receives a merge is changed where it is, before it moves. */
+static bool any_cached(const kvf_manager *m, uint32_t t) {
     if (!m->cache.on || kvf__is_private(m, t)) return false;
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0, n = kvf__n_blocks(m, t); i < n; i++)
         if (node_of(m, t, i) != KVF_NO_BLOCK) return true;
     return false;
 }
 
-static void take_out_of_cache(kvf_manager *m, uint32_t t, uint32_t n) {
-    for (uint32_t i = n; i-- > 0;) {
+static void take_out_of_cache(kvf_manager *m, uint32_t t) {
+    for (uint32_t i = kvf__n_blocks(m, t); i-- > 0;) {
         uint32_t node = node_of(m, t, i);
         if (node != KVF_NO_BLOCK) m->cache.stats.removed += kvf__node_remove_all(&m->cache, node);
     }
@@ -108,7 +108,7 @@ static uint64_t find_aside(kvf_manager *m) {
         for (uint32_t t = m->entries[e].table; t < m->entries[e].table + m->n_groups; t++) {
             kvf__table *table = &m->tables[t];
             uint32_t n = kvf__blocks_for(m, m->entries[e].n_keep);
-            if (table->n_fresh || !any_cached(m, t, n)) continue;
+            if (table->n_fresh || !any_cached(m, t)) continue;
             table->n_aside = n;
             wanted += kvf__promise_owed(n, m->promise[t]);
         }
@@ -123,7 +123,7 @@ static void spare_cached(kvf_manager *m, uint64_t room) {
         for (uint32_t t = first; t < first + m->seq_tables; t++) {
             uint32_t n = m->tables[t].n_aside;
             if (!n) continue;
-            take_out_of_cache(m, t, n);
+            take_out_of_cache(m, t);
             wanted -= kvf__promise_owed(n, m->promise[t]);
             m->tables[t].n_aside = 0;
         }
@@ -131,7 +131,7 @@ static void spare_cached(kvf_manager *m, uint64_t room) {
     for (uint32_t e = 0; e < m->n_entries; e++)
         for (uint32_t t = m->entries[e].table; t < m->entries[e].table + m->n_groups; t++) {
             kvf__table *table = &m->tables[t];
-            if (table->n_aside && any_cached(m, t, table->n_aside)) table->n_fresh = table->n_aside;
+            if (table->n_aside && any_cached(m, t)) table->n_fresh = table->n_aside;
             table->n_aside = 0;
         }
 }

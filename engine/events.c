@@ -190,32 +190,53 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     return KVF_OK;
 }
 
-/* metric -> budget -> due -> events with the prompt's sums. */
-kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err) {
-    kvf__live *r = e->rows[row];
+/* metric -> budget: the sizes of a row whose prompt has ended. */
+static kvf_status find_sizes(kvf_engine *e, uint32_t row, kvf_error *err) {
+    const kvf__live *r = e->rows[row];
     kvf_policy_ops ops = kvf_policy_ops_resolve(r->policy.ops);
-    uint32_t index = e->view.seq_index[row], n_layers = e->info->n_layers;
     kvf_policy_batch b = batch_base(e);
     accumulators(e, e->prompt_sums, &b);
     int has_metric = ops.metric && e->batch_sums[row];
+    kvf_status st = KVF_OK;
+    if (has_metric) st = ops.metric(e->policies, e->stream, &b, row, r->n_prompt, e->variance, err);
+    if (st) return st;
+    return ops.budget(e->policies, e->view.seq_index[row], has_metric ? e->variance : NULL, r->n_prompt, err);
+}
+
+/* Score pages for a row whose events are the last of *n_events, from begin on. Layers without an event have one that moves
+ * their scores out of the sums. */
+static kvf_status take_scores(kvf_engine *e, uint32_t row, uint32_t begin, uint32_t *n_events, kvf_error *err) {
+    kvf__live *r = e->rows[row];
+    uint32_t n_layers = e->info->n_layers, due = begin;
+    for (uint32_t l = 0; l < n_layers; l++) {
+        uint32_t n_slots = layer_slots(e, row, l);
+        uint32_t keep = due < *n_events && e->events[due].layer == l ? e->events[due++].n_keep : n_slots;
+        e->batch_events[l] = (kvf_event){row, l, keep, KVF_EVENT_PROMPT};
+        for (uint32_t g = 0; g < e->n_groups; g++) e->table_slots[l * e->n_groups + g] = keep;
+    }
+    memcpy(e->events + begin, e->batch_events, n_layers * sizeof *e->events);
+    *n_events = begin + n_layers;
     kvf_status st;
-    if (has_metric && (st = ops.metric(e->policies, e->stream, &b, row, r->n_prompt, e->variance, err))) return st;
-    if ((st = ops.budget(e->policies, index, has_metric ? e->variance : NULL, r->n_prompt, err))) return st;
+    while ((st = kvf_seq_take_scores(e->manager, r->seq, e->table_slots)) == KVF_E_NO_BLOCKS) {
+        if ((st = make_room(e, n_events, err))) return st;
+        if (!e->rows[row]) return KVF_OK;
+    }
+    return st ? kvf__fail(err, st, "%s", kvf_manager_error(e->manager)) : KVF_OK;
+}
+
+/* metric -> budget -> due -> events with the prompt's sums, of all rows together. */
+kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row_begin, uint32_t row_end, kvf_error *err) {
     uint32_t n_events = 0;
-    if ((st = collect_first(e, row, KVF_AT_PROMPT_END, &n_events, err))) return st;
-    if (kvf_policy_n_arrays(&r->policy) && e->prompt_sums[row]) {
-        /* Layers without an event still move their scores out of the sums. */
-        uint32_t due = 0;
-        for (uint32_t l = 0; l < n_layers; l++) {
-            uint32_t n_slots = layer_slots(e, row, l);
-            uint32_t keep = due < n_events && e->events[due].layer == l ? e->events[due++].n_keep : n_slots;
-            e->batch_events[l] = (kvf_event){row, l, keep, KVF_EVENT_PROMPT};
-            for (uint32_t g = 0; g < e->n_groups; g++) e->table_slots[l * e->n_groups + g] = keep;
-        }
-        n_events = n_layers;
-        memcpy(e->events, e->batch_events, n_layers * sizeof *e->events);
-        if ((st = kvf_seq_take_scores(e->manager, r->seq, e->table_slots)))
-            return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
+    kvf_status st;
+    for (uint32_t row = row_begin; row < row_end; row++) {
+        const kvf__live *r = e->rows[row];
+        if (!r) continue;
+        if (!(kvf_policy_needs(&r->policy) & ~(uint32_t)KVF_NEEDS_ROW)) e->prompt_sums[row] = NULL; /* others' */
+        uint32_t begin = n_events;
+        if ((st = find_sizes(e, row, err))) return st;
+        if ((st = collect_first(e, row, KVF_AT_PROMPT_END, &n_events, err))) return st;
+        if (!kvf_policy_n_arrays(&r->policy) || !e->prompt_sums[row]) continue;
+        if ((st = take_scores(e, row, begin, &n_events, err))) return st;
     }
     return n_events ? run_events(e, n_events, e->prompt_sums, err) : KVF_OK;
 }

@@ -5,7 +5,7 @@
 
 /* A policy that never evicts gives the same pages, within rounding, whether a token was prefilled or decoded; all others,
  * and those whose column sums are the prompt's alone, must see the first run again. */
-static bool evicts(const kvf__req *r) { return r->bounded || kvf_policy_evicts(&r->options) || r->needs_extent; }
+static bool evicts(const kvf__req *r) { return r->bounded || kvf_policy_evicts(&r->options) || r->needs.extent; }
 
 /* Of tables that have got so many tokens, chunk by chunk. A window lets go of what is before it. */
 static uint64_t blocks_for(const kvf_sched *s, uint32_t slots) {
@@ -50,10 +50,10 @@ static uint64_t child_blocks(const kvf_sched *s, const kvf__req *r, const kvf_po
 
 static void size_needs(kvf__req *r) {
     uint32_t needs = kvf_policy_needs(&r->options);
-    r->needs_sums = (needs & KVF_NEEDS_COL_SUMS) != 0;
-    r->needs_all = (needs & (KVF_NEEDS_SQUARES | KVF_NEEDS_LOGPROBS)) != 0;
-    r->n_last = needs & KVF_NEEDS_LAST_ROWS ? r->options.score_window : 0;
-    r->needs_extent = r->needs_sums || r->needs_all || r->n_last;
+    r->needs = (kvf__needs){.sums = (needs & KVF_NEEDS_COL_SUMS) != 0,
+                            .all = (needs & (KVF_NEEDS_SQUARES | KVF_NEEDS_LOGPROBS)) != 0,
+                            .n_last = needs & KVF_NEEDS_LAST_ROWS ? r->options.score_window : 0};
+    r->needs.extent = r->needs.sums || r->needs.all || r->needs.n_last;
 }
 
 /* Fills in what follows from n_prompt, max_new and options; refuses what could not even run alone. */
@@ -74,7 +74,7 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
     /* The last token is sampled and never computed. */
     uint64_t last = (uint64_t)r->n_prompt + KVF__MAX(r->max_new, 1) - 1;
     r->max_table_slots = (uint32_t)KVF__MIN(last, s->config.max_context - 1);
-    if (r->needs_extent && r->n_prompt > s->config.max_prefill_tokens)
+    if (r->needs.extent && r->n_prompt > s->config.max_prefill_tokens)
         return kvf__fail(
             &s->error, KVF_E_NEVER_FITS,
             "n_prompt %u: policy %s keeps figures of the prompt, for which there is room for max_prefill_tokens %u: "
@@ -108,6 +108,8 @@ uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r) {
     uint64_t blocks = blocks_for(s, KVF__MAX(r->n_prefill, KVF__MIN(r->n_prefill + 1, r->max_table_slots)));
     return KVF__MAX(blocks, r->n_blocks);
 }
+
+uint64_t kvf__sched_prompt_blocks(const kvf_sched *s, const kvf__req *r) { return blocks_for(s, r->n_prompt); }
 
 /* Blocks spread evenly, the rest over the first tables. Which table will need them is not known yet; what is promised
  * counts in the pool as a whole. */
@@ -158,7 +160,7 @@ kvf_status kvf__sched_take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks)
         reserve.growth = 1;
     } else if (kvf__sched_shared_blocks(s, r)) {
         reserve.growth = 1;
-        blocks = KVF__MIN(blocks_for(s, r->n_prefill) + r->n_steady, found + r->n_blocks);
+        if (!r->varied || !r->n_held) blocks = KVF__MIN(blocks_for(s, r->n_prefill) + r->n_steady, found + r->n_blocks);
     }
     want_blocks(s, blocks);
     return kvf__sched_attach(s, r, &reserve);
@@ -275,7 +277,7 @@ undo:
 
 /* All or nothing: the request stays as it is unless everything was there. */
 kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
-    if (r->needs_extent && !kvf__sched_take_extent(s, r)) return KVF__ADMIT_LATER;
+    if (kvf__group_needs(s, r).extent && !kvf__sched_take_extent(s, r)) return KVF__ADMIT_LATER;
     kvf__admission result = open_sequence(s, r);
     if (result == KVF__ADMIT_NO_BLOCKS && r->match.n_tokens && s->running.n == 0) {
         kvf__sched_forget_match(r); /* nobody else will make room: what was found has to */

@@ -55,7 +55,8 @@ static inline uint32_t window_of(const world *w, uint32_t size) {
 static inline uint32_t sinks_of(const world *w) { return w->o.sinks; }
 
 /* Marks what stays: the window, the sinks, then the highest worth; NaN last, ties to the lower position. */
-static inline void keep_best(const head *h, const double *worth, uint32_t size, uint32_t window_begin, uint32_t sinks, bool *keep) {
+static inline void keep_best(const head *h, const double *worth, uint32_t size, uint32_t window_begin, uint32_t sinks,
+                             bool *keep) {
     for (uint32_t i = 0; i < h->n; i++) keep[i] = false;
     for (uint32_t n = 0; n < size; n++) {
         uint32_t best = UINT32_MAX;
@@ -125,7 +126,7 @@ static inline void evict(const world *w, head *h, uint32_t layer, uint32_t next_
     double worth[CAP];
     bool keep[CAP];
     for (uint32_t i = 0; i < h->n; i++)
-        worth[i] = is(w, "sirllm")                 ? (double)-logprob(w->seed, h->t[i].pos)
+        worth[i] = is(w, "sirllm")                ? (double)-logprob(w->seed, h->t[i].pos)
                    : w->o.score == KVF_SCORE_MEAN ? (double)(h->t[i].a / (float)(next_pos - h->t[i].pos))
                                                   : (double)h->t[i].a;
     if (is(w, "roco")) worth_roco(w, h, size, next_pos, worth);

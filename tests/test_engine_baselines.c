@@ -108,7 +108,8 @@ Test(engine_baselines, nothing_depends_on_chunks_threads_batch_or_the_cache) {
         uint32_t chunk, threads;
         int cache;
         bool together;
-    } ways[] = {{16, 1, 0, false}, {32, 3, 0, true}, {64, 2, 1, false}, {512, 1, 0, true}, {16, 2, 1, true}, {16, 1, 1, false}};
+    } ways[] = {{16, 1, 0, false}, {32, 3, 0, true}, {64, 2, 1, false},
+                {512, 1, 0, true}, {16, 2, 1, true}, {16, 1, 1, false}};
     job *want = calloc(N_JOBS, sizeof *want), *have = calloc(N_JOBS, sizeof *have);
     for (uint32_t p = 0; p < N_POLICIES; p++)
         for (uint32_t w = 0; w < sizeof ways / sizeof *ways; w++) {

@@ -105,7 +105,8 @@ Test(policy_baselines_edges, cam_samples_what_is_expected) {
         if (i == SEEDS)
             for (uint32_t slot = 0; slot < n_keep; slot++) {
                 const token *t = &w.heads[KV + 1].t[slot];
-                cr_assert(fabs(mean[slot] - t->v[3]) < 0.05, "slot %u: mean %g, expected %g", slot, mean[slot], t->v[3]);
+                cr_assert(fabs(mean[slot] - t->v[3]) < 0.05, "slot %u: mean %g, expected %g", slot, mean[slot],
+                          t->v[3]);
             }
         close_world(&w);
     }
@@ -229,10 +230,13 @@ Test(policy_baselines_edges, least_of_everything) {
         b.events = &e, b.n_events = 1, b.prompt_stride = L;
         b.prompt_sums = !strcmp(policies[p], "roco") ? some : none;
         b.prompt_last = none;
-        const char *lacks = is(&w, "roco") ? "prompt_squares" : w.o.score == KVF_SCORE_WINDOW ? "prompt_last" : "score pages";
+        const char *lacks = is(&w, "roco")                  ? "prompt_squares"
+                            : w.o.score == KVF_SCORE_WINDOW ? "prompt_last"
+                                                            : "score pages";
         kvf_status st = is(&w, "cam") || is(&w, "sirllm") ? KVF_E_STATE : KVF_E_INVALID;
         if (st == KVF_E_STATE) w.r->score_rows[0] = UINT32_MAX, w.r->score_rows[1] = UINT32_MAX;
-        for (uint32_t i = 0; st == KVF_E_STATE && i < w.r->n_tables * w.r->per_table; i++) w.r->score_rows[i] = UINT32_MAX;
+        for (uint32_t i = 0; st == KVF_E_STATE && i < w.r->n_tables * w.r->per_table; i++)
+            w.r->score_rows[i] = UINT32_MAX;
         FAILS(kvf_policy_ops_resolve(w.o.ops).match(w.r->state, NULL, &b, w.r->plan, err), st, lacks);
         close_world(&w);
     }

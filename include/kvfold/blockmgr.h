@@ -322,7 +322,7 @@ typedef struct kvf_compaction {
 /** Prepares a compaction: a table with any block that another sequence holds gets ceil(n_keep / block_size) fresh
  *  blocks, all such tables at once, and so does one with a block that kvf_block_hold or a pending copy holds; a private
  *  one is written in place. If several owners of a block are in the batch, all but the last get fresh blocks. Tables with
- *  cached blocks among those to be written get fresh blocks too as far as spare ones suffice for all of them; else,
+ *  cached blocks get fresh blocks too as far as spare ones suffice for all of them; else,
  *  sequence by sequence, their blocks and all that follows on them are taken out of the prefix cache. Until
  *  commit or cancel the sequences accept no append, fork or rollback.
  *  @param manager a manager with no compaction under way. @param items distinct (seq, layer). @param n_items how many,
