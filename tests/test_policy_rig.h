@@ -25,8 +25,9 @@ typedef struct rig {
     uint32_t *rows, *score_rows, *n_slots, *next_pos, *seq_index, *spare;
     uint64_t *row_offset;
     float **prompt_sums; /* [n_seqs], NULL or the caller's */
+    float **prompt_last; /* the same */
     size_t prompt_stride;
-    float *const *prompt_last, *const *prompt_squares; /* [n_seqs], or NULL */
+    float *const *prompt_squares; /* [n_seqs], or NULL */
     const float *const *prompt_logprobs;
     const float *logprobs;
     kvf_view view;
@@ -138,6 +139,7 @@ static inline rig *rig_new(rig_config c) {
     r->next_pos = calloc(c.n_seqs, sizeof *r->next_pos);
     r->seq_index = calloc(c.n_seqs, sizeof *r->seq_index);
     r->prompt_sums = calloc(c.n_seqs, sizeof *r->prompt_sums);
+    r->prompt_last = calloc(c.n_seqs, sizeof *r->prompt_last);
     r->row_offset = malloc(r->n_tables * sizeof *r->row_offset);
     for (uint32_t t = 0; t < r->n_tables; t++) r->row_offset[t] = (uint64_t)t * r->per_table;
     for (uint32_t i = 0; i < c.n_seqs; i++) r->seq_index[i] = i;
@@ -163,9 +165,9 @@ static inline rig *rig_new(rig_config c) {
 }
 
 static inline void rig_free(rig *r) {
-    void *all[] = {r->rows,           r->score_rows,   r->n_slots,     r->next_pos,    r->seq_index,
-                   r->spare,          r->row_offset,   r->prompt_sums, r->pages.k,     r->pages.pos,
-                   r->pages.key_norm, r->pages.weight, r->pages.bias,  r->scores.base, r->workspace};
+    void *all[] = {r->rows,       r->score_rows,  r->n_slots,   r->next_pos,   r->seq_index,      r->spare,
+                   r->row_offset, r->prompt_sums, r->pages.k,   r->pages.pos,  r->pages.key_norm, r->pages.weight,
+                   r->pages.bias, r->scores.base, r->workspace, r->prompt_last};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     kvf_policy_state_destroy(r->state);
     kvf_plan_destroy(r->plan);
@@ -226,8 +228,8 @@ static inline kvf_policy_batch rig_batch(rig *r) {
                               .pages = &r->pages,
                               .scores = &r->scores,
                               .prompt_sums = r->prompt_sums,
-                              .prompt_stride = r->prompt_stride,
                               .prompt_last = r->prompt_last,
+                              .prompt_stride = r->prompt_stride,
                               .prompt_squares = r->prompt_squares,
                               .prompt_logprobs = r->prompt_logprobs,
                               .logprobs = r->logprobs,
