@@ -40,7 +40,7 @@ static double effective_tokens(const float *x, uint32_t n) {
 /* Fewest tokens that hold the share of the sum. The least of them is found by halving the range of positive floats, which
  * as integers are in their own order: no copy is sorted. */
 static double holding_tokens(const float *x, uint32_t n, double share) {
-    double goal = share_sum(x, n) * share;
+    double goal = share_sum(x, n) * share * (1 - 1e-9); /* rounding of the sums asks for no token more */
     if (goal <= 0.0) return 0.0;
     uint32_t lo = 1, hi = 0x7f7fffffu; /* the largest number of which those at or above it reach the goal */
     while (lo < hi) {

@@ -60,12 +60,14 @@ static kvf_policy_options defaults(void) {
 
 kvf_status kvf_policy_options_read(kvf_policy_options *out, const kvf_policy_options *in, kvf_error *err) {
     kvf_status st = kvf__config_read(out, sizeof *out, in, "kvf_policy_options", err);
-    if (st || in->struct_size >= sizeof *out) return st;
+    if (st) return st;
+    size_t known = KVF__MIN(in->struct_size, sizeof *out);
     unsigned char all[sizeof *out];
     kvf_policy_options fill = defaults(); /* a field that the caller's version did not know keeps its default */
     memcpy(all, &fill, sizeof all);
-    memcpy(all, out, in->struct_size);
+    memcpy(all, out, known);
     memcpy(out, all, sizeof all);
+    out->struct_size = sizeof *out;
     return KVF_OK;
 }
 

@@ -165,7 +165,7 @@ def check_baselines(path, lines):
 
 
 def check_tasks():
-    path, lines = records("tasks.jsonl", "--policies", "3", "--tasks", "--ablation")
+    path, lines = records("tasks.jsonl", "--policies", "12", "--tasks", "--ablation")
     report = json.loads(run(path, "--json")[0])
     assert [(s["measure"], s["table"]) for s in report["sections"]] == [
         ("divergence", None), ("recall", None), ("needle", None), ("divergence", "4"), ("divergence", "9")]
@@ -190,6 +190,7 @@ def check_tasks():
     for table, base in (("4", "softmax"), ("9", "3:1")):  # the variant that is d2o as it is
         ablation = section(report, "divergence", table)
         assert ablation["baselines"] == [base] and group(ablation, "all")["units"] == 4, ablation["baselines"]
+    assert "reciprocal" in section(report, "divergence", "4")["policies"]  # the name is the table's own
     near(score(s, group(s, "all"), "fold", .2)["nll_more"][:1], [mean([c["nll"] - .04 for c in counted.values()])])
     text, _ = run(path)
     assert "Ablation, table 9: heavy hitters" in text and "Not counted" in text and "tracking, inside, context 1,024" in text

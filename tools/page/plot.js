@@ -2,7 +2,12 @@
 // What the pages share: figures as words, axes, tips, the parts a page is made of. Plots draw into a box of the width it
 // has, and again when that changes.
 const data = JSON.parse(document.getElementById("data").textContent);
-const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// A colour of the scheme; asked of the browser once a painting, since asking between changes makes it lay out again.
+const schemeColours = new Map();
+function css(name) {
+  if (!schemeColours.has(name)) schemeColours.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return schemeColours.get(name);
+}
 const esc = text => String(text).replace(/[&<>"]/g, c => "&#" + c.charCodeAt(0) + ";");
 const num = n => n === null || n === undefined ? "–" : Math.round(n).toLocaleString("en-US");
 const real = (x, digits) => x === null || x === undefined ? "–" : x.toFixed(digits);
@@ -60,6 +65,7 @@ function plot(box, paint) {
 let drawn = 0;
 function paintAll() {
   drawn = document.documentElement.clientWidth;
+  schemeColours.clear();
   plots.forEach(p => p());
 }
 addEventListener("resize", () => { if (document.documentElement.clientWidth !== drawn) paintAll(); });

@@ -169,9 +169,11 @@ static uint32_t options_name(input *in) {
 
 static uint32_t find_policy(input *in) {
     kvf__records *r = in->records;
-    kvf__policy_entry entry = {name(in, "policy", true), options_name(in), NULL};
-    for (uint32_t i = 0; i < r->n_policies; i++)
-        if (r->policies[i].label == entry.label && r->policies[i].options == entry.options) return i;
+    kvf__policy_entry entry = {name(in, "policy", true), name(in, "table", false), options_name(in), NULL};
+    for (uint32_t i = 0; i < r->n_policies; i++) {
+        const kvf__policy_entry *p = &r->policies[i];
+        if (p->label == entry.label && p->table == entry.table && p->options == entry.options) return i;
+    }
     kvf__policy_entry *policies = kvf__grown(r->policies, r->n_policies, &r->policies_capacity, sizeof *policies);
     if (!policies) return no_memory(in), 0;
     r->policies = policies;

@@ -165,10 +165,11 @@ static void sort_rhos(kvf__records *r) {
 
 /* ---- Names of policies ---------------------------------------------------------------------------------------- */
 
-/* Whether another policy of that label has another value of an option. */
+/* Whether another policy of that label (and table) has another value of an option. */
 static bool option_differs(const kvf__records *r, json_t *const *options, uint32_t policy, const char *key) {
+    const kvf__policy_entry *p = &r->policies[policy];
     for (uint32_t i = 0; i < r->n_policies; i++)
-        if (r->policies[i].label == r->policies[policy].label &&
+        if (r->policies[i].label == p->label && r->policies[i].table == p->table &&
             !json_equal(json_object_get(options[i], key), json_object_get(options[policy], key)))
             return true;
     return false;

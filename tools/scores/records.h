@@ -50,6 +50,7 @@ typedef struct kvf__cell {
 
 typedef struct kvf__policy_entry {
     uint32_t label;   /* name: as the run calls it */
+    uint32_t table;   /* name: of the ablation that it is a variant in */
     uint32_t options; /* name: JSON of its options, those of the budget left out */
     char *shown;      /* the label, and the options by which it differs from others of that label */
 } kvf__policy_entry;
