@@ -345,6 +345,16 @@ const kvf_manager *kvf_engine_manager(const kvf_engine *e, const kvf_policy_stat
     return e->manager;
 }
 
+uint32_t kvf_engine_sample_seq_index(const kvf_engine *e, kvf_request request, uint32_t sample) {
+    uint32_t index;
+    for (const kvf__live *r = e->first; r; r = r->next) {
+        if ((r->group ? r->group->id : r->id) != request || r->index != sample || (r->group && r->group->beams))
+            continue;
+        return r->seq && !kvf_seq_index(e->manager, r->seq, &index) ? index : UINT32_MAX;
+    }
+    return UINT32_MAX;
+}
+
 uint32_t kvf_engine_seq_index(const kvf_engine *e, kvf_request request) {
     const kvf__live *r = kvf__live_find(e, request);
     uint32_t index;

@@ -158,7 +158,6 @@ static kvf_status size_sample(kvf_sched *s, const kvf_policy_options *options, k
     if (!options)
         return kvf__fail(&s->error, KVF_E_INVALID, "options: is NULL: fill them with kvf_policy_options_init");
     kvf_status status = kvf_policy_options_read(&candidate->options, options, &s->error);
-    candidate->options.struct_size = sizeof candidate->options;
     return status == KVF_OK ? kvf__sched_size_request(s, candidate) : status;
 }
 

@@ -58,7 +58,7 @@ static void log_line(void *ctx, kvf_log_level level, const char *line) {
     if (level >= KVF_LOG_WARN) kvf__say("warning: %s", line);
 }
 
-kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_policy_options *policy, bool any) {
+kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model) {
     kvf_engine_config config = kvf_engine_config_default();
     config.model = model;
     config.n_threads = cli->threads;
@@ -77,17 +77,26 @@ kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const
                      : !strcmp(cli->preempt, "recompute") ? KVF_PREEMPT_RECOMPUTE
                                                           : KVF_PREEMPT_AUTO;
     config.fast_activations = cli->fast_activations;
+    if (!cli->quiet) config.log.write = log_line;
+    return config;
+}
+
+kvf_engine *kvf__engine_open(const kvf_engine_config *config) {
+    kvf_engine *engine = NULL;
+    kvf_error err = {""};
+    kvf_status st = kvf_engine_create(config, &engine, &err);
+    if (!st) return engine;
+    kvf__say_option(err.text[0] ? err.text : kvf_status_text(st));
+    return NULL;
+}
+
+kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_policy_options *policy, bool any) {
+    kvf_engine_config config = kvf__engine_config(cli, model);
     uint32_t n_arrays = kvf_policy_n_arrays(policy);
     config.n_score_arrays = any && n_arrays <= 3 ? 0 : n_arrays; /* the engine's own number serves every policy */
     config.want_mass_bias = any || policy->merge == KVF_MERGE_MASS;
     config.profile = kvf__watch_profile(cli);
-    if (!cli->quiet) config.log.write = log_line;
-    kvf_engine *engine = NULL;
-    kvf_error err = {""};
-    kvf_status st = kvf_engine_create(&config, &engine, &err);
-    if (!st) return engine;
-    kvf__say_option(err.text[0] ? err.text : kvf_status_text(st));
-    return NULL;
+    return kvf__engine_open(&config);
 }
 
 /* ---- Policy ------------------------------------------------------------------------------------------- */

@@ -240,6 +240,11 @@ KVF_API const kvf_manager *kvf_engine_manager(const kvf_engine *engine, const kv
  *  @param engine an engine. @param request a request. @own nothing. @threads as the engine. @errors none. @cost O(1). */
 KVF_API uint32_t kvf_engine_seq_index(const kvf_engine *engine, kvf_request request);
 
+/** The same for one sample of a request: in on_logits that of the policy which gave the logits.
+ *  @param engine an engine. @param request a request. @param sample its index. @own nothing. @threads as the engine, also from
+ *  within a callback. @errors none: UINT32_MAX when it is not running, and for beams. @cost O(requests). */
+KVF_API uint32_t kvf_engine_sample_seq_index(const kvf_engine *engine, kvf_request request, uint32_t sample);
+
 /* ---- Cached prompts in files ---------------------------------------------------------------- */
 
 typedef struct kvf_prompt_file {
