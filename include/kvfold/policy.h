@@ -45,6 +45,7 @@ typedef enum kvf_score {
     KVF_SCORE_WINDOW /* the rows of the last score_window queries alone */
 } kvf_score;
 typedef enum kvf_score_norm { KVF_SCORE_NORM_NONE, KVF_SCORE_NORM_V } kvf_score_norm;
+typedef enum kvf_match { KVF_MATCH_KEY, KVF_MATCH_VALUE } kvf_match;
 typedef enum kvf_scope { KVF_SCOPE_HEAD, KVF_SCOPE_LAYER } kvf_scope;
 typedef enum kvf_merge {
     KVF_MERGE_PAPER,
@@ -94,6 +95,7 @@ typedef struct kvf_policy_options {
     kvf_score_norm score_norm;
     uint32_t score_pool; /* odd kernel of an average over neighbours by position, before the window; 1: none */
     double score_decay;  /* factor of what was scored before, at the end of a later prompt segment, [0, 1] */
+    kvf_match match;     /* whose cosines find the nearest kept token, and are gated and weighed: keys', or values' */
 } kvf_policy_options;
 
 typedef struct kvf_policy_option_info {
@@ -363,7 +365,7 @@ typedef struct kvf_policy_batch {
 typedef struct kvf_plan_entry {
     uint32_t slot;   /* evicted, before the event; entries of a head ascend by position */
     uint32_t target; /* nearest kept slot, before the event; UINT32_MAX with merge none */
-    float u;         /* cosine of the two keys */
+    float u;         /* cosine of the two keys, with match value of the two values */
     uint32_t merge;  /* 1: merged into target, 0: dropped; set by gate */
 } kvf_plan_entry;
 

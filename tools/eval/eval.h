@@ -31,7 +31,7 @@ typedef struct kvf__eval_policy {
     kvf_policy_options options; /* rho is the cell's */
     json_t *json;               /* the options as texts, without those of the budget */
     const char *table;          /* of the paper, for an ablation; or NULL */
-    bool seeded;                /* draws: a cell for each seed */
+    const char *seed_option;    /* of a policy that draws: a cell for each seed; or NULL */
 } kvf__eval_policy;
 
 typedef struct kvf__eval_policies {

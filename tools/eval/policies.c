@@ -94,7 +94,7 @@ static bool set_common(const kvf__cli *cli, const kvf_model_info *info, kvf__eva
 /* The options as texts; what differs from cell to cell left out. */
 static bool is_of_cell(const char *option) {
     return !strcmp(option, "rho") || !strcmp(option, "budget_tokens") || !strcmp(option, "budget_bytes") ||
-           !strcmp(option, "seed");
+           !strcmp(option, "cam_seed");
 }
 
 static json_t *options_json(const kvf_policy_options *options) {
@@ -110,9 +110,12 @@ static json_t *options_json(const kvf_policy_options *options) {
     return json;
 }
 
-static bool has_seed(const kvf_policy_options *options) {
-    char value[64];
-    return !kvf_policy_option_get(options, "seed", value, sizeof value);
+/* The option that seeds a policy's draws, NULL where it draws nothing: cam alone does, in its mode sample. */
+static const char *seed_option(const kvf_policy_options *options) {
+    char mode[64];
+    bool draws = !strcmp(options->ops->name, "cam") && !kvf_policy_option_get(options, "cam_mode", mode, sizeof mode) &&
+                 !strcmp(mode, "sample");
+    return draws ? "cam_seed" : NULL;
 }
 
 static bool add(const kvf__eval_policy *p, const char *spec, kvf__eval_policies *policies) {
@@ -175,7 +178,7 @@ bool kvf__eval_policy_add(const kvf__cli *cli, const kvf_model_info *info, const
         kvf__say("--policies %s: %s", kvf__shown(spec).text, err.text[0] ? err.text : kvf_status_text(st));
         return false;
     }
-    p.seeded = has_seed(&p.options);
+    p.seed_option = seed_option(&p.options);
     p.json = options_json(&p.options);
     if (p.json && add(&p, spec, policies)) return true;
     json_decref(p.json);

@@ -57,7 +57,7 @@ static bool nth_cell(const plan *p, const kvf__eval_item *item, uint32_t *policy
                      kvf__eval_cell *out) {
     if (*policy == p->policies.n) return false;
     const kvf__eval_policy *e = &p->policies.list[*policy];
-    bool seeded = e->seeded && !item->task;
+    bool seeded = e->seed_option && !item->task;
     *out = (kvf__eval_cell){.policy = e, .rho = p->rhos[*rho], .seed = item->seed};
     if (seeded) out->seed = (uint64_t)p->seeds[*seed];
     if (seeded && ++*seed < p->n_seeds) return true;
