@@ -7,8 +7,8 @@ static kvf_status check_blocks(const kvf__cache *c, uint32_t node, kvf_error *er
     uint32_t n_idle = 0;
     for (uint32_t k = 0; k < c->n_tables; k++) {
         uint32_t id = kvf__node_blocks(c, node)[k];
-        if (id >= c->blocks->n || c->blocks->nodes[id] != node)
-            return BROKEN("node %u: its block %u is none, or names another node", node, id);
+        if (!kvf__pool_has(kvf__cache_pool(c, k), id) || c->blocks->nodes[id] != node)
+            return BROKEN("node %u: its block %u is none, or of another class, or names another node", node, id);
         n_idle += !kvf__pool_refs(c->blocks, id);
     }
     if (n_idle != c->nodes[node].n_idle)
@@ -138,9 +138,9 @@ static kvf_status check_seq(const kvf_manager *m, uint32_t index, kvf_error *err
     return KVF_OK;
 }
 
-static kvf_status check_counts(const kvf__cache *c, uint32_t n_nodes, kvf_error *err) {
+static kvf_status check_counts(const kvf__cache *c, uint32_t n_blocks, uint32_t n_nodes, kvf_error *err) {
     uint32_t n_cached = 0;
-    for (uint32_t id = 0; id < c->blocks->n; id++) n_cached += c->blocks->nodes[id] != KVF_NO_BLOCK;
+    for (uint32_t id = 0; id < n_blocks; id++) n_cached += c->blocks->nodes[id] != KVF_NO_BLOCK;
     if (n_nodes != c->n_nodes || n_cached != n_nodes * c->n_tables)
         return BROKEN("nodes: n_nodes %u, counted %u; %u blocks are cached", c->n_nodes, n_nodes, n_cached);
     if (c->stats.stored < c->stats.evicted + c->stats.removed + n_nodes)
@@ -169,7 +169,7 @@ kvf_status kvf__cache_audit(const kvf_manager *m, kvf_error *err) {
         if (!s) s = check_blocks(c, i, err);
         if (!s) s = check_hash(c, i, err);
     }
-    if (!s) s = check_counts(c, n_nodes, err);
+    if (!s) s = check_counts(c, m->config.n_blocks, n_nodes, err);
     if (!s) s = check_order(c, n_idle, err);
     if (!s) s = check_eviction(c, err);
     if (!s && n_snapshots != c->stats.n_snapshots)

@@ -10,13 +10,26 @@ static uint32_t buckets_for(uint32_t n_max) {
     return n;
 }
 
+/* As many as the class has blocks for that has the fewest a layer. */
+static uint32_t nodes_for(const kvf_manager_config *config, uint32_t n_tables) {
+    uint32_t n_groups = n_tables / config->n_layers, n = UINT32_MAX;
+    if (config->n_classes == 1) return config->n_blocks / n_tables;
+    for (uint32_t i = 0; i < config->n_classes; i++) {
+        uint32_t n_layers = 0;
+        for (uint32_t l = 0; l < config->n_layers; l++) n_layers += config->layer_class[l] == i;
+        n = KVF__MIN(n, config->classes[i].n_blocks / (n_layers * n_groups));
+    }
+    return n;
+}
+
 void kvf__cache_carve(kvf__cache *c, kvf__slab *slab, const kvf_manager_config *config, uint32_t n_tables) {
     c->on = config->prefix_cache != 0;
     if (!c->on) return;
     c->n_tables = n_tables;
     c->block_size = config->block_size;
     c->eviction = (kvf_prefix_eviction)config->prefix_eviction;
-    c->n_max = config->n_blocks / n_tables;
+    c->n_max = nodes_for(config, n_tables);
+    if (config->n_classes > 1) c->table_class = kvf__slab_take(slab, n_tables, sizeof *c->table_class);
     c->bucket_mask = buckets_for(c->n_max) - 1;
     size_t n = c->n_max, n_blocks = 0;
     if (!kvf__mul(n, n_tables, &n_blocks)) slab->bad = true;
@@ -38,9 +51,13 @@ void kvf__cache_carve(kvf__cache *c, kvf__slab *slab, const kvf_manager_config *
 
 void kvf__cache_init(kvf__cache *c, kvf__pool *blocks, const kvf_manager_config *config, uint64_t seed) {
     if (!c->on) return;
-    blocks->cache = c;
-    blocks->nodes = c->node_of;
+    for (uint32_t i = 0; i < config->n_classes; i++) {
+        blocks[i].cache = c;
+        blocks[i].nodes = c->node_of;
+    }
     c->blocks = blocks;
+    for (uint32_t k = 0; c->table_class && k < c->n_tables; k++)
+        c->table_class[k] = config->layer_class[k / (c->n_tables / config->n_layers)];
     memset(c->node_of, 0xff, config->n_blocks * sizeof *c->node_of); /* KVF_NO_BLOCK */
     c->seed = seed;
     for (uint32_t i = 0; i < c->n_max; i++) {
@@ -135,7 +152,7 @@ void kvf__node_rebase(kvf__cache *c, uint32_t node, const uint32_t *blocks) {
     uint32_t *own = kvf__node_blocks(c, node), was_idle = c->nodes[node].n_idle;
     for (uint32_t t = 0; t < c->n_tables; t++) {
         if (own[t] == blocks[t]) continue;
-        uint32_t fell_free = kvf__pool_uncache(c->blocks, own[t]);
+        uint32_t fell_free = kvf__pool_uncache(kvf__cache_pool(c, t), own[t]);
         c->nodes[node].n_idle -= fell_free;
         if (fell_free && c->gone) c->gone(c->gone_ctx, own[t]);
         own[t] = blocks[t];
@@ -152,8 +169,8 @@ void kvf__node_grow(kvf__cache *c, uint32_t node, const kvf__walk *w, const uint
     c->stats.stored++;
 }
 
-static void uncache_told(kvf__cache *c, uint32_t id) {
-    if (kvf__pool_uncache(c->blocks, id)) c->gone(c->gone_ctx, id);
+static void uncache_told(kvf__cache *c, uint32_t k, uint32_t id) {
+    if (kvf__pool_uncache(kvf__cache_pool(c, k), id)) c->gone(c->gone_ctx, id);
 }
 
 void kvf__node_remove(kvf__cache *c, uint32_t node) {
@@ -163,9 +180,9 @@ void kvf__node_remove(kvf__cache *c, uint32_t node) {
     kvf__node_end_priority(c, node);
     if (n->n_idle) kvf__order_leave(c, node);
     if (c->gone)
-        for (uint32_t t = c->n_tables; t-- > 0;) uncache_told(c, blocks[t]);
+        for (uint32_t t = c->n_tables; t-- > 0;) uncache_told(c, t, blocks[t]);
     else
-        for (uint32_t t = c->n_tables; t-- > 0;) (void)kvf__pool_uncache(c->blocks, blocks[t]);
+        for (uint32_t t = c->n_tables; t-- > 0;) (void)kvf__pool_uncache(kvf__cache_pool(c, t), blocks[t]);
     leave_bucket(c, node);
     unlink_sibling(c, node);
     if (c->hint == node) c->hint = n->parent;

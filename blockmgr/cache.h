@@ -63,8 +63,9 @@ typedef struct kvf__snapshot_list {
 } kvf__snapshot_list;
 
 typedef struct kvf__cache {
-    bool on, zero_hash; /* zero_hash: the tests' hook, every hash is 0 */
-    kvf__pool *blocks;
+    bool on, zero_hash;    /* zero_hash: the tests' hook, every hash is 0 */
+    kvf__pool *blocks;     /* [n_classes] */
+    uint32_t *table_class; /* [n_tables]; NULL: all of the first */
     uint32_t n_max, n_nodes, n_tables, block_size;
     uint32_t bucket_mask;
     kvf_prefix_eviction eviction;
@@ -92,6 +93,11 @@ typedef struct kvf__cache {
 
 void kvf__cache_carve(kvf__cache *c, kvf__slab *slab, const kvf_manager_config *config, uint32_t n_tables);
 void kvf__cache_init(kvf__cache *c, kvf__pool *blocks, const kvf_manager_config *config, uint64_t seed);
+
+/* That of a node's k-th block. */
+static inline kvf__pool *kvf__cache_pool(const kvf__cache *c, uint32_t k) {
+    return c->table_class ? &c->blocks[c->table_class[k]] : c->blocks;
+}
 
 static inline uint32_t *kvf__node_blocks(const kvf__cache *c, uint32_t node) {
     return c->node_blocks + (size_t)node * c->n_tables;
@@ -142,8 +148,8 @@ void kvf__order_enter(kvf__cache *c, uint32_t node);
 void kvf__order_leave(kvf__cache *c, uint32_t node);
 /* The node became idle only now: it goes later. */
 void kvf__order_touch(kvf__cache *c, uint32_t node);
-/* Frees at least one block: the invariant promised <= free + idle says that there is one. */
-void kvf__cache_evict(kvf__cache *c);
+/* Frees at least one block of a pool: the invariant promised <= free + idle says that there is one. */
+void kvf__cache_evict(kvf__cache *c, const kvf__pool *p);
 void kvf__node_set_priority(kvf__cache *c, uint32_t node, uint32_t priority, uint64_t duration);
 /* Ends a node's priority, so that nothing of it is left in the heap of deadlines. */
 void kvf__node_end_priority(kvf__cache *c, uint32_t node);

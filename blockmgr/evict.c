@@ -96,9 +96,9 @@ void kvf__order_touch(kvf__cache *c, uint32_t node) {
 
 /* The first of the order or, as long as something follows on it, a tail of that. A descent goes on from where the last
  * one for the same node has ended. */
-void kvf__cache_evict(kvf__cache *c) {
-    uint32_t n_free = c->blocks->n_free;
-    while (c->blocks->n_free == n_free) {
+void kvf__cache_evict(kvf__cache *c, const kvf__pool *p) {
+    uint32_t n_free = p->n_free;
+    while (p->n_free == n_free) {
         uint32_t chosen = c->eviction == KVF_PREFIX_LRU ? c->first : c->order.nodes[0];
         uint32_t at = c->chosen == chosen ? c->hint : chosen;
         while (c->nodes[at].child != KVF__NO_NODE) at = c->nodes[c->nodes[at].child].prev; /* the oldest */

@@ -155,7 +155,7 @@ static kvf_status check_match(kvf_manager *m, const kvf__walk *w, const kvf_pref
 typedef struct chain {
     uint32_t n, n_tokens;
     uint32_t n_idle; /* nodes all of whose blocks are */
-    uint64_t n_idle_blocks;
+    kvf__counts idle_blocks;
     bool covered; /* the last node covers slots beyond n_tokens */
 } chain;
 
@@ -164,7 +164,9 @@ static chain look_at_chain(const kvf__cache *c, uint32_t n_tokens, uint32_t n_ch
     for (uint32_t d = 0; d < n_chain; d++) {
         uint32_t n = c->nodes[c->chain[d]].n_idle;
         h.n_idle += n == c->n_tables;
-        h.n_idle_blocks += n;
+        if (!c->table_class) h.idle_blocks.of[0] += n;
+        for (uint32_t k = 0; c->table_class && n && k < c->n_tables; k++)
+            h.idle_blocks.of[c->table_class[k]] += !kvf__pool_refs(c->blocks, kvf__node_blocks(c, c->chain[d])[k]);
     }
     uint32_t filled = n_tokens % c->block_size;
     h.covered = filled && c->nodes[c->chain[n_chain - 1]].n_tokens > filled;
@@ -176,12 +178,12 @@ static uint32_t count_table(const kvf_manager *m, uint32_t k, const chain *h, bo
     const kvf__cache *c = &m->cache;
     bool last_held = false;
     if (h->n_tokens % c->block_size)
-        last_held = kvf__pool_holders(&m->blocks, kvf__node_blocks(c, c->chain[h->n - 1])[k]) != 0;
+        last_held = kvf__pool_holders(m->blocks, kvf__node_blocks(c, c->chain[h->n - 1])[k]) != 0;
     if (growth) return h->n - (h->covered || last_held);
     uint32_t n_private = h->n_idle;
     for (uint32_t d = 0; d < h->n && h->n_idle < h->n; d++) {
         uint32_t n = c->nodes[c->chain[d]].n_idle;
-        if (n < c->n_tables) n_private += !kvf__pool_holders(&m->blocks, kvf__node_blocks(c, c->chain[d])[k]);
+        if (n < c->n_tables) n_private += !kvf__pool_holders(m->blocks, kvf__node_blocks(c, c->chain[d])[k]);
     }
     return n_private - (h->covered && !last_held);
 }
@@ -193,7 +195,9 @@ static void attach_rows(kvf_manager *m, uint32_t first, const chain *h) {
     for (uint32_t d = 0; d < h->n; d++) {
         const uint32_t *restrict blocks = kvf__node_blocks(c, c->chain[d]);
         uint32_t *restrict row = kvf__row(m, first) + d;
-        kvf__pool_attach(&m->blocks, blocks, n_tables, c->nodes[c->chain[d]].n_idle == n_tables);
+        bool all_idle = c->nodes[c->chain[d]].n_idle == n_tables;
+        if (all_idle) kvf__pool_attach_idle(c->blocks, blocks, n_tables);
+        for (uint32_t k = 0; !all_idle && k < n_tables; k++) kvf__pool_attach(kvf__cache_pool(c, k), blocks[k]);
         for (uint32_t k = 0; k < n_tables; k++, row += row_capacity) *row = blocks[k];
     }
 }
@@ -220,16 +224,16 @@ static kvf__reservation reservation_of(const kvf_manager *m, uint32_t t, const k
 
 /* Leaves in the cache's ids what each table will be owed. */
 static kvf_status check_promises(const kvf_manager *m, uint32_t first, const kvf_reserve *reserve, const chain *h) {
-    kvf__owed owed = {0, 0, 0, 0};
+    kvf__owed owed = {.pages = 0};
     for (uint32_t k = 0; k < m->seq_tables; k++) {
         kvf__reservation r = reservation_of(m, first + k, reserve, k);
         m->cache.ids[k] = r.blocks ? kvf__promise_owed(r.blocks, count_table(m, k, h, r.growth)) : 0;
-        owed.blocks += m->cache.ids[k];
+        owed.blocks.of[kvf__class_of(m, k)] += m->cache.ids[k];
         owed.pages += r.pages;
-        owed.blocks_before += m->promise[first + k];
+        owed.blocks_before.of[kvf__class_of(m, k)] += m->promise[first + k];
         owed.pages_before += m->page_promise[first + k];
     }
-    return kvf__check_owed(m, &owed, h->n_idle_blocks);
+    return kvf__check_owed(m, &owed, h->idle_blocks);
 }
 
 static kvf_status check_empty(const kvf_manager *m, uint32_t index) {
@@ -264,8 +268,10 @@ static void attach(kvf_manager *m, uint32_t index, const kvf_reserve *reserve, c
         count_attached(m, first, h);
     }
     for (uint32_t d = 0; d < h->n; d++) kvf__node_attached(c, c->chain[d]);
-    m->blocks.n_idle -= (uint32_t)h->n_idle_blocks;
-    kvf__pool_note_held(&m->blocks);
+    for (uint32_t i = 0; i < m->config.n_classes; i++) {
+        m->blocks[i].n_idle -= (uint32_t)h->idle_blocks.of[i];
+        kvf__pool_note_held(&m->blocks[i]);
+    }
     m->seqs[index].next_pos = n_tokens;
     m->seqs[index].known_at = 0;
     uint32_t n_whole = n_tokens / c->block_size;
@@ -352,7 +358,8 @@ kvf_status kvf_prefix_stats_read(const kvf_manager *manager, kvf_prefix_stats *o
     now.struct_size = out->struct_size;
     now.n_nodes = c->n_nodes;
     now.n_cached = c->n_nodes * c->n_tables;
-    now.n_idle = manager->blocks.n_idle;
+    now.n_idle = 0;
+    for (uint32_t i = 0; i < manager->config.n_classes; i++) now.n_idle += manager->blocks[i].n_idle;
     now.n_snapshot_pages = c->snapshots[0].n_pages + c->snapshots[1].n_pages;
     now.snapshot_bytes = now.n_snapshot_pages * manager->config.snapshot_page_bytes;
     memcpy(out, &now, KVF__MIN(out->struct_size, sizeof now));

@@ -85,8 +85,8 @@ static uint32_t entry_of(const storing *s, uint32_t k, uint32_t depth) {
  * later position, so that what all tables' states say at the beginning holds for each. */
 static bool gather(const storing *s, uint32_t depth, uint32_t *restrict blocks) {
     const kvf_manager *m = s->m;
-    const uint32_t *restrict row = kvf__row(m, s->first) + depth, *restrict nodes = m->blocks.nodes;
-    const uint8_t *restrict states = m->blocks.states;
+    const uint32_t *restrict row = kvf__row(m, s->first) + depth, *restrict nodes = m->blocks->nodes;
+    const uint8_t *restrict states = m->blocks->states;
     uint32_t not_new = 0, n = m->seq_tables, row_capacity = m->row_capacity;
     if (s->n_dropped) {
         for (uint32_t k = 0; k < n; k++) {

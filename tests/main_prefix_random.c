@@ -99,6 +99,15 @@ static void run(unsigned long seed, unsigned long n_operations, uint64_t *n_hits
     const uint32_t windows[3] = {(uint32_t)(salt >> 20) % 3 * 7, (uint32_t)(salt >> 16) % 20,
                                  (uint32_t)(salt >> 12) % 2};
     if (seed % 3 == 0) config.layer_windows = windows;
+    /* Layers of two classes, every seventh time. */
+    const uint32_t layer_class[3] = {0, 1, (uint32_t)(salt >> 8) & 1};
+    kvf_block_class classes[2] = {{.n_blocks = 1 + (uint32_t)(salt >> 44) % (config.n_blocks - 1)}};
+    classes[1].n_blocks = config.n_blocks - classes[0].n_blocks;
+    if (seed % 7 == 3 && config.n_layers > 1) {
+        config.n_classes = 2;
+        config.classes = classes;
+        config.layer_class = layer_class;
+    }
     seed_now = seed;
     world_open(w, config, seed);
     w->m->cache.zero_hash = seed % 5 == 4;
@@ -111,7 +120,9 @@ static void run(unsigned long seed, unsigned long n_operations, uint64_t *n_hits
     for (uint32_t q = 0; q < N_SEQS; q++) op_free(w, q);
     op_copies_done(w);
     op_forget(w, 0);
-    MUST(w->m->blocks.n_free == w->n_blocks && !w->m->cache.n_nodes, "blocks are missing", w->m->blocks.n_free, 0);
+    kvf_occupancy o = {.struct_size = sizeof o};
+    MUST(!kvf_occupancy_read(w->m, &o, NULL) && o.blocks.n_free == w->n_blocks && !w->m->cache.n_nodes,
+         "blocks are missing", o.blocks.n_free, 0);
     kvf_manager_destroy(w->m);
 }
 

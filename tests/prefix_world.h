@@ -217,7 +217,7 @@ static inline void check_all(world *w, const wseq *stored) {
     }
     note_nodes(w, stored);
     for (uint32_t b = 0; b < w->n_blocks; b++)
-        if (*kvf__state(&w->m->blocks, b) == KVF__APART && !kvf__pool_refs(&w->m->blocks, b))
+        if (*kvf__state(w->m->blocks, b) == KVF__APART && !kvf__pool_refs(w->m->blocks, b))
             for (uint32_t s = 0; s < BS; s++) w->sim[b][s] = POISON;
     check_nodes(w);
     check_seqs(w);
@@ -228,16 +228,24 @@ static inline void check_all(world *w, const wseq *stored) {
     MUST(o.blocks.n_promised <= o.blocks.n_free + o.n_cached_idle, "promised", o.blocks.n_promised, o.blocks.n_free);
 }
 
+/* The fewest free blocks of a class. */
+static inline uint32_t fewest_free(const world *w) {
+    uint32_t n = UINT32_MAX;
+    for (uint32_t i = 0; i < w->m->config.n_classes; i++) n = KVF__MIN(n, w->m->blocks[i].n_free);
+    return n;
+}
+
 /* Everything that a failed call must leave alone. */
 static inline uint64_t fingerprint(const world *w) {
     const kvf_manager *m = w->m;
     const kvf__cache *c = &m->cache;
     uint64_t h = 1;
-    uint32_t figures[] = {m->blocks.n_free,    m->blocks.n_idle,   m->blocks.n_promised,
-                          m->blocks.n_least,   m->blocks.n_shared, m->pages.n_free,
-                          m->pages.n_promised, m->n_seqs,          c->n_nodes,
-                          c->pages.n_free,     c->first,           c->last,
-                          c->order.n,          m->compacting};
+    uint32_t figures[] = {m->pages.n_free, m->pages.n_promised, m->n_seqs,    c->n_nodes, c->pages.n_free, c->first,
+                          c->last,         c->order.n,          m->compacting};
+    for (uint32_t i = 0; i < m->config.n_classes; i++) {
+        const kvf__pool *p = &m->blocks[i];
+        h = mix(mix(mix(mix(mix(h, p->n_free), p->n_idle), p->n_promised), p->n_least), p->n_shared);
+    }
     for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) h = mix(h, figures[i]);
     const uint64_t *stats = (const uint64_t *)(const void *)&c->stats;
     for (size_t i = 1; i < offsetof(kvf_prefix_stats, n_nodes) / 8; i++) h = mix(h, stats[i]);

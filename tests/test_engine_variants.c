@@ -54,6 +54,45 @@ Test(engine_variants, each_sample_is_what_a_request_of_its_own_is) {
 }
 
 /* Behind one another in one engine, so that the later ones find the prompt, with or without a snapshot of its sums. */
+/* What goes by the last queries, squares or probabilities too: one prompt takes what any of them needs. */
+Test(engine_variants, figures_of_all_kinds_over_one_prompt) {
+    static struct job together;
+    static const char *const policies[] = {"full",
+                                           "roco rho=0.4 min_tokens=16 evict_every=3",
+                                           "snapkv rho=0.3 min_tokens=16 window=8 score_window=16",
+                                           "d2o rho=0.3 min_tokens=16",
+                                           "pyramidkv rho=0.3 min_tokens=16 window=16 score_window=16",
+                                           "sirllm rho=0.3 min_tokens=16",
+                                           "cam rho=0.3 min_tokens=16",
+                                           "d2o rho=0.3 min_tokens=16 score=window score_window=16",
+                                           "streaming rho=0.3 min_tokens=16"};
+    enum { N = sizeof policies / sizeof *policies };
+    uint32_t prompt[MAX_TOKENS];
+    for (int kind = 0; kind < 4; kind++)
+        for (uint32_t from = 0; from < N; from += 4) { /* others come first, or some are left out */
+            kvf_engine_config c = config_of(4000);
+            c.prefix_cache = kind & 1;
+            c.chunk = kind & 2 ? 32 : 64;
+            kvf_generate g = request_of(prompt, 101, 3 + kind, 24);
+            answer_alone(&c, &together, g, policies + from, N - from);
+            expect_as_alone(&c, &together, g, policies + from, N - from);
+            cr_expect_eq(together.n_prompt_tokens, 101u);
+        }
+    kvf_engine_config c = config_of(400);
+    kvf_engine *e = create(&c);
+    kvf_generate g = request_of(prompt, 50, 3, 4);
+    kvf_policy_options own[2] = {options_of("snapkv rho=0.3"), options_of("snapkv rho=0.3 score_window=32")};
+    kvf_error err = {""};
+    g.n = 2;
+    g.sample_policies = own;
+    cr_assert_eq(kvf_engine_submit(e, &g, NULL, &err), KVF_E_INVALID);
+    cr_assert(strstr(err.text, "sample_policies[1]: score_window 32: must be that of the others, 64"), "%s", err.text);
+    own[0] = options_of("roco rho=0.3"), own[1] = options_of("roco rho=0.3 gqa=max");
+    cr_assert_eq(kvf_engine_submit(e, &g, NULL, &err), KVF_E_INVALID);
+    cr_assert(strstr(err.text, "sample_policies[1]: gqa 1"), "%s", err.text);
+    kvf_engine_destroy(e);
+}
+
 Test(engine_variants, a_prompt_that_is_found_changes_nothing) {
     static struct job first, jobs[2];
     uint32_t prompt[MAX_TOKENS];

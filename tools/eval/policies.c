@@ -19,7 +19,7 @@ static bool is_shared(const char *option) {
 void kvf__eval_policies_free(kvf__eval_policies *policies) {
     for (uint32_t i = 0; i < policies->n; i++) json_decref(policies->list[i].json);
     free(policies->list);
-    *policies = (kvf__eval_policies){NULL, 0, 0};
+    *policies = (kvf__eval_policies){NULL, 0, 0, 0};
 }
 
 /* ---- One policy --------------------------------------------------------------------------------------- */
@@ -118,7 +118,24 @@ static const char *seed_option(const kvf_policy_options *options) {
     return draws ? "cam_seed" : NULL;
 }
 
-static bool add(const kvf__eval_policy *p, const char *spec, kvf__eval_policies *policies) {
+/* The samples of one request have one window of last queries, and one way to make a group's squares. */
+static bool clash(const kvf_policy_options *a, const kvf_policy_options *b) {
+    uint32_t both = kvf_policy_needs(a) & kvf_policy_needs(b);
+    return (both & KVF_NEEDS_LAST_ROWS && a->score_window != b->score_window) ||
+           (both & KVF_NEEDS_SQUARES && a->gqa != b->gqa);
+}
+
+static void find_share(kvf__eval_policies *policies, kvf__eval_policy *p) {
+    bool fits = false;
+    for (p->share = 0; !fits; p->share += !fits) {
+        fits = true;
+        for (uint32_t i = 0; i < policies->n; i++)
+            fits = fits && (policies->list[i].share != p->share || !clash(&policies->list[i].options, &p->options));
+    }
+    if (p->share >= policies->n_shares) policies->n_shares = p->share + 1;
+}
+
+static bool add(kvf__eval_policy *p, const char *spec, kvf__eval_policies *policies) {
     for (uint32_t i = 0; i < policies->n; i++) {
         bool same_table =
             !p->table == !policies->list[i].table && (!p->table || !strcmp(p->table, policies->list[i].table));
@@ -137,6 +154,7 @@ static bool add(const kvf__eval_policy *p, const char *spec, kvf__eval_policies 
         policies->list = list;
         policies->capacity = capacity;
     }
+    find_share(policies, p);
     policies->list[policies->n++] = *p;
     return true;
 }
