@@ -52,6 +52,11 @@ typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE 
     X(beta_new, beta_new, REAL, 0, 1, "[0, 1]", "Weight of an event's mean cosine in tau.")                            \
     X(beta_old, beta_old, REAL, 0, 1, "[0, 1]", "Weight of the former tau.")                                           \
     X(gate, gate, GATE, -1, 1, "tau or [-1, 1]", "Least cosine that merges: tau, which moves, or a number.")           \
+    X(cam_tokens, cam_tokens, COUNT, 1, KVF__MAX_CAM_TOKENS, "[1, 128]",                                               \
+      "cam: how many of the tokens that come next take an evicted value in.")                                          \
+    X(cam_mode, cam_mode, CHOICE, 0, 0, "expected|sample",                                                             \
+      "cam: an evicted value is scaled by its probability, or taken in whole with it.")                                \
+    X(cam_seed, cam_seed, COUNT, 0, UINT32_MAX, "[0, 4294967295]", "cam: seed of the draws of cam_mode sample.")       \
     X(evict_every, evict_every, COUNT, 0, 1u << 20, "[0, 1048576]",                                                    \
       "k: a decode event evicts k tokens at once; 0 means half a block.")                                              \
     X(defer_first_decode, defer_first_decode, FLAG, 0, 0, "0|1",                                                       \

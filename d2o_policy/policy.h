@@ -13,6 +13,7 @@
 #define KVF__MAX_POSITION 0x7fffffffu /* a selection key has 31 bits for it */
 #define KVF__NO_UPPER 0x3fffffffu     /* "no upper clamp" of a layer's size */
 #define KVF__MAX_LAYERS 1024u
+#define KVF__MAX_CAM_TOKENS 128u /* one less than the rows there is scratch for */
 #define KVF__NONE UINT32_MAX
 #define KVF__MAX_POOL 64u /* above score_pool */
 
@@ -66,8 +67,14 @@ KVF__POLICY_DECLARE(uniform)
 KVF__POLICY_DECLARE(evict)
 KVF__POLICY_DECLARE(reciprocal)
 KVF__POLICY_DECLARE(exp_decay)
+KVF__POLICY_DECLARE(roco)
+KVF__POLICY_DECLARE(snapkv)
+KVF__POLICY_DECLARE(pyramidkv)
+KVF__POLICY_DECLARE(cam)
+KVF__POLICY_DECLARE(sirllm)
 void kvf__preset_d2o_serving(kvf_policy_options *o);
 void kvf__preset_d2o_authors(kvf_policy_options *o);
+void kvf__preset_cam_h2o(kvf_policy_options *o);
 
 kvf_status kvf__policy_ops_check(const kvf_policy_ops *ops, kvf_error *err);
 
@@ -86,8 +93,10 @@ kvf_status kvf__policy_resolved(const kvf_policy_options *o, kvf_error *err);
 /* Whether merging goes by tau: there is a merge and no fixed gate. */
 bool kvf__policy_has_tau(const kvf_policy_options *o);
 
-/* Which array of a score page holds what, KVF__NONE where none does. Arrays [known, n) are the policy's own. */
+/* Which array of a score page holds what, KVF__NONE where none does. Arrays [known, n) are the policy's own. pages: whether
+ * they outlive their event at all: what compresses its prompt alone goes by the accumulators. */
 typedef struct kvf__roles {
+    bool pages;
     uint32_t n, score, recent, squares, surprise, v_norm, known;
 } kvf__roles;
 kvf__roles kvf__score_roles(const kvf_policy_options *o);

@@ -5,7 +5,11 @@
 #include "d2o_policy/policy.h"
 
 /* In the order of kvf_policy_name. Each is a file of its own, which has its vtable and its default preset. */
-#define POLICIES(X) X(full) X(d2o) X(fold) X(h2o) X(streaming) X(uniform) X(evict) X(reciprocal) X(exp_decay)
+#define POLICIES(X)                                                                                                  \
+    X(full)                                                                                                          \
+    X(d2o)                                                                                                           \
+    X(fold) X(h2o) X(streaming) X(uniform) X(evict) X(reciprocal) X(exp_decay) X(roco) X(snapkv) X(pyramidkv) X(cam) \
+        X(sirllm)
 
 static const struct {
     const kvf_policy_ops *ops;
@@ -18,6 +22,7 @@ static const struct {
         {&kvf__policy_d2o, "paper", kvf__preset_d2o},
     {&kvf__policy_d2o, "serving", kvf__preset_d2o_serving},
     {&kvf__policy_d2o, "authors", kvf__preset_d2o_authors},
+    {&kvf__policy_cam, "h2o", kvf__preset_cam_h2o},
 };
 enum { N_PRESETS = sizeof presets / sizeof *presets };
 
@@ -55,6 +60,7 @@ static kvf_policy_options defaults(void) {
         .score_window = 64,
         .score_pool = 1,
         .score_decay = 1.0,
+        .cam_tokens = 32,
     };
 }
 

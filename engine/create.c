@@ -205,19 +205,23 @@ static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
     kvf_status st = kvf_policy_workspace_bytes(kvf_stream_n_threads(e->stream), info->head_dim, info->n_kv_heads,
                                                e->config.max_context, &e->workspace_bytes);
     if (st) return kvf__fail(err, st, "policy workspace: sizes of the model are out of range");
-    size_t variance = (size_t)info->n_layers * info->n_q_heads;
-    size_t row_floats, logit_floats, sum_floats;
+    size_t variance = (size_t)info->n_layers * info->n_q_heads, squares = (size_t)info->n_layers * info->n_kv_heads;
+    size_t row_floats, logit_floats, sum_floats, max_prefill = e->config.max_prefill_tokens;
     if (!kvf__mul(n * info->n_kv_heads, e->config.max_context, &row_floats) ||
-        !kvf__mul(n, info->n_vocab, &logit_floats) || !kvf__mul(variance, e->config.max_prefill_tokens, &sum_floats))
+        !kvf__mul(n, info->n_vocab, &logit_floats) || !kvf__mul(variance, max_prefill, &sum_floats))
         return kvf__fail(err, KVF_E_OVERFLOW, "engine: the buffers' sizes wrap; lower max_running or max_context");
 #define TAKE(field, count) ((e->field = take(e, (count), sizeof *e->field, 0)) != NULL)
     bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && (e->aside.rows = take(e, n, sizeof *e->rows, 1)) &&
               TAKE(aside.seqs, n) && TAKE(aside.prompt_sums, n) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) &&
               TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) && TAKE(sampled, n + 1) && TAKE(draws, n) &&
               TAKE(variance, variance) && TAKE(row_wanted, n) && TAKE(row_gqa, n) && TAKE(prompt_sums, n) &&
-              TAKE(added_sums, n) && TAKE(sums, sum_floats) && TAKE(row, row_floats) && TAKE(logits, logit_floats) &&
-              TAKE(events, n_events) && TAKE(batch_events, n_events) && TAKE(items, n_events) &&
-              TAKE(item_of_event, n_events) && TAKE(batch_items, n_events);
+              TAKE(added_sums, n) && TAKE(sums, sum_floats) && TAKE(last_sums, sum_floats) &&
+              TAKE(squares, squares * max_prefill) && TAKE(prompt_logprobs, max_prefill) && TAKE(observed, n) &&
+              TAKE(added_last, n) && TAKE(added_squares, n) && TAKE(last_begin, n) && TAKE(logprobs, n) &&
+              TAKE(targets, e->max_batch_tokens) && TAKE(target_logprobs, e->max_batch_tokens) && TAKE(batch_sums, n) &&
+              TAKE(batch_last, n) && TAKE(batch_squares, n) && TAKE(batch_logprobs, n) && TAKE(row, row_floats) &&
+              TAKE(logits, logit_floats) && TAKE(events, n_events) && TAKE(batch_events, n_events) &&
+              TAKE(items, n_events) && TAKE(item_of_event, n_events) && TAKE(batch_items, n_events);
 #undef TAKE
     if (!ok)
         return kvf__fail(err, KVF_E_NO_MEMORY,

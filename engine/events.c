@@ -18,13 +18,16 @@ static kvf_policy_batch batch_base(kvf_engine *e) {
 kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass) {
     kvf_engine *e = ctx;
     kvf_policy_batch b = batch_base(e);
+    kvf_mass m = *mass;
     b.layer = layer;
-    b.mass = mass;
+    b.mass = &m;
+    b.logprobs = e->logprobs;
+    m.row_wanted = e->observed; /* some go by log-probabilities alone, and want no row */
     for (uint32_t i = 0; i < e->view.n_seqs;) {
         const kvf_policy_ops *ops = e->rows[i]->policy.ops;
         uint32_t end = i + 1;
-        if (e->row_wanted[i]) {
-            while (end < e->view.n_seqs && e->row_wanted[end] && e->rows[end]->policy.ops == ops) end++;
+        if (e->observed[i]) {
+            while (end < e->view.n_seqs && e->observed[end] && e->rows[end]->policy.ops == ops) end++;
             b.row_begin = i;
             b.row_end = end;
             kvf_status st = kvf_policy_ops_resolve(ops).observe(e->policies, e->stream, &b, e->observe_error);
@@ -51,16 +54,34 @@ static uint32_t layer_slots(const kvf_engine *e, uint32_t row, uint32_t layer) {
     return e->view.n_slots[((size_t)row * e->info->n_layers + layer) * e->n_groups];
 }
 
+/* The accumulators of each row that its policy needs. sums: where its columns begin, NULL: it has none. */
+static void accumulators(kvf_engine *e, float *const *sums, kvf_policy_batch *b) {
+    size_t stride = e->config.max_prefill_tokens;
+    for (uint32_t i = 0; i < e->view.n_seqs; i++) {
+        uint32_t needs = e->rows[i] && sums[i] ? kvf_policy_needs(&e->rows[i]->policy) : 0;
+        size_t at = needs ? (size_t)(sums[i] - e->sums) : 0;
+        e->batch_sums[i] = needs & KVF_NEEDS_COL_SUMS ? e->sums + at : NULL;
+        e->batch_last[i] = needs & KVF_NEEDS_LAST_ROWS ? e->last_sums + at : NULL;
+        e->batch_squares[i] = needs & KVF_NEEDS_SQUARES ? e->squares + at : NULL;
+        e->batch_logprobs[i] = needs & KVF_NEEDS_LOGPROBS ? e->prompt_logprobs + at : NULL;
+    }
+    b->prompt_sums = e->batch_sums;
+    b->prompt_last = e->batch_last;
+    b->prompt_squares = e->batch_squares;
+    b->prompt_logprobs = e->batch_logprobs;
+    b->prompt_stride = stride;
+}
+
 /* Runs the events in their order, in batches that the plan can hold. Of the tables that share a block all but the last in
  * this order have fresh rows (kvf_compact_begin), and within a batch apply writes these first: so whatever reads a block
  * has done so before its last owner writes there, however the batches are cut. */
 static kvf_status run_batches(kvf_engine *e, uint32_t n_events, const kvf_compaction *compaction, float *const *sums,
                               kvf_error *err) {
     kvf_policy_batch b = batch_base(e);
+    if (sums) accumulators(e, sums, &b);
     b.events = e->batch_events;
     b.compaction = compaction;
     b.compaction_item = e->batch_items;
-    b.prompt_sums = sums;
     const kvf_policy_ops *ops = NULL;
     uint64_t entries = 0;
     kvf_status st;
@@ -174,8 +195,8 @@ static kvf_status find_sizes(kvf_engine *e, uint32_t row, kvf_error *err) {
     const kvf__live *r = e->rows[row];
     kvf_policy_ops ops = kvf_policy_ops_resolve(r->policy.ops);
     kvf_policy_batch b = batch_base(e);
-    b.prompt_sums = e->prompt_sums;
-    int has_metric = ops.metric && e->prompt_sums[row];
+    accumulators(e, e->prompt_sums, &b);
+    int has_metric = ops.metric && e->batch_sums[row];
     kvf_status st = KVF_OK;
     if (has_metric) st = ops.metric(e->policies, e->stream, &b, row, r->n_prompt, e->variance, err);
     if (st) return st;
@@ -210,7 +231,7 @@ kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row_begin, uint32_t ro
     for (uint32_t row = row_begin; row < row_end; row++) {
         const kvf__live *r = e->rows[row];
         if (!r) continue;
-        if (!(kvf_policy_needs(&r->policy) & KVF_NEEDS_COL_SUMS)) e->prompt_sums[row] = NULL; /* others' */
+        if (!(kvf_policy_needs(&r->policy) & ~(uint32_t)KVF_NEEDS_ROW)) e->prompt_sums[row] = NULL; /* others' */
         uint32_t begin = n_events;
         if ((st = find_sizes(e, row, err))) return st;
         if ((st = collect_first(e, row, KVF_AT_PROMPT_END, &n_events, err))) return st;

@@ -4,7 +4,9 @@
  *   live     a request from submission to its on_finish; all live requests form one list
  *   row      a sequence's place in the step's view
  *   sums     column sums of running prompts: [n_layers][n_q_heads][max_prefill_tokens]; a prompt owns the token
- *            columns [prefill_offset, prefill_offset + n_prompt)
+ *            columns [prefill_offset, prefill_offset + n_prompt), also of the other accumulators: last_sums (of its last queries
+ *            alone), squares ([n_layers][n_kv_heads][max_prefill_tokens]), prompt_logprobs ([max_prefill_tokens]). Which of them
+ *            it writes follows from its policy's needs; memory that nobody writes is not touched
  *   events   compactions of one moment, run together: begin, match, gate, apply, commit
  *   group    the samples or beams of one request: live ones (members), those that have ended and wait to be ranked (done),
  *            and room for more (spare). A plain request has none
@@ -74,6 +76,12 @@ typedef struct kvf__live {
     void (*on_finish)(void *user, const kvf_result *result);
 } kvf__live;
 
+/* What a prompt is computed with: for its policy, or for those of all its samples. */
+typedef struct kvf__prompt_needs {
+    uint32_t needs, score_window; /* KVF_NEEDS_*; of those that go by the last queries */
+    kvf_gqa gqa;                  /* of those that go by squares */
+} kvf__prompt_needs;
+
 /* How a live one ended, kept for the ranking. The arrays of result's KV figures are its own. */
 typedef struct kvf__outcome {
     kvf_result result;
@@ -124,7 +132,7 @@ typedef struct kvf__rows {
     kvf_view view;
 } kvf__rows;
 
-enum { KVF__ENGINE_BUFFERS = 44 };
+enum { KVF__ENGINE_BUFFERS = 60 };
 
 struct kvf_engine {
     kvf_engine_config config;
@@ -156,17 +164,25 @@ struct kvf_engine {
     kvf__draw *draws;
     uint32_t n_draws;
     double *variance; /* [n_layers][n_q_heads] */
-    uint8_t *row_wanted, *row_gqa;
-    float **prompt_sums;
-    float **added_sums; /* the same, NULL where this step's queries are in the sums already */
-    float *snapshots;   /* [n_snapshot_pages][n_layers][n_q_heads][block_size]; NULL without a prefix cache */
+    uint8_t *row_wanted, *row_gqa, *observed;
+    float **prompt_sums;                               /* where its columns begin in sums; NULL: it has none */
+    float **added_sums, **added_last, **added_squares; /* what this step's queries are added to, or NULL */
+    uint32_t *last_begin;                              /* position of the first query that last_sums counts */
+    float *logprobs;                                   /* of the token that a decode row appends */
+    uint32_t n_targets;
+    uint32_t *targets;       /* [max_batch_tokens] whose probability a prompt's row is asked for */
+    double *target_logprobs; /* [max_batch_tokens] */
+    float **batch_sums, **batch_last,
+        **batch_squares; /* accumulators of the rows of a batch of events, as it needs them */
+    const float **batch_logprobs;
+    float *snapshots; /* [n_snapshot_pages][n_layers][n_q_heads][block_size]; NULL without a prefix cache */
     uint32_t n_snapshot_pages;
-    uint32_t *page_ids;   /* [blocks of max_context] */
-    float *sums;          /* see the glossary */
-    float *row;           /* [max_running][n_kv_heads][max_slots] */
-    float *logits;        /* [max_running][n_vocab] */
-    void *sample_scratch; /* [n_threads][n_vocab] of 8 bytes */
-    void *workspace;      /* for match, gate and apply */
+    uint32_t *page_ids;                                  /* [blocks of max_context] */
+    float *sums, *last_sums, *squares, *prompt_logprobs; /* see the glossary */
+    float *row;                                          /* [max_running][n_kv_heads][max_slots] */
+    float *logits;                                       /* [max_running][n_vocab] */
+    void *sample_scratch;                                /* [n_threads][n_vocab] of 8 bytes */
+    void *workspace;                                     /* for match, gate and apply */
     size_t workspace_bytes;
     kvf_event *events; /* [max_running * n_layers], as are the next three */
     kvf_event *batch_events;
@@ -237,6 +253,7 @@ void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result);
 bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more); /* false: out of memory */
 /* Where a stop string begins in text[from..n), SIZE_MAX: nowhere. */
 size_t kvf__live_stop_at(const kvf__live *r, const char *text, size_t from, size_t n);
+kvf__prompt_needs kvf__live_needs(const kvf__live *r);
 void kvf__live_note_lone(kvf_engine *e);
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request);
 void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error);

@@ -163,6 +163,35 @@ static kvf_status policy_of(const kvf_engine *e, const kvf_generate *g, uint32_t
     return kvf__fail(err, st, "sample_policies[%u]: %s", i, why.text);
 }
 
+kvf__prompt_needs kvf__live_needs(const kvf__live *r) {
+    bool varied = r->group && r->group->varied;
+    kvf__prompt_needs all = {.gqa = r->policy.gqa};
+    for (uint32_t k = 0; k < (varied ? r->group->width : 1); k++) {
+        const kvf__live *sample = varied ? r->group->members[k] : r;
+        uint32_t needs = sample ? kvf_policy_needs(&sample->policy) : 0;
+        all.needs |= needs;
+        if (needs & KVF_NEEDS_LAST_ROWS) all.score_window = sample->policy.score_window;
+        if (needs & KVF_NEEDS_SQUARES) all.gqa = sample->policy.gqa;
+    }
+    return all;
+}
+
+/* There is one accumulator of each kind for all samples of a prompt. */
+static kvf_status check_alike(const kvf_policy_options *o, uint32_t i, kvf__prompt_needs *all, kvf_error *err) {
+    uint32_t needs = kvf_policy_needs(o);
+    if (needs & all->needs & KVF_NEEDS_LAST_ROWS && o->score_window != all->score_window)
+        return kvf__fail(err, KVF_E_INVALID, "sample_policies[%u]: score_window %u: must be that of the others, %u", i,
+                         o->score_window, all->score_window);
+    if (needs & all->needs & KVF_NEEDS_SQUARES && o->gqa != all->gqa)
+        return kvf__fail(err, KVF_E_INVALID,
+                         "sample_policies[%u]: gqa %d: must be that of the others that take squares, %d", i,
+                         (int)o->gqa, (int)all->gqa);
+    all->needs |= needs;
+    if (needs & KVF_NEEDS_LAST_ROWS) all->score_window = o->score_window;
+    if (needs & KVF_NEEDS_SQUARES) all->gqa = o->gqa;
+    return KVF_OK;
+}
+
 /* One live request with copies of all it needs; NULL when out of memory. */
 static kvf__live *live_create(kvf_engine *e, const kvf_generate *g, const kvf_policy_options *policy) {
     kvf__live *r = kvf__alloc(&e->allocator, sizeof *r);
@@ -267,8 +296,12 @@ kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_re
     kvf_status st = kvf__config_read(&g, sizeof g, generate, "kvf_generate", err);
     if (st || (st = check_generate(e, &g, err))) return st;
     kvf_policy_options policy;
-    for (uint32_t i = 0; i < (g.sample_policies ? g.n : 1); i++)
-        if ((st = policy_of(e, &g, i, &policy, err))) return st;
+    kvf__prompt_needs all = {0};
+    for (uint32_t i = 0; i < (g.sample_policies ? g.n : 1); i++) {
+        st = policy_of(e, &g, i, &policy, err);
+        if (!st) st = check_alike(&policy, i, &all, err);
+        if (st) return st;
+    }
     if ((st = policy_of(e, &g, 0, &policy, err))) return st; /* of a single answer */
     return submit(e, &g, &policy, out, err);
 }

@@ -82,21 +82,58 @@ static kvf_status take_token(kvf_engine *e, kvf__live *r, uint32_t token, double
     return KVF_OK;
 }
 
-/* The accumulators of a prompt's item: cleared, or read back, before its first tokens. */
+/* What a prompt's item is added to: its columns in an accumulator, cleared before its first tokens; NULL if not wanted. */
+static float *columns(kvf_engine *e, const kvf_step_item *item, bool wanted, float *all, uint32_t n_heads) {
+    const kvf__live *r = item->user;
+    if (!wanted) return NULL;
+    size_t stride = e->config.max_prefill_tokens;
+    float *to = all + item->prefill_offset;
+    for (size_t h = 0; (item->token_begin == 0 || item->match) && h < (size_t)e->info->n_layers * n_heads; h++)
+        memset(to + h * stride, 0, r->n_prompt * sizeof(float));
+    return to;
+}
+
+/* A prompt's item whose policy needs accumulators: cleared, or read back, before its first tokens. A row's target is the
+ * token after it; the first token of all counts as certain. */
 static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_t i, kvf_error *err) {
     const kvf__live *r = item->user;
-    size_t stride = e->config.max_prefill_tokens;
+    kvf__prompt_needs prompt = kvf__live_needs(r);
+    uint32_t needs = prompt.needs;
+    e->row_gqa[i] = (uint8_t)prompt.gqa;
     e->prompt_sums[i] = e->sums + item->prefill_offset;
-    e->added_sums[i] = item->logits_only ? NULL : e->prompt_sums[i];
-    bool first = item->token_begin == 0 || item->match;
-    for (size_t h = 0; first && h < (size_t)e->info->n_layers * e->info->n_q_heads; h++)
-        memset(e->prompt_sums[i] + h * stride, 0, r->n_prompt * sizeof(float));
-    return item->match ? kvf__engine_restore_sums(e, item, e->prompt_sums[i], err) : KVF_OK;
+    e->added_sums[i] = columns(e, item, needs & KVF_NEEDS_COL_SUMS, e->sums, e->info->n_q_heads);
+    e->added_last[i] = columns(e, item, needs & KVF_NEEDS_LAST_ROWS, e->last_sums, e->info->n_q_heads);
+    e->added_squares[i] = columns(e, item, needs & KVF_NEEDS_SQUARES, e->squares, e->info->n_kv_heads);
+    e->last_begin[i] = r->n_prompt - KVF__MIN(prompt.score_window, r->n_prompt);
+    for (uint32_t t = 0; needs & KVF_NEEDS_LOGPROBS && t < item->n_tokens; t++) {
+        uint32_t next = item->token_begin + t + 1;
+        if (next < r->n_prompt) e->targets[e->q_begin[i] + t] = r->tokens[next];
+        e->n_targets += next < r->n_prompt;
+        if (next == 1) e->prompt_logprobs[item->prefill_offset] = 0.0f;
+    }
+    bool found = item->match && item->match->n_snapshot_tokens; /* else none of those that share the prompt needs them */
+    kvf_status st = KVF_OK;
+    if (found && e->added_sums[i]) st = kvf__engine_restore_sums(e, item, e->added_sums[i], err);
+    if (item->logits_only) e->added_sums[i] = NULL;
+    return st;
+}
+
+/* What the forward pass found of the targets, to the prompts' accumulators. */
+static void keep_logprobs(kvf_engine *e, const kvf_step *step) {
+    for (uint32_t i = step->n_decode; i < step->n_items && e->n_targets; i++) {
+        const kvf_step_item *item = &step->items[i];
+        for (uint32_t t = 0; t < item->n_tokens; t++) {
+            uint32_t row = e->q_begin[i] + t;
+            if (e->targets[row] == KVF_NO_TOKEN) continue;
+            e->prompt_logprobs[item->prefill_offset + item->token_begin + t + 1] = (float)e->target_logprobs[row];
+        }
+    }
 }
 
 /* Rows, tokens, mass buffers of the planned step, and the number of rows that sample. */
 static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_out, kvf_error *err) {
     uint32_t n_tokens = 0, n_out = 0;
+    e->n_targets = 0;
     for (uint32_t i = 0; i < step->n_items; i++) {
         const kvf_step_item *item = &step->items[i];
         kvf__live *r = item->user;
@@ -105,15 +142,19 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
         e->seqs[i] = item->seq;
         e->q_begin[i] = n_tokens;
         memcpy(e->tokens + n_tokens, r->tokens + item->token_begin, item->n_tokens * sizeof *e->tokens);
+        for (uint32_t t = 0; t < item->n_tokens; t++) e->targets[n_tokens + t] = KVF_NO_TOKEN;
         n_tokens += item->n_tokens;
         int decode = item->kind == KVF_STEP_DECODE;
         e->row_wanted[i] = decode && (kvf_policy_needs(&r->policy) & KVF_NEEDS_ROW);
         e->row_gqa[i] = (uint8_t)r->policy.gqa;
+        e->observed[i] = decode && kvf_policy_observes(&r->policy);
+        if (decode) e->logprobs[i] = (float)r->logprobs[item->token_begin - r->n_prompt];
         r->in_prompt = !decode;
         e->stats.n_swapped_in += r->swapped && decode;
         r->swapped = 0;
         if (item->match && !r->n_preempted) r->n_cached = item->match->n_tokens;
-        e->prompt_sums[i] = e->added_sums[i] = NULL;
+        e->prompt_sums[i] = e->added_sums[i] = e->added_last[i] = e->added_squares[i] = NULL;
+        e->last_begin[i] = 0;
         if (!decode && item->prefill_offset != UINT32_MAX) {
             kvf_status st = lay_out_sums(e, item, i, err);
             if (st) return st;
@@ -138,7 +179,8 @@ static uint32_t longest_row(const kvf_engine *e, uint32_t n_decode) {
 }
 
 static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, kvf_error *err) {
-    uint32_t longest = longest_row(e, step->n_decode);
+    uint32_t longest = longest_row(e, step->n_decode), observed = 0;
+    for (uint32_t i = 0; i < step->n_decode; i++) observed |= e->observed[i];
     kvf_forward f = {.struct_size = sizeof f,
                      .view = &e->view,
                      .pages = &e->pages,
@@ -151,14 +193,19 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
                      .row_stride = longest,
                      .row_wanted = e->row_wanted,
                      .row_gqa = e->row_gqa,
-                     .after_layer = longest ? kvf__engine_observe : NULL,
+                     .after_layer = observed ? kvf__engine_observe : NULL,
                      .ctx = e,
                      .out_rows = e->out_rows,
                      .n_out = n_out,
                      .logits = e->logits,
                      .path = e->config.path,
                      .deterministic = e->config.deterministic,
-                     .fast_activations = e->config.fast_activations};
+                     .fast_activations = e->config.fast_activations,
+                     .prompt_last = e->added_last,
+                     .last_begin = e->last_begin,
+                     .prompt_squares = e->added_squares,
+                     .targets = e->n_targets ? e->targets : NULL,
+                     .logprobs = e->target_logprobs};
     double begin = kvf__clock();
     e->observe_error = err;
     kvf_status st = kvf_model_forward(e->model, e->activations, e->stream, &f, err);
@@ -413,6 +460,7 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     note_full_bytes(e);
     note_blocks(e, &step);
     if ((st = forward(e, &step, n_out, err))) return st;
+    keep_logprobs(e, &step);
     if ((st = kvf_sched_done(e->sched))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_steps++;
     kvf__engine_keep_sums(e, &step);

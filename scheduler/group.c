@@ -53,10 +53,14 @@ void kvf__group_dissolve(kvf_sched *s, kvf__req *leader) {
 
 /* ---- What they are promised ---------------------------------------------------------------------- */
 
-bool kvf__group_needs_sums(kvf_sched *s, const kvf__req *leader) {
-    bool needs = leader->needs_sums;
-    for (kvf__req *r = kvf__sched_at(s, leader->held); r && !needs; r = kvf__sched_at(s, r->next))
-        needs = r->needs_sums;
+kvf__needs kvf__group_needs(kvf_sched *s, const kvf__req *leader) {
+    kvf__needs needs = leader->needs;
+    for (kvf__req *r = kvf__sched_at(s, leader->held); r; r = kvf__sched_at(s, r->next)) {
+        needs.extent |= r->needs.extent;
+        needs.sums |= r->needs.sums;
+        needs.all |= r->needs.all;
+        needs.n_last = KVF__MAX(needs.n_last, r->needs.n_last);
+    }
     return needs;
 }
 
@@ -147,7 +151,7 @@ void kvf__group_take_budget(kvf__req *r, const kvf__req *to) {
     r->child_blocks = to->child_blocks;
     r->evicts = to->evicts;
     r->replays = to->replays;
-    r->needs_sums = to->needs_sums;
+    r->needs = to->needs;
     r->needs_scores = to->needs_scores;
 }
 

@@ -33,6 +33,14 @@ typedef enum kvf__req_state {
 /* A live request that is not held is in exactly one list: the queue when it waits or is swapped, else the running list. Both ascend by
  * arrival, then by name. n_held > 0 only before the prompt's end and with n_known = n_prompt.
  * n_computed <= n_known <= n_prompt + max_new. A waiting one has n_computed = 0 and seq = 0. */
+/* What a policy must see of its prompt. */
+typedef struct kvf__needs {
+    bool extent;     /* anything: it has accumulators while its prompt runs */
+    bool sums;       /* column sums: it goes on from a snapshot of them */
+    bool all;        /* of every query something that no snapshot has: it finds nothing in the prefix cache */
+    uint32_t n_last; /* queries at the prompt's end that have to run: what it finds ends before them */
+} kvf__needs;
+
 typedef struct kvf__req {
     kvf_request name; /* 0: the slot is free */
     uint32_t prev, next;
@@ -44,7 +52,8 @@ typedef struct kvf__req {
     uint32_t n_blocks;        /* bounded or bounds: what admission counts; else the most it needed when preempted */
     uint32_t budget;          /* tokens a layer keeps; UINT32_MAX: all */
     uint32_t extent_begin;    /* KVF__SLOT_NONE: holds none */
-    bool bounded, replays, needs_sums, needs_scores;
+    bool bounded, replays, needs_scores;
+    kvf__needs needs;
     bool bounds;     /* its budget was tightened and the promise not yet had: with it, or in the queue, it is bounded */
     bool evicts;     /* its tables may shrink: generated tokens are not stored in the prefix cache */
     bool unpromised; /* unbounded, alone and short of blocks: it lives from the free pool */
@@ -172,7 +181,7 @@ uint32_t kvf__group_fit(const kvf_sched *s, const kvf__req *r, uint32_t n, uint6
  * blocks of those there are. */
 uint64_t kvf__group_varied_blocks(const kvf_sched *s, const kvf__req *leader);
 bool kvf__group_takes(const kvf_sched *s, const kvf__req *leader, const kvf__req *r, uint64_t *needed);
-bool kvf__group_needs_sums(kvf_sched *s, const kvf__req *leader);  /* it, or one that is held for it */
+kvf__needs kvf__group_needs(kvf_sched *s, const kvf__req *leader); /* it, and those that are held for it */
 kvf_status kvf__group_fork_varied(kvf_sched *s, kvf__req *leader); /* all or none */
 void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r); /* r is in no list, and follows those held already */
 kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader);       /* the first one, in no list */

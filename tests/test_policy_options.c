@@ -21,7 +21,7 @@ Test(policy_options, every_value_reads_back_as_itself) {
                                              {"d2o", NULL}};
     uint32_t n;
     const kvf_policy_option_info *list = kvf_policy_option_list(&n);
-    cr_assert_eq(n, 30);
+    cr_assert_eq(n, 33);
     for (size_t p = 0; p < sizeof presets / sizeof *presets; p++) {
         kvf_policy_options o = init(presets[p][0], presets[p][1]), copy = init("d2o", "paper");
         copy.ops = o.ops;
@@ -203,8 +203,8 @@ static void differences(char *out, size_t capacity, const char *name) {
     size_t used = 0, n_seen = 0;
     struct {
         const char *label, *policy, *preset;
-    } all[32] = {{"serving", "d2o", "serving"}, {"authors", "d2o", "authors"}};
-    uint32_t n = 2;
+    } all[32] = {{"serving", "d2o", "serving"}, {"authors", "d2o", "authors"}, {"cam:h2o", "cam", "h2o"}};
+    uint32_t n = 3;
     for (uint32_t i = 0; (policy = kvf_policy_name(i)); i++)
         if (strcmp(policy, "full") && strcmp(policy, "d2o"))
             all[n].label = all[n].policy = policy, all[n++].preset = NULL;

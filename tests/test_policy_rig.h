@@ -27,6 +27,9 @@ typedef struct rig {
     float **prompt_sums; /* [n_seqs], NULL or the caller's */
     float **prompt_last; /* the same */
     size_t prompt_stride;
+    float *const *prompt_squares; /* [n_seqs], or NULL */
+    const float *const *prompt_logprobs;
+    const float *logprobs;
     kvf_view view;
     kvf_pages pages;
     kvf_score_pages scores;
@@ -227,6 +230,9 @@ static inline kvf_policy_batch rig_batch(rig *r) {
                               .prompt_sums = r->prompt_sums,
                               .prompt_last = r->prompt_last,
                               .prompt_stride = r->prompt_stride,
+                              .prompt_squares = r->prompt_squares,
+                              .prompt_logprobs = r->prompt_logprobs,
+                              .logprobs = r->logprobs,
                               .workspace = r->workspace,
                               .workspace_bytes = r->workspace_bytes,
                               .path = r->c.path};
@@ -240,7 +246,7 @@ static inline void rig_observe(rig *r, uint32_t layer, float *row, size_t stride
     b.row_end = r->c.n_seqs;
     b.mass = &mass;
     const kvf_policy_options *o = kvf_policy_get_options(r->state, r->seq_index[0]);
-    OK(kvf_policy_ops_resolve(o->ops).observe(r->state, r->stream, &b, err));
+    if (kvf_policy_observes(o)) OK(kvf_policy_ops_resolve(o->ops).observe(r->state, r->stream, &b, err));
 }
 
 /* match, gate, apply and what commit would do. fresh: a bit per event and group (modulo 64) says that the table moves
