@@ -239,7 +239,7 @@ static const uint32_t *fresh_row(const kvf_policy_batch *b, uint32_t event, uint
 }
 
 static void write_scores(const kvf_policy_batch *b, const kvf__fold *w) {
-    for (uint32_t a = 0; w->roles.pages && a < w->roles.n; a++)
+    for (uint32_t a = 0; a < w->roles.n; a++)
         for (uint32_t i = 0; i < w->n_keep; i++)
             *kvf__score_at(&w->old, b->scores, a, i) = w->x.score[a][w->x.order[i]];
 }

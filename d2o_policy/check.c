@@ -66,7 +66,7 @@ static kvf_status check_scores(const kvf_policy_batch *b, const kvf__policy_seq 
     bool lacks = r.score != KVF__NONE && (!sums || !sums[e->row]);
     lacks = lacks || (r.squares != KVF__NONE && (!b->prompt_squares || !b->prompt_squares[e->row]));
     lacks = lacks || (r.surprise != KVF__NONE && (!b->prompt_logprobs || !b->prompt_logprobs[e->row]));
-    if ((prompt || !r.pages) && lacks)
+    if (prompt && lacks)
         return kvf__fail(err, KVF_E_INVALID, "event %u: policy %s needs%s%s%s of the prompt: all must be set", i,
                          s->options.ops->name,
                          r.score == KVF__NONE ? ""
@@ -74,7 +74,6 @@ static kvf_status check_scores(const kvf_policy_batch *b, const kvf__policy_seq 
                                               : " prompt_sums",
                          r.squares == KVF__NONE ? "" : " prompt_squares",
                          r.surprise == KVF__NONE ? "" : " prompt_logprobs");
-    if (!r.pages) return KVF_OK;
     return kvf__score_pages_check(b, r.n, e->row, e->layer, prompt ? KVF__MIN(s->scored[e->layer], n) : n, err);
 }
 

@@ -54,7 +54,7 @@ int kvf_policy_observes(const kvf_policy_options *o) {
 
 kvf__roles kvf__score_roles(const kvf_policy_options *o) {
     uint32_t needs = kvf_policy_needs(o), n = 0;
-    kvf__roles r = {false, 0, KVF__NONE, KVF__NONE, KVF__NONE, KVF__NONE, KVF__NONE, 0};
+    kvf__roles r = {0, KVF__NONE, KVF__NONE, KVF__NONE, KVF__NONE, KVF__NONE, 0};
     if (!needs) return r;
     if (needs & ~(uint32_t)KVF_NEEDS_LOGPROBS) {
         r.score = n++;
@@ -65,15 +65,11 @@ kvf__roles kvf__score_roles(const kvf_policy_options *o) {
     if (o->score_norm == KVF_SCORE_NORM_V) r.v_norm = n++;
     r.n = r.known = n;
     kvf_policy_ops ops = kvf_policy_ops_resolve(o->ops);
-    r.pages = o->defer_first_decode || !(ops.flags & KVF_POLICY_PROMPT_ONLY);
     if (ops.n_arrays) r.n = KVF__MAX(n, KVF__MIN(ops.n_arrays(o), KVF_MAX_SCORE_ARRAYS));
     return r;
 }
 
-uint32_t kvf_policy_n_arrays(const kvf_policy_options *o) {
-    kvf__roles r = o && o->ops ? kvf__score_roles(o) : (kvf__roles){0};
-    return r.pages ? r.n : 0;
-}
+uint32_t kvf_policy_n_arrays(const kvf_policy_options *o) { return o && o->ops ? kvf__score_roles(o).n : 0; }
 
 int64_t kvf__policy_layer(int32_t layer, uint32_t n_layers) { return layer >= 0 ? layer : (int64_t)n_layers + layer; }
 

@@ -93,10 +93,8 @@ kvf_status kvf__policy_resolved(const kvf_policy_options *o, kvf_error *err);
 /* Whether merging goes by tau: there is a merge and no fixed gate. */
 bool kvf__policy_has_tau(const kvf_policy_options *o);
 
-/* Which array of a score page holds what, KVF__NONE where none does. Arrays [known, n) are the policy's own. pages: whether
- * they outlive their event at all: what compresses its prompt alone goes by the accumulators. */
+/* Which array of a score page holds what, KVF__NONE where none does. Arrays [known, n) are the policy's own. */
 typedef struct kvf__roles {
-    bool pages;
     uint32_t n, score, recent, squares, surprise, v_norm, known;
 } kvf__roles;
 kvf__roles kvf__score_roles(const kvf_policy_options *o);

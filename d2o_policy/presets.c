@@ -79,6 +79,13 @@ kvf_status kvf_policy_options_read(kvf_policy_options *out, const kvf_policy_opt
 
 const char *kvf_policy_name(uint32_t i) { return i < N_POLICIES ? policies[i]->name : NULL; }
 
+const char *kvf_policy_preset(const char *policy, uint32_t i) {
+    const kvf_policy_ops *ops = kvf_policy_find(policy);
+    for (size_t p = 0; ops && p < N_PRESETS; p++)
+        if (presets[p].ops == ops && i-- == 0) return presets[p].preset;
+    return NULL;
+}
+
 const kvf_policy_ops *kvf_policy_find(const char *name) {
     for (size_t i = 0; name && i < N_POLICIES; i++)
         if (strcmp(policies[i]->name, name) == 0) return policies[i];

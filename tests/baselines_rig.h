@@ -296,14 +296,15 @@ static inline void end_prompt(world *w, uint32_t n_tokens, uint64_t fresh) {
     uint32_t needs = kvf_policy_needs(&w->o);
     w->r->prompt_stride = L;
     w->r->prompt_sums[0] = needs & KVF_NEEDS_COL_SUMS ? w->sums : NULL;
-    w->r->prompt_last[0] = needs & KVF_NEEDS_LAST_ROWS ? w->last : NULL;
+    if (needs & KVF_NEEDS_LAST_ROWS) w->r->prompt_last[0] = w->last;
     if (needs & KVF_NEEDS_SQUARES) w->r->prompt_squares = squares;
     if (needs & KVF_NEEDS_LOGPROBS) w->r->prompt_logprobs = logprobs;
     kvf_policy_ops ops = kvf_policy_ops_resolve(w->o.ops);
     cr_assert(ops.metric == NULL);
     OK(ops.budget(w->r->state, 0, NULL, n_tokens, err));
     events(w, KVF_AT_PROMPT_END, KVF_EVENT_PROMPT, kvf_policy_n_arrays(&w->o) > 0, fresh);
-    w->r->prompt_sums[0] = w->r->prompt_last[0] = NULL;
+    w->r->prompt_sums[0] = NULL;
+    w->r->prompt_last[0] = NULL;
     w->r->prompt_squares = NULL;
     w->r->prompt_logprobs = NULL;
 }

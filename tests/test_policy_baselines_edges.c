@@ -228,15 +228,11 @@ Test(policy_baselines_edges, least_of_everything) {
         float *none[1] = {NULL}, *some[1] = {w.last};
         OK(kvf_policy_ops_resolve(w.o.ops).budget(w.r->state, 0, NULL, L, err));
         b.events = &e, b.n_events = 1, b.prompt_stride = L;
-        b.prompt_sums = !strcmp(policies[p], "roco") ? some : none;
+        b.prompt_sums = is(&w, "roco") ? some : none; /* without any, the scores are in pages */
         b.prompt_last = none;
-        const char *lacks = is(&w, "roco")                  ? "prompt_squares"
-                            : w.o.score == KVF_SCORE_WINDOW ? "prompt_last"
-                                                            : "score pages";
-        kvf_status st = is(&w, "cam") || is(&w, "sirllm") ? KVF_E_STATE : KVF_E_INVALID;
-        if (st == KVF_E_STATE) w.r->score_rows[0] = UINT32_MAX, w.r->score_rows[1] = UINT32_MAX;
-        for (uint32_t i = 0; st == KVF_E_STATE && i < w.r->n_tables * w.r->per_table; i++)
-            w.r->score_rows[i] = UINT32_MAX;
+        for (uint32_t i = 0; i < w.r->n_tables * w.r->per_table; i++) w.r->score_rows[i] = UINT32_MAX;
+        const char *lacks = is(&w, "roco") ? "prompt_squares" : "score pages";
+        kvf_status st = is(&w, "roco") ? KVF_E_INVALID : KVF_E_STATE;
         FAILS(kvf_policy_ops_resolve(w.o.ops).match(w.r->state, NULL, &b, w.r->plan, err), st, lacks);
         close_world(&w);
     }

@@ -169,6 +169,10 @@ KVF_API const kvf_policy_ops *kvf_policy_find(const char *name);
  *  @param i from 0. @own static. @threads any. @errors none. @cost O(1). */
 KVF_API const char *kvf_policy_name(uint32_t i);
 
+/** The i-th preset of a built-in policy, "default" first, NULL past the last and for an unknown policy.
+ *  @param policy one of kvf_policy_name. @param i from 0. @own static. @threads any. @errors none. @cost O(1). */
+KVF_API const char *kvf_policy_preset(const char *policy, uint32_t i);
+
 /** Whether options can ever evict: not those of "full", nor with rho 1.
  *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). Returns 0 or 1. */
 KVF_API int kvf_policy_evicts(const kvf_policy_options *options);

@@ -13,26 +13,24 @@ double kvf__eval_target(const kvf__eval_shape *s, double rho) {
 
 bool kvf__eval_within(double held, double target) { return held <= target * slack; }
 
-/* Blocks of a table that begins with n slots and grows by one in each decode step, averaged over these: the last token
- * that is forced is never appended. */
-static double growing(uint32_t n, uint32_t n_steps, uint32_t block_size) {
-    uint32_t n_decode = n_steps > 1 ? n_steps - 1 : 0;
-    if (!n_decode) return ceil((double)n / block_size);
-    double sum = 0;
-    for (uint32_t t = 1; t <= n_decode; t++) sum += ceil(((double)n + t) / block_size);
-    return sum / n_decode;
-}
-
-static double of_layer(const kvf__eval_shape *s, const kvf_layer_size *size) {
-    if (size->reserve != UINT32_MAX) return ceil((double)size->reserve / s->block_size);
-    return growing(size->keep < s->n_prompt ? size->keep : s->n_prompt, s->n_steps, s->block_size);
+/* Blocks of a layer's tables in decode step t, from 1: the last token that is forced is never appended. */
+static double at_step(const kvf__eval_shape *s, const kvf_layer_size *size, uint32_t t) {
+    double slots = size->reserve;
+    if (size->reserve == UINT32_MAX) slots = (double)(size->keep < s->n_prompt ? size->keep : s->n_prompt) + t;
+    if (s->deferred && t == 1 && slots < s->n_prompt + 1.0) slots = s->n_prompt + 1.0;
+    return ceil(slots / s->block_size);
 }
 
 double kvf__eval_held(const kvf__eval_shape *s, const kvf_layer_size *sizes) {
-    double held = 0, first = ceil((s->n_prompt + 1.0) / s->block_size), n_decode = s->n_steps > 1 ? s->n_steps - 1 : 1;
+    uint32_t first = s->n_steps > 1 ? 1 : 0,
+             n = s->n_steps > 1 ? s->n_steps - 1 : 1; /* without a step: the prompt's end */
+    double held = 0;
     for (uint32_t l = 0; l < s->n_layers; l++) {
-        double steady = of_layer(s, &sizes[l]);
-        held += s->deferred && first > steady ? steady + (first - steady) / n_decode : steady;
+        bool grows = sizes[l].reserve == UINT32_MAX;
+        double sum = at_step(s, &sizes[l], first);
+        for (uint32_t t = 1; t < n && grows; t++) sum += at_step(s, &sizes[l], first + t);
+        if (!grows && n > 1) sum += (n - 1) * at_step(s, &sizes[l], first + 1);
+        held += sum / n;
     }
     return held * s->n_groups;
 }

@@ -184,12 +184,25 @@ bool kvf__eval_policy_add(const kvf__cli *cli, const kvf_model_info *info, const
 
 /* ---- The list ----------------------------------------------------------------------------------------- */
 
+/* Whether the list has the same options under another name: presets that differ in what is equal here anyway. */
+static bool is_twin(const kvf__eval_policies *policies) {
+    for (uint32_t i = 0; i + 1 < policies->n; i++)
+        if (json_equal(policies->list[i].json, policies->list[policies->n - 1].json)) return true;
+    return false;
+}
+
+/* Every policy in each of its presets. */
 static bool add_all(const kvf__cli *cli, const kvf_model_info *info, kvf__eval_policies *policies) {
-    const char *name;
+    const char *name, *preset;
     for (uint32_t i = 0; (name = kvf_policy_name(i)); i++) {
         kvf_policy_options options;
         if (kvf_policy_options_init(&options, name, NULL, NULL) || kvf__policy_keeps_all(&options)) continue;
-        if (!kvf__eval_policy_add(cli, info, name, NULL, policies)) return false;
+        for (uint32_t k = 0; (preset = kvf_policy_preset(name, k)); k++) {
+            char spec[128];
+            snprintf(spec, sizeof spec, "%s%s%s", name, k ? ":" : "", k ? preset : "");
+            if (!kvf__eval_policy_add(cli, info, spec, NULL, policies)) return false;
+            if (k && is_twin(policies)) json_decref(policies->list[--policies->n].json);
+        }
     }
     return true;
 }
