@@ -45,11 +45,8 @@ typedef enum kvf_score {
     KVF_SCORE_WINDOW /* the rows of the last score_window queries alone */
 } kvf_score;
 typedef enum kvf_score_norm { KVF_SCORE_NORM_NONE, KVF_SCORE_NORM_V } kvf_score_norm;
-<<<<<<< HEAD
-typedef enum kvf_match { KVF_MATCH_KEY, KVF_MATCH_VALUE } kvf_match;
-=======
 typedef enum kvf_cam_mode { KVF_CAM_EXPECTED, KVF_CAM_SAMPLE } kvf_cam_mode;
->>>>>>> main
+typedef enum kvf_match { KVF_MATCH_KEY, KVF_MATCH_VALUE } kvf_match;
 typedef enum kvf_scope { KVF_SCOPE_HEAD, KVF_SCOPE_LAYER } kvf_scope;
 typedef enum kvf_merge {
     KVF_MERGE_PAPER,
@@ -99,14 +96,11 @@ typedef struct kvf_policy_options {
     kvf_score_norm score_norm;
     uint32_t score_pool; /* odd kernel of an average over neighbours by position, before the window; 1: none */
     double score_decay;  /* factor of what was scored before, at the end of a later prompt segment, [0, 1] */
-<<<<<<< HEAD
-    kvf_match match;     /* whose cosines find the nearest kept token, and are gated and weighed: keys', or values' */
-=======
     /* cam alone: see d2o_policy/cam.c. */
     uint32_t cam_tokens; /* m: tokens that take an evicted value in, [1, 128] */
     kvf_cam_mode cam_mode;
     uint32_t cam_seed; /* of the draws of cam_mode sample */
->>>>>>> main
+    kvf_match match;     /* whose cosines find the nearest kept token, and are gated and weighed: keys', or values' */
 } kvf_policy_options;
 
 typedef struct kvf_policy_option_info {
