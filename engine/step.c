@@ -111,8 +111,9 @@ static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_
         e->n_targets += next < r->n_prompt;
         if (next == 1) e->prompt_logprobs[item->prefill_offset] = 0.0f;
     }
+    bool found = item->match && item->match->n_snapshot_tokens; /* else none of those that share the prompt needs them */
     kvf_status st = KVF_OK;
-    if (item->match && e->added_sums[i]) st = kvf__engine_restore_sums(e, item, e->added_sums[i], err);
+    if (found && e->added_sums[i]) st = kvf__engine_restore_sums(e, item, e->added_sums[i], err);
     if (item->logits_only) e->added_sums[i] = NULL;
     return st;
 }

@@ -82,7 +82,7 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
                                     &need, &s->error);
     if (status != KVF_OK) return status;
     if (s->windows) need.prompt_blocks = KVF__MIN(need.prompt_blocks, blocks_for(s, r->n_prompt + 1));
-    r->bounded = need.bounded != 0;
+    r->bounded = need.bounded != 0 && !r->n_segments;
     r->budget = kvf_policy_evicts(&r->options) ? need.budget_tokens : UINT32_MAX;
     size_needs(r);
     r->needs_scores = kvf_policy_n_arrays(&r->options) > 0;
@@ -235,7 +235,7 @@ kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r) {
 /* The promise that a running request has under the budget `to` has. sized: s->sizes are those of its layers. A budget
  * that gives nothing to evict is promised nothing. */
 kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to, bool sized) {
-    bool in_prompt = r->state != KVF__REQ_DECODE;
+    bool in_prompt = r->state != KVF__REQ_DECODE && r->state != KVF__REQ_PAUSED;
     if (in_prompt && !to->bounded) return KVF_OK; /* what it was promised for its prompt */
     if (!in_prompt && sized)
         (void)want_sized(s, r, s->sizes);
@@ -305,7 +305,8 @@ undo:
 
 /* All or nothing: the request stays as it is unless everything was there. */
 kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
-    if (kvf__group_needs(s, r).extent && !kvf__sched_take_extent(s, r)) return KVF__ADMIT_LATER;
+    if (kvf__group_needs(s, r).extent && (s->lacks_extent || !kvf__sched_take_extent(s, r, r->n_prompt)))
+        return KVF__ADMIT_LATER;
     kvf__admission result = open_sequence(s, r);
     if (result == KVF__ADMIT_NO_BLOCKS && r->match.n_tokens && s->running.n == 0) {
         kvf__sched_forget_match(r); /* nobody else will make room: what was found has to */
@@ -318,6 +319,7 @@ kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
     kvf__sched_remove(s, &s->queue, r);
     kvf__sched_insert(s, &s->running, r);
     r->state = KVF__REQ_PREFILL;
+    r->segment = 0;
     r->n_computed = r->match.n_tokens;
     r->sized = r->unpromised = r->forked = r->untold = false;
     return KVF__ADMITTED;
@@ -359,6 +361,8 @@ void kvf__sched_requeue(kvf_sched *s, kvf__req *r) {
 static void leave(kvf_sched *s, kvf__req *r) {
     if (r->state == KVF__REQ_HELD)
         kvf__group_leave(s, r);
+    else if (r->state == KVF__REQ_PARKED)
+        s->n_parked--;
     else if (r->state == KVF__REQ_WAITING || r->state == KVF__REQ_SWAPPED)
         kvf__sched_remove(s, &s->queue, r);
     else
