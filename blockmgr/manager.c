@@ -173,7 +173,7 @@ static void start(kvf_manager *m) {
     kvf__pool_init(&m->pages, 0);
     kvf__pool_init(&m->host_blocks, 0);
     kvf__pool_init(&m->host_pages, 0);
-    kvf__cache_init(&m->cache, &m->blocks, c, m->tag);
+    kvf__cache_init(&m->cache, &m->blocks, &m->host_blocks, c, m->tag);
     for (uint32_t i = 0; i < c->max_seqs; i++) {
         m->free_seqs[i] = c->max_seqs - 1 - i;
         m->seqs[i].generation = (uint32_t)(m->tag >> 36) | 1; /* 1..2^28 - 1 */
@@ -347,8 +347,10 @@ kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kv
         o.slots_idle += idle;
         if (layers) layers[l] = (kvf_layer_occupancy){n_blocks, manager->layer_blocks_max[l], used, idle};
     }
-    o.n_cached = manager->cache.n_nodes * manager->seq_tables;
+    o.n_cached = manager->cache.n_here * manager->seq_tables;
     o.n_cached_idle = manager->blocks.n_idle;
+    o.n_host_cached = manager->cache.n_on_host * manager->seq_tables;
+    o.n_host_cached_idle = manager->host_blocks.n_idle;
     o.held_bytes = o.blocks.n_held * c->block_bytes;
     o.held_bytes_max = o.blocks.n_held_max * c->block_bytes;
     memcpy(out, &o, KVF__MIN(out->struct_size, sizeof o));

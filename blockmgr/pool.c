@@ -21,7 +21,7 @@ void kvf__pool_init(kvf__pool *p, uint32_t generation) {
 }
 
 void kvf__pool_make_room(kvf__pool *p, uint32_t n) {
-    while (p->n_free < n) kvf__cache_evict(p->cache);
+    while (p->n_free < n) kvf__cache_evict(p->cache, p);
 }
 
 void kvf__pool_take(kvf__pool *p, uint32_t *restrict row, uint32_t n) {
@@ -45,14 +45,14 @@ static void put_back(kvf__pool *p, uint32_t id) {
 static void put_idle(kvf__pool *p, uint32_t id) {
     *kvf__state(p, id) = KVF__IDLE;
     p->n_idle++;
-    kvf__cache_idle(p->cache, p->nodes[id]);
+    kvf__cache_idle(p->cache, p, p->nodes[id]);
 }
 
 /* From here on refs, pins and holds count. */
 static void count(kvf__pool *p, uint32_t id) {
     if (*kvf__state(p, id) == KVF__COUNTED) return;
     p->entries[id].holds = p->heads[id].refs == KVF__ONE_HOLD;
-    p->heads[id].refs = 1;
+    p->heads[id].refs = *kvf__state(p, id) != KVF__IDLE;
     *kvf__state(p, id) = KVF__COUNTED;
 }
 

@@ -120,7 +120,7 @@ static inline void kvf__pool_release_held(kvf__pool *p, uint32_t id) {
 }
 
 /* A pending copy, from one pool into the same or that of the other tier, pins both ends until it is done. At most one is
- * pending per dst, since dst is always fresh. */
+ * pending per dst, since dst is always fresh. The caller sees to n_idle when src is an idle id. */
 void kvf__pool_pin(kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst);
 bool kvf__pool_copy_pending(const kvf__pool *from, uint32_t src, const kvf__pool *to, uint32_t dst);
 /* Between these, a copy counts as done. */

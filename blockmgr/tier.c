@@ -135,7 +135,8 @@ kvf_status kvf_swap_out(kvf_manager *manager, const kvf_seq *seqs, uint32_t n_se
     for (uint32_t i = 0; i < n_seqs; i++)
         for (uint32_t k = 0; k < manager->seq_tables; k++)
             n_pages += manager->n_pages[kvf__seq_index(seqs[i]) * manager->seq_tables + k];
-    s = check_room(manager, "swap out", n_blocks, manager->host_blocks.n_free, n_pages, manager->host_pages.n_free);
+    s = check_room(manager, "swap out", n_blocks, kvf__pool_spare(&manager->host_blocks), n_pages,
+                   manager->host_pages.n_free);
     if (!s) s = check_list(manager, copies, n_blocks + n_pages);
     if (s) return s;
     way blocks = {&manager->blocks, &manager->host_blocks, KVF_COPY_BLOCK_OUT};
