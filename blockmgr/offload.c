@@ -11,7 +11,7 @@ static uint32_t first_leaf(const kvf__cache *c, uint32_t node) {
     return node;
 }
 
-/* What eviction would take after a node, under another one that goes last. */
+/* What follows a node when the tails come first, under another one that comes last. */
 static uint32_t next_leaf(const kvf__cache *c, uint32_t node) {
     uint32_t parent = c->nodes[node].parent;
     uint32_t newest = parent == KVF__NO_NODE ? c->root[0] : c->nodes[parent].child[0];
@@ -20,13 +20,21 @@ static uint32_t next_leaf(const kvf__cache *c, uint32_t node) {
 
 static bool is_bare(const kvf__cache *c, uint32_t node) { return c->nodes[node].place[KVF__BARE] != KVF__NO_NODE; }
 
-/* Whether the host has room for one more node, or makes it: what it gives up goes before the node. */
+static bool in_use(const kvf__cache *c, uint32_t node) { return kvf__is_here(c, node) && !c->nodes[node].n_idle; }
+
+/* Whether a node on the host alone goes before one here: it or what it follows on is before that, or is that. */
+static bool goes_before(const kvf__cache *c, uint32_t at, uint32_t node) {
+    for (; at != KVF__NO_NODE; at = c->nodes[at].parent)
+        if (at == node || (!in_use(c, at) && kvf__heap_before(c, &c->bare, at, node))) return true;
+    return false;
+}
+
+/* Whether the host has room for one more node, or makes it. */
 static bool make_room(kvf__cache *c, uint32_t node) {
     while (c->host->n_free < c->n_tables) {
         uint32_t first = kvf__host_first(c);
         if (first == KVF__NO_NODE) return false;
-        bool in_use = kvf__is_here(c, first) && !c->nodes[first].n_idle;
-        if (!in_use && (kvf__is_here(c, first) || !kvf__heap_before(c, &c->bare, first, node))) return false;
+        if (!in_use(c, first) && (kvf__is_here(c, first) || !goes_before(c, first, node))) return false;
         kvf__cache_evict(c, c->host);
     }
     return true;

@@ -140,12 +140,12 @@ KVF_API KVF_CHECK kvf_status kvf_prefix_attach_tiers(kvf_manager *manager, kvf_s
                                                      const kvf_prefix_match *match, const kvf_reserve *reserve,
                                                      kvf_copy_list *copies);
 
-/** Gives the nodes that eviction would take next from the device copies on the host, in that order, tails before heads: of
- *  those that are idle in all their blocks and have none. Such a node keeps its place in the order; its blocks here can be
- *  had once the copies are done. When the host is full, copies of what is in use here make room first, then nodes
- *  that lie on the host alone, in the order of eviction, as long as they go before what is to be copied. As many as there is
- *  room for, on the host, in the list, and in what is not promised here (a pinned block keeps no promise); fewer or
- *  none is no error.
+/** Gives idle nodes on the device copies on the host: those that are idle in all their blocks and have none, the first in
+ *  the order of eviction first, and before each what follows on it. Such a node keeps its place in the order; its blocks
+ *  here can be had once the copies are done. When the host is full, copies of what is in use here make room first, then
+ *  nodes that lie on the host alone, in the order of eviction, as long as they go before what is to be copied. As many as
+ *  there is room for, on the host, in the list, and in what is not promised here (a pinned block keeps no promise); fewer
+ *  or none is no error.
  *  @param manager a manager. @param max_nodes how many at most.
  *  @param copies copies to carry out (KVF_COPY_BLOCK_OUT), one a table for each node. @param n_nodes how many, or NULL.
  *  @own nothing is kept. @threads as the manager.
