@@ -296,6 +296,39 @@ Test(offload, a_full_host_gives_up_what_goes_first) {
     kvf_manager_destroy(m);
 }
 
+Test(offload, copies_of_what_is_in_use_go_before_what_lies_there_alone) {
+    kvf_manager *m = open_tiers((plan){.blocks = 3, .host = 2});
+    kvf_prefix_key a = leave_idle(m, 100, BS), b = leave_idle(m, 200, BS);
+    cr_assert_eq(offload(m, 3), 2);
+    done(m);
+    kvf_seq seq = 0;
+    OK(start_far(m, b, &seq));
+    press(m, 2);
+    expect_known(m, a, BS, 1);
+    kvf_prefix_key c = leave_idle(m, 300, BS);
+    cr_assert_eq(offload(m, 3), 1);
+    expect_known(m, a, BS, 1);
+    expect_known(m, b, BS, 0);
+    expect_known(m, c, BS, 0);
+    cr_assert(stats(m).evicted == 0 && stats(m).left_host == 1);
+    kvf_manager_destroy(m);
+}
+
+Test(offload, a_tail_on_the_host_makes_room_for_its_head) {
+    for (uint32_t eviction = 0; eviction < 4; eviction++) {
+        kvf_manager *m = open_tiers((plan){.blocks = 2, .host = 1, .eviction = eviction});
+        kvf_prefix_key k = leave_idle(m, 1, 2 * BS);
+        kvf_block block;
+        cr_assert_eq(offload(m, 1), 1);
+        done(m);
+        OK(kvf_block_take(m, &block));
+        expect_known(m, k, 2 * BS, 1);
+        cr_assert_eq(offload(m, 1), 1);
+        expect_known(m, k, BS, 0);
+        kvf_manager_destroy(m);
+    }
+}
+
 Test(offload, what_is_used_more_often_stays_on_the_host) {
     kvf_manager *m = open_tiers((plan){.blocks = 2, .host = 1, .eviction = KVF_PREFIX_LFU});
     kvf_prefix_key a = leave_idle(m, 100, BS);
@@ -428,6 +461,22 @@ Test(offload, a_sequence_that_runs_again_brings_its_own_blocks) {
     kvf_prefix_stats s = stats(m);
     cr_assert(s.adopted == 3 && s.stored == 3 && s.loaded == 0 && s.n_nodes == 3 && s.n_host_nodes == 3);
     OK(kvf_seq_free(m, seq));
+    kvf_manager_destroy(m);
+}
+
+Test(offload, nothing_is_stored_behind_what_lies_on_the_host_alone) {
+    kvf_manager *m = open_tiers((plan){.blocks = 4, .host = 2, .snapshot_pages = 4});
+    kvf_prefix_key whole = leave_idle(m, 1, BS), longer = key(count_from(1), 2 * BS), part = key(count_from(1), 5);
+    cr_assert_eq(offload(m, 1), 1);
+    done(m);
+    press(m, 4);
+    kvf_seq seq = run_cold(m, part, KVF_PREFIX_PARTIAL);
+    uint32_t ids[4], n = 0;
+    OK(kvf_prefix_snapshot_put(m, seq, &part, 5, 0, ids, 4, &n)); /* so that the block can be no other node's */
+    OK(append(m, seq, 2 * BS - 5, NULL));
+    store(m, seq, longer, 2 * BS, 0);
+    expect_known(m, whole, BS, 1);
+    expect_known(m, longer, BS, 1);
     kvf_manager_destroy(m);
 }
 

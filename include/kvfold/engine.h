@@ -59,10 +59,13 @@ typedef struct kvf_engine_config {
     int prefix_cache; /* 1: prompts that begin alike share their blocks, and keep them when they end */
     uint64_t
         snapshot_bytes; /* memory for the column sums of cached prompts, beside kv_bytes; 0: a twentieth of kv_bytes */
-    /* Where preempted requests go, to go on from there instead of being computed again: memory for K and V beside kv_bytes;
-     * what comes back is to the bit what went. 0: none. */
+    /* Where preempted requests go, to go on from there instead of being computed again, and cached prompts that are not in
+     * use: memory for K and V beside kv_bytes; what comes back is to the bit what went. Copies to it run beside the step, on
+     * a thread of their own. 0: none. */
     uint64_t host_bytes;
     uint32_t preempt; /* kvf_preempt */
+    /* 0: with host_bytes and prefix_cache, cached prompts that the KV memory has no room for stay findable there; 1: not. */
+    int no_prefix_offload;
 } kvf_engine_config;
 
 typedef enum kvf_finish {
