@@ -121,11 +121,13 @@ static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
     return KVF_OK;
 }
 
-/* The sums of cached prompts, by default a twentieth of the KV memory. */
+/* The sums of cached prompts, by default a twentieth of the KV memory that they may lie in. */
 static kvf_status create_snapshots(kvf_engine *e, kvf_error *err) {
     if (!e->config.prefix_cache) return KVF_OK;
-    uint64_t bytes = e->config.snapshot_bytes ? e->config.snapshot_bytes : e->config.kv_bytes / 20;
-    uint64_t page = kvf__engine_snapshot_page_bytes(e), n_pages = KVF__MIN(bytes / page, e->pages.n_blocks);
+    uint64_t n_blocks = (uint64_t)e->pages.n_blocks + (e->offloads ? e->host_pages.n_blocks : 0);
+    uint64_t bytes = e->config.snapshot_bytes ? e->config.snapshot_bytes : n_blocks * e->stats.block_bytes / 20;
+    uint64_t page = kvf__engine_snapshot_page_bytes(e), n_pages = KVF__MIN(bytes / page, n_blocks);
+    n_pages = KVF__MIN(n_pages, (uint64_t)1 << 31);
     e->n_snapshot_pages = (uint32_t)KVF__MAX(n_pages, 1);
     e->snapshots = take(e, e->n_snapshot_pages, (size_t)page, 0);
     uint32_t n_ids = kvf__ceil_div(e->config.max_context, e->config.block_size);

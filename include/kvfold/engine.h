@@ -57,8 +57,9 @@ typedef struct kvf_engine_config {
     /* Of the block manager; copied; NULL: it keeps none. Read it through kvf_engine_manager. */
     const kvf_profile_config *profile;
     int prefix_cache; /* 1: prompts that begin alike share their blocks, and keep them when they end */
-    uint64_t
-        snapshot_bytes; /* memory for the column sums of cached prompts, beside kv_bytes; 0: a twentieth of kv_bytes */
+    /* Memory for the column sums of cached prompts, beside kv_bytes; 0: a twentieth of kv_bytes, and of host_bytes where
+     * cached prompts go there. */
+    uint64_t snapshot_bytes;
     /* Where preempted requests go, to go on from there instead of being computed again, and cached prompts that are not in
      * use: memory for K and V beside kv_bytes; what comes back is to the bit what went. Copies to it run beside the step, on
      * a thread of their own. 0: none. */
