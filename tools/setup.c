@@ -89,6 +89,7 @@ kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const
     config.prefix_cache = !strcmp(cli->prefix_cache, "on");
     config.snapshot_bytes = cli->snapshot_memory;
     config.host_bytes = cli->host_memory;
+    config.no_prefix_offload = strcmp(cli->prefix_offload, "on") != 0;
     config.preempt = !strcmp(cli->preempt, "swap")        ? KVF_PREEMPT_SWAP
                      : !strcmp(cli->preempt, "recompute") ? KVF_PREEMPT_RECOMPUTE
                                                           : KVF_PREEMPT_AUTO;

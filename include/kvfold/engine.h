@@ -155,7 +155,7 @@ typedef struct kvf_engine_stats {
     uint64_t merged, dropped, kept;       /* of finished and running requests */
     kvf_prefix_stats prefix;              /* zeros without a prefix cache */
     uint64_t n_swapped_out, n_swapped_in; /* requests that went to the host (of n_preempted), and that came back */
-    uint64_t host_bytes_max;              /* most bytes of K and V on the host at once */
+    uint64_t host_bytes_max;              /* most bytes of K and V that requests had on the host at once */
 } kvf_engine_stats;
 
 /** A config with struct_size set and fp16 pages.
