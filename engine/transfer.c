@@ -7,16 +7,21 @@
 
 enum {
     OF_PREEMPTED, /* the transfer of a request that makes room: its list takes all that it may hold */
-    OF_CACHED,
-    OFFLOAD_NODES = 16 /* in one step */
+    OF_CACHED,    /* of nodes of the prefix cache: as many as so many steps may need at most */
+    AHEAD = 4
 };
+
+/* Blocks of a table that a step with so many requests takes at most. */
+static uint32_t step_nodes(const kvf_engine *e, uint32_t n_running) {
+    return kvf__ceil_div(e->config.chunk, e->config.block_size) + 1 + n_running;
+}
 
 /* ---- The lists ------------------------------------------------------------------------------------------ */
 
 kvf_status kvf__engine_create_transfers(kvf_engine *e, kvf_error *err) {
     if (!e->host_pages.n_blocks) return KVF_OK;
     const size_t n_copies[KVF__TRANSFERS] = {(size_t)e->pages.n_blocks + e->scores.n_pages,
-                                             (size_t)OFFLOAD_NODES * e->n_tables};
+                                             (size_t)AHEAD * step_nodes(e, e->max_running) * e->n_tables};
     for (int i = 0; i < KVF__TRANSFERS; i++) {
         kvf__transfer *t = &e->transfers[i];
         t->engine = e;
@@ -100,20 +105,15 @@ kvf_copy_list *kvf__engine_spare_list(kvf_engine *e, kvf_error *err) {
 
 /* ---- Offload -------------------------------------------------------------------------------------------------- */
 
-/* Blocks that a step takes at most, over all tables. */
-static uint64_t step_blocks(const kvf_engine *e) {
-    uint64_t a_table = kvf__ceil_div(e->config.chunk, e->config.block_size) + 1 + e->stats.n_running;
-    return a_table * e->n_tables;
-}
+/* Over all tables. */
+static uint64_t step_blocks(const kvf_engine *e) { return (uint64_t)step_nodes(e, e->stats.n_running) * e->n_tables; }
 
-/* Nodes to be copied so that the blocks of two steps can be had without losing what is cached. */
-static uint32_t wanted_nodes(const kvf_engine *e, const kvf_occupancy *now) {
-    kvf_prefix_stats cache = {.struct_size = sizeof cache};
-    if (kvf_prefix_stats_read(e->manager, &cache)) return 0;
-    uint64_t wanted = KVF__MIN(2 * step_blocks(e), now->blocks.n_total / 2);
-    uint64_t ready = (uint64_t)now->blocks.n_free + now->n_cached_idle - (uint64_t)cache.n_bare * e->n_tables;
-    if (ready >= wanted) return 0;
-    return (uint32_t)KVF__MIN((wanted - ready + e->n_tables - 1) / e->n_tables, (uint64_t)OFFLOAD_NODES);
+/* As soon as what is free may not last for two steps, whatever is idle has its copy: a hit that comes back from the host
+ * takes many blocks at once. */
+static uint32_t wanted_nodes(const kvf_engine *e) {
+    kvf_occupancy now = {.struct_size = sizeof now};
+    if (kvf_occupancy_read(e->manager, &now, NULL) || now.blocks.n_free >= 2 * step_blocks(e)) return 0;
+    return AHEAD * step_nodes(e, e->max_running);
 }
 
 /* Whether a plan may do without what is pinned: something runs, and finds its blocks; then whatever waits may wait. */
@@ -127,10 +127,9 @@ static bool may_go_on(const kvf_engine *e) {
 }
 
 kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err) {
-    kvf_occupancy now = {.struct_size = sizeof now};
     kvf__transfer *t = &e->transfers[OF_CACHED];
-    if (!e->offloads || kvf_occupancy_read(e->manager, &now, NULL)) return KVF_OK;
-    uint32_t n_nodes = wanted_nodes(e, &now);
+    if (!e->offloads) return KVF_OK;
+    uint32_t n_nodes = wanted_nodes(e);
     kvf_status st = n_nodes ? kvf_prefix_offload(e->manager, n_nodes, &t->list, NULL) : KVF_OK;
     if (st) return kvf__fail(err, st, "offload: %s", kvf_manager_error(e->manager));
     if (t->list.n) post(e, t);
