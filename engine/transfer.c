@@ -116,14 +116,18 @@ static uint32_t wanted_nodes(const kvf_engine *e) {
     return AHEAD * step_nodes(e, e->max_running);
 }
 
-/* Whether a plan may do without what is pinned: something runs, and finds its blocks; then whatever waits may wait. */
+/* Whether a plan may do without what is pinned: something runs, and finds its blocks; then whatever waits may wait. Of beams
+ * all may wait for one of them. */
 static bool may_go_on(const kvf_engine *e) {
     kvf_occupancy now = {.struct_size = sizeof now};
     if (kvf_occupancy_read(e->manager, &now, NULL)) return false;
-    const kvf__live *r = e->first;
-    while (r && !r->seq) r = r->next;
+    bool runs = false;
+    for (const kvf__live *r = e->first; r; r = r->next) {
+        if (r->group && r->group->beams) return false;
+        runs |= r->seq != 0;
+    }
     uint64_t spare = (uint64_t)now.blocks.n_free + now.n_cached_idle - now.blocks.n_promised;
-    return r && spare >= step_blocks(e);
+    return runs && spare >= step_blocks(e);
 }
 
 kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err) {
