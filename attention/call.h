@@ -87,6 +87,21 @@ static inline uint32_t kvf__n_tiles(kvf__columns x) {
     return x.begin == x.end ? 0 : kvf__ceil_div(x.end, KVF_TILE) - x.begin / KVF_TILE;
 }
 
+/* What of a sequence's prefill is added up by column. */
+static inline bool kvf__wants_cols(const kvf__call *c, uint32_t seq) {
+    const kvf_mass *m = &c->mass;
+    return (m->col_sums && m->col_sums[seq]) || (m->last_sums && m->last_sums[seq]) || (m->sq_sums && m->sq_sums[seq]);
+}
+/* Whether a query row counts among the last ones of its sequence, whose column sums are wanted. */
+static inline bool kvf__counts_last(const kvf__call *c, uint32_t seq, uint32_t token) {
+    const kvf_mass *m = &c->mass;
+    if (!m->last_sums || !m->last_sums[seq]) return false;
+    return c->view.next_pos[seq] - (c->a.q_begin[seq + 1] - token) >= m->last_begin[seq];
+}
+static inline kvf_gqa kvf__gqa_of(const kvf__call *c, uint32_t seq) {
+    return c->mass.row_gqa ? (kvf_gqa)c->mass.row_gqa[seq] : KVF_GQA_SUM;
+}
+
 /* The paths. Arguments are checked and the workspace is large enough. */
 kvf_status kvf__ref_prefill(const kvf__call *c, const kvf__workspace *w, kvf_error *err);
 kvf_status kvf__ref_decode(const kvf__call *c, const kvf__workspace *w, kvf_error *err);

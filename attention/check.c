@@ -106,19 +106,39 @@ static kvf_status check_row(const char *name, const void *p, size_t stride, size
     return KVF_OK;
 }
 
+static kvf_status check_gqa(const kvf__call *c, kvf_error *err) {
+    for (uint32_t i = c->a.seq_begin; i < c->a.seq_end && c->mass.row_gqa; i++)
+        if (c->mass.row_gqa[i] > KVF_GQA_FIRST)
+            return kvf__fail(err, KVF_E_INVALID, "row_gqa[%u] %u: must be a kvf_gqa", i, c->mass.row_gqa[i]);
+    return KVF_OK;
+}
+
+/* What queries' positions follow from. */
+static kvf_status check_last(const kvf__call *c, kvf_error *err) {
+    if (!c->mass.last_begin) return kvf__fail(err, KVF_E_INVALID, "last_begin is NULL: last_sums needs it");
+    if (!c->view.next_pos) return kvf__fail(err, KVF_E_INVALID, "view: next_pos is NULL: last_sums needs it");
+    for (uint32_t i = c->a.seq_begin; i < c->a.seq_end; i++)
+        if (c->view.next_pos[i] < c->a.q_begin[i + 1] - c->a.q_begin[i])
+            return kvf__fail(err, KVF_E_INVALID, "sequence %u: %u query rows: next_pos is %u", i,
+                             c->a.q_begin[i + 1] - c->a.q_begin[i], c->view.next_pos[i]);
+    return KVF_OK;
+}
+
 static kvf_status check_mass(const kvf__call *c, kvf__call_kind kind, kvf_error *err) {
     const kvf_mass *m = &c->mass;
-    if (kind == KVF__PREFILL && m->col_sums && m->col_stride < c->max_slots)
+    bool cols = kind == KVF__PREFILL && (m->col_sums || m->last_sums || m->sq_sums);
+    if (cols && m->col_stride < c->max_slots)
         return kvf__fail(err, KVF_E_INVALID, "col_stride %zu: the longest table has %u slots", m->col_stride,
                          c->max_slots);
+    if (cols && m->last_sums) {
+        kvf_status st = check_last(c, err);
+        if (st) return st;
+    }
+    if (cols && m->sq_sums) return check_gqa(c, err);
     if (kind == KVF__DECODE && m->row && m->row_stride < c->max_slots)
         return kvf__fail(err, KVF_E_INVALID, "row_stride %zu: the longest table has %u slots", m->row_stride,
                          c->max_slots);
-    if (kind == KVF__DECODE && m->row && m->row_gqa)
-        for (uint32_t i = c->a.seq_begin; i < c->a.seq_end; i++)
-            if (m->row_gqa[i] > KVF_GQA_FIRST)
-                return kvf__fail(err, KVF_E_INVALID, "row_gqa[%u] %u: must be a kvf_gqa", i, m->row_gqa[i]);
-    return KVF_OK;
+    return kind == KVF__DECODE && m->row ? check_gqa(c, err) : KVF_OK;
 }
 
 static kvf_status check_heads(kvf__call *c, kvf_error *err) {

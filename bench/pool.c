@@ -385,7 +385,10 @@ static void print_metadata(void) {
     double per_seq = ((double)manager_bytes(&seqs) - all) / one.max_seqs;
     kvf__bench_times t = {.s = {per_block}, .n = 1};
     kvf__bench_begin("pool/metadata", &t, 1, "bytes/block", 1, all);
+    seqs.view_copies = one.view_copies = 1;
     kvf__bench_number("bytes_per_sequence", per_seq);
+    kvf__bench_number("bytes_per_sequence_view_copies",
+                      ((double)manager_bytes(&seqs) - (double)manager_bytes(&one)) / one.max_seqs);
     kvf__bench_number("kv_bytes", block_bytes * n_blocks);
     kvf__bench_number("share", all / (block_bytes * n_blocks));
     kvf__bench_number("share_per_block", per_block / block_bytes);

@@ -3,14 +3,14 @@
 
 #define BROKEN(...) kvf__fail(err, KVF_E_CORRUPT, __VA_ARGS__)
 
-/* The blocks of a node in one pool, of which n_idle have no reference. */
-static kvf_status check_blocks(const kvf__cache *c, const kvf__pool *p, uint32_t node, const uint32_t *blocks,
+/* The blocks of a node in one tier's pools, of which n_idle have no reference. */
+static kvf_status check_blocks(const kvf__cache *c, kvf__pool *pools, uint32_t node, const uint32_t *blocks,
                                uint32_t n_idle, kvf_error *err) {
     uint32_t counted = 0;
     for (uint32_t k = 0; k < c->n_tables; k++) {
-        if (blocks[k] >= p->n || p->nodes[blocks[k]] != node)
-            return BROKEN("node %u: its block %u is none, or names another node", node, blocks[k]);
-        counted += !kvf__pool_refs(p, blocks[k]);
+        if (!kvf__pool_has(kvf__pool_at_table(c, pools, k), blocks[k]) || pools->nodes[blocks[k]] != node)
+            return BROKEN("node %u: its block %u is none, or of another class, or names another node", node, blocks[k]);
+        counted += !kvf__pool_refs(pools, blocks[k]);
     }
     if (counted != n_idle) return BROKEN("node %u: n_idle %u, counted %u", node, n_idle, counted);
     return KVF_OK;
@@ -162,20 +162,22 @@ static kvf_status check_seq(const kvf_manager *m, uint32_t index, kvf_error *err
     return KVF_OK;
 }
 
-static uint32_t n_cached(const kvf__pool *p) {
+static uint32_t n_cached(const kvf__pool *pools, uint32_t n_blocks) {
     uint32_t n = 0;
-    for (uint32_t id = 0; p && id < p->n; id++) n += p->nodes[id] != KVF_NO_BLOCK;
+    for (uint32_t id = 0; pools && id < n_blocks; id++) n += pools->nodes[id] != KVF_NO_BLOCK;
     return n;
 }
 
-static kvf_status check_counts(const kvf__cache *c, uint32_t n_nodes, uint32_t n_here, uint32_t n_on_host,
+static kvf_status check_counts(const kvf_manager *m, uint32_t n_nodes, uint32_t n_here, uint32_t n_on_host,
                                kvf_error *err) {
+    const kvf__cache *c = &m->cache;
+    uint32_t cached = n_cached(c->blocks, m->config.n_blocks), there = n_cached(c->host, m->config.n_host_blocks);
     if (n_nodes != c->n_nodes || n_here != c->n_here || n_on_host != c->n_on_host)
         return BROKEN("nodes: n_nodes %u, %u here, %u on the host, counted %u, %u, %u", c->n_nodes, c->n_here,
                       c->n_on_host, n_nodes, n_here, n_on_host);
-    if (n_cached(c->blocks) != n_here * c->n_tables || n_cached(c->host) != n_on_host * c->n_tables)
-        return BROKEN("nodes: %u here, %u on the host, but %u and %u blocks are cached", n_here, n_on_host,
-                      n_cached(c->blocks), n_cached(c->host));
+    if (cached != n_here * c->n_tables || there != n_on_host * c->n_tables)
+        return BROKEN("nodes: %u here, %u on the host, but %u and %u blocks are cached", n_here, n_on_host, cached,
+                      there);
     if (c->stats.stored < c->stats.evicted + c->stats.removed + n_nodes)
         return BROKEN("nodes: %llu stored, %llu evicted, %llu removed, %u here", (unsigned long long)c->stats.stored,
                       (unsigned long long)c->stats.evicted, (unsigned long long)c->stats.removed, n_nodes);
@@ -204,7 +206,7 @@ kvf_status kvf__cache_audit(const kvf_manager *m, kvf_error *err) {
         if (!s) s = check_tiers(c, i, err);
         if (!s) s = check_hash(c, i, err);
     }
-    if (!s) s = check_counts(c, n_nodes, n_here, n_on_host, err);
+    if (!s) s = check_counts(m, n_nodes, n_here, n_on_host, err);
     if (!s) s = check_order(c, n_idle, err);
     if (!s) s = check_descent(c, &c->descent, err);
     if (!s) s = check_descent(c, &c->host_descent, err);

@@ -3,9 +3,23 @@
 
 /* ---- The slab -------------------------------------------------------------------------------------------- */
 
+/* Four or more a node: a walk then seldom meets another's node, which would cost it a branch that nobody foresees. */
 static uint32_t buckets_for(uint32_t n_max) {
-    uint32_t n = 1;
-    while (n < n_max && n < 1u << 31) n <<= 1;
+    uint32_t n = 4;
+    while (n / 4 < n_max && n < 1u << 31) n <<= 1;
+    return n;
+}
+
+/* As many as the class has blocks for, of a tier, that has the fewest a layer. */
+static uint32_t nodes_for(const kvf_manager_config *config, uint32_t n_tables, bool host) {
+    uint32_t n_groups = n_tables / config->n_layers, n = UINT32_MAX;
+    if (config->n_classes == 1) return (host ? config->n_host_blocks : config->n_blocks) / n_tables;
+    for (uint32_t i = 0; i < config->n_classes; i++) {
+        uint32_t n_layers = 0;
+        for (uint32_t l = 0; l < config->n_layers; l++) n_layers += config->layer_class[l] == i;
+        uint32_t n_blocks = host ? config->classes[i].n_host_blocks : config->classes[i].n_blocks;
+        n = KVF__MIN(n, n_blocks / (n_layers * n_groups));
+    }
     return n;
 }
 
@@ -16,7 +30,8 @@ void kvf__cache_carve(kvf__cache *c, kvf__slab *slab, const kvf_manager_config *
     c->block_size = config->block_size;
     c->eviction = (kvf_prefix_eviction)config->prefix_eviction;
     c->listed = c->eviction == KVF_PREFIX_LRU && !config->n_host_blocks;
-    c->n_max = config->n_blocks / n_tables + config->n_host_blocks / n_tables;
+    c->n_max = nodes_for(config, n_tables, false) + nodes_for(config, n_tables, true);
+    if (config->n_classes > 1) c->table_class = kvf__slab_take(slab, n_tables, sizeof *c->table_class);
     c->bucket_mask = buckets_for(c->n_max) - 1;
     size_t n = c->n_max, n_blocks = 0;
     if (!kvf__mul(n, n_tables, &n_blocks)) slab->bad = true;
@@ -42,21 +57,28 @@ void kvf__cache_carve(kvf__cache *c, kvf__slab *slab, const kvf_manager_config *
     c->page_next = kvf__slab_take(slab, config->n_snapshot_pages, sizeof *c->page_next);
 }
 
-static void init_host(kvf__cache *c, kvf__pool *host) {
-    if (!host->n) return;
-    host->cache = c;
-    host->nodes = c->host_node_of;
+static void init_host(kvf__cache *c, kvf__pool *host, const kvf_manager_config *config) {
+    if (!config->n_host_blocks) return;
+    for (uint32_t i = 0; i < config->n_classes; i++) {
+        host[i].cache = c;
+        host[i].nodes = c->host_node_of;
+    }
     c->host = host;
-    memset(c->host_node_of, 0xff, host->n * sizeof *c->host_node_of);
+    memset(c->host_node_of, 0xff, config->n_host_blocks * sizeof *c->host_node_of);
 }
 
 void kvf__cache_init(kvf__cache *c, kvf__pool *blocks, kvf__pool *host, const kvf_manager_config *config,
                      uint64_t seed) {
     if (!c->on) return;
-    init_host(c, host);
-    blocks->cache = c;
-    blocks->nodes = c->node_of;
+    init_host(c, host, config);
+    for (uint32_t i = 0; i < config->n_classes; i++) {
+        blocks[i].cache = c;
+        blocks[i].nodes = c->node_of;
+    }
     c->blocks = blocks;
+    for (uint32_t k = 0; c->table_class && k < c->n_tables; k++)
+        c->table_class[k] = config->layer_class[k / (c->n_tables / config->n_layers)];
+    for (uint32_t k = 0; k < c->n_tables; k++) c->class_tables[c->table_class ? c->table_class[k] : 0]++;
     memset(c->node_of, 0xff, config->n_blocks * sizeof *c->node_of); /* KVF_NO_BLOCK */
     c->seed = seed;
     for (uint32_t i = 0; i < c->n_max; i++) {
@@ -123,7 +145,7 @@ static void leave_bucket(kvf__cache *c, uint32_t node) {
 /* What the walk has hashed becomes the node's content. */
 static void set_content(kvf__cache *c, uint32_t node, const kvf__walk *w) {
     kvf__node *n = &c->nodes[node];
-    n->hash = w->hash;
+    n->hash = kvf__walk_hashed(w);
     n->extras = w->extras;
     n->n_tokens = w->n_hashed;
     memcpy(kvf__node_tokens(c, node), w->key.tokens + (size_t)w->depth * c->block_size,
@@ -131,7 +153,7 @@ static void set_content(kvf__cache *c, uint32_t node, const kvf__walk *w) {
     enter_bucket(c, node);
 }
 
-uint32_t kvf__node_add(kvf__cache *c, const kvf__walk *w, const uint32_t *blocks) {
+uint32_t kvf__node_add(kvf__cache *c, const kvf__walk *w, const uint32_t *blocks, bool rows) {
     uint32_t node = c->free_nodes[c->n_max - 1 - c->n_nodes++];
     kvf__node *n = &c->nodes[node];
     *n = (kvf__node){.generation = n->generation,
@@ -149,7 +171,7 @@ uint32_t kvf__node_add(kvf__cache *c, const kvf__walk *w, const uint32_t *blocks
     set_content(c, node, w);
     link_sibling(c, node, w->node);
     memcpy(kvf__node_blocks(c, node), blocks, c->n_tables * sizeof *blocks);
-    kvf__pool_cache(c->blocks, blocks, c->n_tables, node);
+    (rows ? kvf__pool_cache_rows : kvf__pool_cache)(c->blocks, blocks, c->n_tables, node);
     c->stats.stored++;
     c->stats.n_nodes_max = KVF__MAX(c->stats.n_nodes_max, c->n_nodes);
     return node;
@@ -159,7 +181,7 @@ void kvf__node_rebase(kvf__cache *c, uint32_t node, const uint32_t *blocks) {
     uint32_t *own = kvf__node_blocks(c, node), was_idle = c->nodes[node].n_idle;
     for (uint32_t t = 0; t < c->n_tables; t++) {
         if (own[t] == blocks[t]) continue;
-        uint32_t fell_free = kvf__pool_uncache(c->blocks, own[t]);
+        uint32_t fell_free = kvf__pool_uncache(kvf__cache_pool(c, t), own[t]);
         c->nodes[node].n_idle -= fell_free;
         if (fell_free && c->gone) c->gone(c->gone_ctx, own[t]);
         own[t] = blocks[t];
@@ -180,8 +202,8 @@ void kvf__node_grow(kvf__cache *c, uint32_t node, const kvf__walk *w, const uint
 
 /* ---- The two tiers ------------------------------------------------------------------------------------------- */
 
-static void uncache_told(kvf__cache *c, uint32_t id) {
-    if (kvf__pool_uncache(c->blocks, id)) c->gone(c->gone_ctx, id);
+static void uncache_told(kvf__cache *c, uint32_t k, uint32_t id) {
+    if (kvf__pool_uncache(kvf__cache_pool(c, k), id)) c->gone(c->gone_ctx, id);
 }
 
 static void descent_leave(const kvf__cache *c, kvf__descent *d, uint32_t node) {
@@ -195,9 +217,9 @@ static void give_here(kvf__cache *c, uint32_t node) {
     const uint32_t *blocks = kvf__node_blocks(c, node);
     if (n->n_idle) kvf__order_leave(c, node);
     if (c->gone)
-        for (uint32_t t = c->n_tables; t-- > 0;) uncache_told(c, blocks[t]);
+        for (uint32_t t = c->n_tables; t-- > 0;) uncache_told(c, t, blocks[t]);
     else
-        for (uint32_t t = c->n_tables; t-- > 0;) (void)kvf__pool_uncache(c->blocks, blocks[t]);
+        for (uint32_t t = c->n_tables; t-- > 0;) (void)kvf__pool_uncache(kvf__cache_pool(c, t), blocks[t]);
     descent_leave(c, &c->descent, node);
     n->n_idle = 0;
     n->parked = false;
@@ -210,7 +232,7 @@ static void give_host(kvf__cache *c, uint32_t node) {
     kvf__node *n = &c->nodes[node];
     const uint32_t *blocks = kvf__node_host_blocks(c, node);
     if (n->n_host_idle) kvf__heap_leave(c, &c->host_order, node);
-    for (uint32_t t = c->n_tables; t-- > 0;) (void)kvf__pool_uncache(c->host, blocks[t]);
+    for (uint32_t t = c->n_tables; t-- > 0;) (void)kvf__pool_uncache(kvf__pool_at_table(c, c->host, t), blocks[t]);
     descent_leave(c, &c->host_descent, node);
     n->n_host_idle = 0;
     n->tiers &= ~(uint32_t)KVF__ON_HOST;
@@ -252,9 +274,12 @@ void kvf__node_uncopied(kvf__cache *c, uint32_t node) {
 void kvf__node_host_pinned(kvf__cache *c, uint32_t node) {
     kvf__node *n = &c->nodes[node];
     if (n->n_host_idle) kvf__heap_leave(c, &c->host_order, node);
-    c->host->n_idle -= n->n_host_idle;
+    for (uint32_t k = 0; k < c->n_tables; k++) {
+        kvf__pool *p = kvf__pool_at_table(c, c->host, k);
+        p->n_idle -= *kvf__state(p, kvf__node_host_blocks(c, node)[k]) == KVF__IDLE;
+        kvf__pool_note_held(p);
+    }
     n->n_host_idle = 0;
-    kvf__pool_note_held(c->host);
 }
 
 void kvf__node_remove(kvf__cache *c, uint32_t node) {
@@ -301,7 +326,7 @@ static void idle_here(kvf__cache *c, uint32_t node) {
 }
 
 void kvf__cache_idle(kvf__cache *c, const kvf__pool *p, uint32_t node) {
-    if (p == c->blocks)
+    if (p->nodes == c->node_of)
         idle_here(c, node);
     else if (!c->nodes[node].n_host_idle++)
         kvf__heap_enter(c, &c->host_order, node);

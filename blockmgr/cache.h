@@ -87,9 +87,11 @@ typedef struct kvf__snapshot_list {
 } kvf__snapshot_list;
 
 typedef struct kvf__cache {
-    bool on, zero_hash;       /* zero_hash: the tests' hook, every hash is 0 */
-    bool listed;              /* the order is a list */
-    kvf__pool *blocks, *host; /* host NULL: no host tier */
+    bool on, zero_hash;                           /* zero_hash: the tests' hook, every hash is 0 */
+    bool listed;                                  /* the order is a list */
+    kvf__pool *blocks, *host;                     /* [n_classes]; host NULL: no host tier */
+    uint32_t *table_class;                        /* [n_tables]; NULL: all of the first */
+    uint32_t class_tables[KVF_BLOCK_CLASSES_MAX]; /* how many of a node's blocks are of each */
     uint32_t n_max, n_nodes, n_tables, block_size;
     uint32_t n_here, n_on_host; /* nodes; those on both tiers count in both */
     uint32_t bucket_mask;
@@ -119,9 +121,19 @@ typedef struct kvf__cache {
 } kvf__cache;
 
 void kvf__cache_carve(kvf__cache *c, kvf__slab *slab, const kvf_manager_config *config, uint32_t n_tables);
-/* host: the host's pool, of no blocks without a host tier. */
+/* host: the host's pools, of no blocks without a host tier. */
 void kvf__cache_init(kvf__cache *c, kvf__pool *blocks, kvf__pool *host, const kvf_manager_config *config,
                      uint64_t seed);
+
+/* That of a node's k-th block. */
+static inline kvf__pool *kvf__cache_pool(const kvf__cache *c, uint32_t k) {
+    return c->table_class ? &c->blocks[c->table_class[k]] : c->blocks;
+}
+
+/* Likewise of a tier's pools. */
+static inline kvf__pool *kvf__pool_at_table(const kvf__cache *c, kvf__pool *pools, uint32_t k) {
+    return c->table_class ? &pools[c->table_class[k]] : pools;
+}
 
 static inline uint32_t *kvf__node_blocks(const kvf__cache *c, uint32_t node) {
     return c->node_blocks + (size_t)node * c->n_tables;
@@ -154,9 +166,10 @@ static inline uint32_t kvf__cache_covers(const kvf__cache *c, uint32_t id) {
 
 /* ---- Nodes (cache.c) ------------------------------------------------------------------------------------- */
 
-/* A new node over blocks that somebody holds and no node has; w stands at its parent and has hashed its block. */
+/* A new node over blocks that somebody holds and no node has; w stands at its parent and has hashed its block. rows: all of
+ * them are in state ROW. */
 struct kvf__walk;
-uint32_t kvf__node_add(kvf__cache *c, const struct kvf__walk *w, const uint32_t *blocks);
+uint32_t kvf__node_add(kvf__cache *c, const struct kvf__walk *w, const uint32_t *blocks, bool rows);
 /* A partial node without snapshot becomes that of the longer content; the same blocks, or others of that content. */
 void kvf__node_grow(kvf__cache *c, uint32_t node, const struct kvf__walk *w, const uint32_t *blocks);
 /* The node takes other blocks of the same content; its own fall free or are only not found any more. */
@@ -205,12 +218,16 @@ bool kvf__heap_before(const kvf__cache *c, const kvf__heap *h, uint32_t a, uint3
 
 /* ---- Walking a key (walk.c) ---------------------------------------------------------------------------------- */
 
-/* At `node` (KVF__NO_NODE: before the root), whose end is depth * block_size. The block last hashed follows it. */
+/* At `node` (KVF__NO_NODE: before the root), whose end is depth * block_size. The block last hashed follows it. Both hashes lie in
+ * a pair and change places with a step: a copy would have the next hash wait for it. */
 typedef struct kvf__walk {
     kvf_prefix_key key; /* as read */
     uint32_t node, depth, n_hashed, extra;
-    kvf__hash at, hash, extras;
+    uint32_t turn;
+    kvf__hash hashes[2]; /* [turn]: of the node; the other: of the block last hashed */
+    kvf__hash extras;
 } kvf__walk;
+static inline kvf__hash kvf__walk_hashed(const kvf__walk *w) { return w->hashes[w->turn ^ 1]; }
 
 /* Reads and checks a key; the walk stands before the root. */
 kvf_status kvf__walk_begin(const kvf__cache *c, const kvf_prefix_key *key, kvf__walk *w, kvf_error *err);

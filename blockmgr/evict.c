@@ -155,7 +155,7 @@ static void evict_on_host(kvf__cache *c) {
 void kvf__cache_evict(kvf__cache *c, const kvf__pool *p) {
     uint32_t n_free = p->n_free;
     while (p->n_free == n_free) {
-        if (p == c->blocks)
+        if (p->nodes == c->node_of)
             evict_here(c);
         else
             evict_on_host(c);

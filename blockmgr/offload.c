@@ -30,36 +30,47 @@ static bool goes_before(const kvf__cache *c, uint32_t at, uint32_t node) {
 }
 
 /* Whether the host has room for one more node, or makes it. */
-static bool make_room(kvf__cache *c, uint32_t node) {
-    while (c->host->n_free < c->n_tables) {
-        uint32_t first = kvf__host_first(c);
-        if (first == KVF__NO_NODE) return false;
-        if (!in_use(c, first) && (kvf__is_here(c, first) || !goes_before(c, first, node))) return false;
-        kvf__cache_evict(c, c->host);
-    }
+static bool make_room(kvf__cache *c, uint32_t n_classes, uint32_t node) {
+    for (uint32_t i = 0; i < n_classes; i++)
+        while (c->host[i].n_free < c->class_tables[i]) {
+            uint32_t first = kvf__host_first(c);
+            if (first == KVF__NO_NODE || !c->host[i].n_idle) return false;
+            if (!in_use(c, first) && (kvf__is_here(c, first) || !goes_before(c, first, node))) return false;
+            kvf__cache_evict(c, &c->host[i]);
+        }
     return true;
+}
+
+/* Blocks for a node in the cache's ids, from the pools of a tier. */
+static void take_ids(kvf__cache *c, kvf__pool *pools) {
+    if (!c->table_class)
+        kvf__pool_take(pools, c->ids, c->n_tables);
+    else
+        for (uint32_t k = 0; k < c->n_tables; k++) kvf__pool_take(kvf__pool_at_table(c, pools, k), &c->ids[k], 1);
 }
 
 /* Its blocks here are pinned, and no longer idle; those of the host are the node's, and pinned. */
 static void copy_out(kvf_manager *m, uint32_t node, kvf_copy_list *copies) {
     kvf__cache *c = &m->cache;
     kvf__node *n = &c->nodes[node];
-    kvf__pool_take(c->host, c->ids, c->n_tables);
+    take_ids(c, c->host);
     kvf__order_leave(c, node);
-    m->blocks.n_idle -= n->n_idle;
+    for (uint32_t i = 0; i < m->config.n_classes; i++) m->blocks[i].n_idle -= c->class_tables[i];
     n->n_idle = 0;
     n->parked = true;
     kvf__node_copied(c, node, c->ids);
     for (uint32_t k = 0; k < c->n_tables; k++) {
         kvf__copies_add(m, copies, KVF_COPY_BLOCK_OUT, kvf__node_blocks(c, node)[k], c->ids[k], n->n_tokens);
-        (void)kvf__pool_drop(c->host, c->ids[k]); /* the pin stays */
+        (void)kvf__pool_drop(kvf__pool_at_table(c, c->host, k), c->ids[k]); /* the pin stays */
     }
-    kvf__pool_note_held(&m->blocks);
+    for (uint32_t i = 0; i < m->config.n_classes; i++) kvf__pool_note_held(&m->blocks[i]);
     c->stats.offloaded++;
 }
 
 static bool has_room(const kvf_manager *m, const kvf_copy_list *copies) {
-    return kvf__pool_spare(&m->blocks) >= m->seq_tables && kvf__copies_room(copies) >= m->seq_tables;
+    for (uint32_t i = 0; i < m->config.n_classes; i++)
+        if (kvf__pool_spare(&m->blocks[i]) < m->cache.class_tables[i]) return false;
+    return kvf__copies_room(copies) >= m->seq_tables;
 }
 
 kvf_status kvf_prefix_offload(kvf_manager *manager, uint32_t max_nodes, kvf_copy_list *copies, uint32_t *n_nodes) {
@@ -73,7 +84,7 @@ kvf_status kvf_prefix_offload(kvf_manager *manager, uint32_t max_nodes, kvf_copy
         uint32_t chosen = c->bare.nodes[0], at = first_leaf(c, chosen);
         while (room && n < max_nodes) {
             if (is_bare(c, at)) {
-                room = has_room(manager, copies) && make_room(c, at);
+                room = has_room(manager, copies) && make_room(c, manager->config.n_classes, at);
                 if (!room) break;
                 copy_out(manager, at, copies);
                 n++;
@@ -94,7 +105,7 @@ void kvf__node_load(kvf_manager *m, uint32_t index, uint32_t d, kvf_copy_list *c
     uint32_t node = c->chain[d], first = index * m->seq_tables;
     kvf__node *n = &c->nodes[node];
     const uint32_t *host = kvf__node_host_blocks(c, node);
-    kvf__pool_take(&m->blocks, c->ids, c->n_tables);
+    take_ids(c, c->blocks);
     kvf__node_enter(c, node, c->ids);
     kvf__node_attached(c, node);
     kvf__node_host_pinned(c, node);

@@ -11,12 +11,13 @@ void kvf__pool_carve(kvf__pool *p, kvf__slab *slab, uint32_t n) {
 }
 
 void kvf__pool_init(kvf__pool *p, uint32_t generation) {
-    p->n_free = p->n;
+    p->n_free = p->n_least = p->n;
     for (uint32_t i = 0; i < p->n; i++) {
-        p->free_ids[i] = p->n - 1 - i;
-        *kvf__state(p, i) = KVF__APART;
-        p->heads[i] = (kvf__head){.generation = generation};
-        p->entries[i] = (kvf__entry){.copy_src = KVF_NO_BLOCK};
+        uint32_t id = p->first + i;
+        p->free_ids[p->n - 1 - i] = id;
+        *kvf__state(p, id) = KVF__APART;
+        p->heads[id] = generation & ~KVF__ALONE;
+        p->entries[id] = (kvf__entry){.copy_src = KVF_NO_BLOCK};
     }
 }
 
@@ -24,15 +25,25 @@ void kvf__pool_make_room(kvf__pool *p, uint32_t n) {
     while (p->n_free < n) kvf__cache_evict(p->cache, p);
 }
 
-void kvf__pool_take(kvf__pool *p, uint32_t *restrict row, uint32_t n) {
-    if (n > p->n_free) kvf__pool_make_room(p, n);
-    const uint32_t *restrict top = p->free_ids + p->n_free;
-    uint8_t *restrict states = p->states;
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t id = *--top;
-        row[i] = id;
-        states[kvf__state_at(id)] = KVF__ROW;
+void kvf__pool_take_run(const uint32_t *restrict top, uint8_t *restrict states, uint32_t *restrict row, uint32_t n) {
+    for (; n >= 4; n -= 4, row += 4) {
+        uint32_t a = top[-1], b = top[-2], c = top[-3], d = top[-4];
+        row[0] = a, row[1] = b, row[2] = c, row[3] = d;
+        states[kvf__state_at(a)] = KVF__ROW;
+        states[kvf__state_at(b)] = KVF__ROW;
+        states[kvf__state_at(c)] = KVF__ROW;
+        states[kvf__state_at(d)] = KVF__ROW;
+        top -= 4;
     }
+    for (; n > 0; n--) {
+        *row++ = *--top;
+        states[kvf__state_at(*top)] = KVF__ROW;
+    }
+}
+
+void kvf__pool_take(kvf__pool *p, uint32_t *row, uint32_t n) {
+    if (n > p->n_free) kvf__pool_make_room(p, n);
+    kvf__pool_take_run(p->free_ids + p->n_free, p->states, row, n);
     p->n_free -= n;
     kvf__pool_note_held(p);
 }
@@ -51,18 +62,20 @@ static void put_idle(kvf__pool *p, uint32_t id) {
 /* From here on refs, pins and holds count. */
 static void count(kvf__pool *p, uint32_t id) {
     if (*kvf__state(p, id) == KVF__COUNTED) return;
-    p->entries[id].holds = p->heads[id].refs == KVF__ONE_HOLD;
-    p->heads[id].refs = *kvf__state(p, id) != KVF__IDLE;
+    p->entries[id].holds = p->heads[id] & KVF__ALONE;
+    p->entries[id].refs = *kvf__state(p, id) != KVF__IDLE;
+    p->heads[id] &= ~KVF__ALONE;
     *kvf__state(p, id) = KVF__COUNTED;
 }
 
 /* No more than they have to, for an id of one reference or none. */
 static void uncount(kvf__pool *p, uint32_t id) {
-    bool cached = kvf__pool_node(p, id) != KVF_NO_BLOCK, held = p->entries[id].holds != 0;
-    uint32_t refs = p->heads[id].refs;
+    kvf__entry *e = &p->entries[id];
+    bool cached = kvf__pool_node(p, id) != KVF_NO_BLOCK, held = e->holds != 0;
+    uint32_t refs = e->refs;
     if (refs && held && cached) return;
-    p->heads[id].refs = held ? KVF__ONE_HOLD : 0;
-    p->entries[id].holds = 0;
+    if (held) p->heads[id] |= KVF__ALONE;
+    e->refs = e->holds = 0;
     if (refs) {
         *kvf__state(p, id) = cached ? KVF__CACHED : held ? KVF__APART : KVF__ROW;
     } else if (cached) {
@@ -74,7 +87,7 @@ static void uncount(kvf__pool *p, uint32_t id) {
 
 /* One reference less of a counted id; true when it was the last. */
 static bool unref(kvf__pool *p, uint32_t id) {
-    uint32_t refs = --p->heads[id].refs;
+    uint32_t refs = --p->entries[id].refs;
     if (refs > 1 || p->entries[id].pins) return false;
     uncount(p, id);
     return !refs;
@@ -90,6 +103,20 @@ void kvf__pool_cache(kvf__pool *p, const uint32_t *restrict ids, uint32_t n, uin
     }
 }
 
+void kvf__pool_cache_rows(kvf__pool *p, const uint32_t *restrict ids, uint32_t n, uint32_t node) {
+    uint8_t *restrict states = p->states;
+    uint32_t *restrict nodes = p->nodes;
+    for (uint32_t i = 0; i < n; i++) {
+        states[kvf__state_at(ids[i])] = KVF__CACHED;
+        nodes[ids[i]] = node;
+    }
+}
+
+void kvf__pool_attach_idle(kvf__pool *p, const uint32_t *restrict ids, uint32_t n) {
+    uint8_t *restrict states = p->states;
+    for (uint32_t i = 0; i < n; i++) states[kvf__state_at(ids[i])] = KVF__CACHED;
+}
+
 uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id) {
     uint8_t *state = kvf__state(p, id);
     p->nodes[id] = KVF_NO_BLOCK;
@@ -99,14 +126,14 @@ uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id) {
         return 1;
     }
     if (*state == KVF__CACHED) *state = KVF__ROW;
-    if (*state == KVF__COUNTED && p->heads[id].refs == 1 && !p->entries[id].pins) uncount(p, id);
+    if (*state == KVF__COUNTED && p->entries[id].refs == 1 && !p->entries[id].pins) uncount(p, id);
     return 0;
 }
 
 void kvf__pool_share(kvf__pool *p, uint32_t id) {
     count(p, id);
     p->n_shared += kvf__pool_holders(p, id) == 1;
-    p->heads[id].refs++;
+    p->entries[id].refs++;
 }
 
 static bool drop_counted(kvf__pool *p, uint32_t id) {
@@ -159,7 +186,7 @@ void kvf__pool_hold(kvf__pool *p, uint32_t id) {
 }
 
 void kvf__pool_release(kvf__pool *p, uint32_t id) {
-    if (!--p->entries[id].holds) p->heads[id].generation++;
+    if (!--p->entries[id].holds) p->heads[id] += 2;
     (void)drop_counted(p, id);
 }
 
@@ -169,7 +196,7 @@ static uint32_t copy_src(const kvf__pool *from, uint32_t src, const kvf__pool *t
 
 static void pin(kvf__pool *p, uint32_t id) {
     count(p, id);
-    p->heads[id].refs++;
+    p->entries[id].refs++;
     p->entries[id].pins++;
 }
 
@@ -180,7 +207,7 @@ void kvf__pool_pin(kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst) {
 }
 
 bool kvf__pool_copy_pending(const kvf__pool *from, uint32_t src, const kvf__pool *to, uint32_t dst) {
-    return src < from->n && dst < to->n && to->entries[dst].copy_src == copy_src(from, src, to);
+    return kvf__pool_has(from, src) && kvf__pool_has(to, dst) && to->entries[dst].copy_src == copy_src(from, src, to);
 }
 
 void kvf__pool_copy_unset(kvf__pool *to, uint32_t dst) { to->entries[dst].copy_src = KVF_NO_BLOCK; }

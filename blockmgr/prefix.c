@@ -164,7 +164,8 @@ typedef struct chain {
     uint32_t n, n_tokens;
     uint32_t n_here; /* nodes */
     uint32_t n_own;  /* nodes all of whose blocks are idle, or will be new */
-    uint64_t n_idle_blocks, n_new_blocks;
+    kvf__counts idle_blocks, new_blocks;
+    uint64_t n_new_blocks;
     bool covered; /* the last node covers slots beyond n_tokens */
 } chain;
 
@@ -175,9 +176,13 @@ static chain look_at_chain(const kvf__cache *c, uint32_t n_tokens, uint32_t n_ch
         bool here = kvf__is_here(c, c->chain[d]);
         h.n_here += here;
         h.n_own += n == c->n_tables || !here;
-        h.n_idle_blocks += n;
+        if (!c->table_class) h.idle_blocks.of[0] += n;
+        for (uint32_t k = 0; c->table_class && n && k < c->n_tables; k++)
+            h.idle_blocks.of[c->table_class[k]] += !kvf__pool_refs(c->blocks, kvf__node_blocks(c, c->chain[d])[k]);
     }
     h.n_new_blocks = (uint64_t)(n_chain - h.n_here) * c->n_tables;
+    for (uint32_t i = 0; i < KVF_BLOCK_CLASSES_MAX; i++)
+        h.new_blocks.of[i] = (uint64_t)(n_chain - h.n_here) * c->class_tables[i];
     uint32_t filled = n_tokens % c->block_size;
     h.covered = filled && c->nodes[c->chain[n_chain - 1]].n_tokens > filled;
     return h;
@@ -188,28 +193,43 @@ static uint32_t count_table(const kvf_manager *m, uint32_t k, const chain *h, bo
     const kvf__cache *c = &m->cache;
     bool last_held = false;
     if (h->n_tokens % c->block_size && h->n == h->n_here)
-        last_held = kvf__pool_holders(&m->blocks, kvf__node_blocks(c, c->chain[h->n - 1])[k]) != 0;
+        last_held = kvf__pool_holders(m->blocks, kvf__node_blocks(c, c->chain[h->n - 1])[k]) != 0;
     if (growth) return h->n - (h->covered || last_held);
     uint32_t n_private = h->n_own;
     for (uint32_t d = 0; d < h->n_here && h->n_own < h->n; d++) {
         uint32_t n = c->nodes[c->chain[d]].n_idle;
-        if (n < c->n_tables) n_private += !kvf__pool_holders(&m->blocks, kvf__node_blocks(c, c->chain[d])[k]);
+        if (n < c->n_tables) n_private += !kvf__pool_holders(m->blocks, kvf__node_blocks(c, c->chain[d])[k]);
     }
     return n_private - (h->covered && !last_held);
 }
 
-/* Of what is here. */
-static void attach_table(kvf_manager *m, uint32_t t, uint32_t k, const chain *h) {
+/* The chain's blocks that are here into the rows, node by node. */
+static void attach_rows(kvf_manager *m, uint32_t first, const chain *h) {
     const kvf__cache *c = &m->cache;
-    const uint32_t *nodes = c->chain, *blocks = c->node_blocks + k;
-    uint32_t *restrict row = kvf__row(m, t), n_tables = c->n_tables;
+    uint32_t n_tables = c->n_tables, row_capacity = m->row_capacity;
     for (uint32_t d = 0; d < h->n_here; d++) {
-        row[d] = blocks[(size_t)nodes[d] * n_tables];
-        kvf__pool_attach(&m->blocks, row[d]);
+        const uint32_t *restrict blocks = kvf__node_blocks(c, c->chain[d]);
+        uint32_t *restrict row = kvf__row(m, first) + d;
+        bool all_idle = c->nodes[c->chain[d]].n_idle == n_tables;
+        if (all_idle) kvf__pool_attach_idle(c->blocks, blocks, n_tables);
+        for (uint32_t k = 0; !all_idle && k < n_tables; k++) kvf__pool_attach(kvf__cache_pool(c, k), blocks[k]);
+        for (uint32_t k = 0; k < n_tables; k++, row += row_capacity) *row = blocks[k];
     }
-    m->n_slots[t] = h->n_tokens;
-    m->private_at[t] = m->tail_at[t] = 0;
-    kvf__table_count(m, t, 0);
+}
+
+/* The figures of the tables, which were empty and now hold the chain. */
+static void count_attached(kvf_manager *m, uint32_t first, const chain *h) {
+    uint32_t n_groups = m->n_groups, n_blocks = h->n * n_groups, *most = m->seq_blocks_max + first / n_groups;
+    for (uint32_t t = first; t < first + m->seq_tables; t++) {
+        m->n_slots[t] = h->n_tokens;
+        m->private_at[t] = m->tail_at[t] = 0;
+    }
+    for (uint32_t l = 0; l < m->config.n_layers; l++) {
+        m->layer_slots[l] += (uint64_t)h->n_tokens * n_groups;
+        m->layer_blocks[l] += n_blocks;
+        m->layer_blocks_max[l] = KVF__MAX(m->layer_blocks_max[l], m->layer_blocks[l]);
+        most[l] = KVF__MAX(most[l], n_blocks);
+    }
 }
 
 /* The reservation that each table will have: the one given, or its own. */
@@ -219,16 +239,18 @@ static kvf__reservation reservation_of(const kvf_manager *m, uint32_t t, const k
 
 /* Leaves in the cache's ids what each table will be owed. */
 static kvf_status check_promises(const kvf_manager *m, uint32_t first, const kvf_reserve *reserve, const chain *h) {
-    kvf__owed owed = {0, 0, 0, 0};
+    kvf__owed owed = {.pages = 0};
     for (uint32_t k = 0; k < m->seq_tables; k++) {
         kvf__reservation r = reservation_of(m, first + k, reserve, k);
         m->cache.ids[k] = r.blocks ? kvf__promise_owed(r.blocks, count_table(m, k, h, r.growth)) : 0;
-        owed.blocks += m->cache.ids[k];
+        owed.blocks.of[kvf__class_of(m, k)] += m->cache.ids[k];
         owed.pages += r.pages;
-        owed.blocks_before += m->promise[first + k];
+        owed.blocks_before.of[kvf__class_of(m, k)] += m->promise[first + k];
         owed.pages_before += m->page_promise[first + k];
     }
-    return kvf__check_owed(m, &owed, h->n_idle_blocks + h->n_new_blocks);
+    kvf__counts taken = h->idle_blocks;
+    for (uint32_t i = 0; i < m->config.n_classes; i++) taken.of[i] += h->new_blocks.of[i];
+    return kvf__check_owed(m, &owed, taken);
 }
 
 static kvf_status check_empty(const kvf_manager *m, uint32_t index) {
@@ -258,14 +280,16 @@ static void attach(kvf_manager *m, uint32_t index, const kvf_reserve *reserve, c
     kvf__cache *c = &m->cache;
     uint32_t first = index * m->seq_tables, n_tokens = h->n_tokens;
     if (h->n) share_tail(m, c->chain[h->n - 1]);
-    for (uint32_t k = 0; k < m->seq_tables; k++) {
+    for (uint32_t k = 0; k < m->seq_tables; k++)
         kvf__table_reserve(m, first + k, reservation_of(m, first + k, reserve, k), c->ids[k]);
-        if (h->n) attach_table(m, first + k, k, h);
+    if (h->n) {
+        attach_rows(m, first, h);
+        count_attached(m, first, h);
     }
     for (uint32_t d = 0; d < h->n_here; d++) kvf__node_attached(c, c->chain[d]);
-    m->blocks.n_idle -= (uint32_t)h->n_idle_blocks;
+    for (uint32_t i = 0; i < m->config.n_classes; i++) m->blocks[i].n_idle -= (uint32_t)h->idle_blocks.of[i];
     for (uint32_t d = h->n_here; d < h->n; d++) kvf__node_load(m, index, d, copies);
-    kvf__pool_note_held(&m->blocks);
+    for (uint32_t i = 0; i < m->config.n_classes; i++) kvf__pool_note_held(&m->blocks[i]);
     m->seqs[index].next_pos = n_tokens;
     m->seqs[index].known_at = 0;
     uint32_t n_whole = n_tokens / c->block_size;
@@ -371,7 +395,8 @@ kvf_status kvf_prefix_stats_read(const kvf_manager *manager, kvf_prefix_stats *o
     now.struct_size = out->struct_size;
     now.n_nodes = c->n_nodes;
     now.n_cached = c->n_here * c->n_tables;
-    now.n_idle = manager->blocks.n_idle;
+    now.n_idle = 0;
+    for (uint32_t i = 0; i < manager->config.n_classes; i++) now.n_idle += manager->blocks[i].n_idle;
     now.n_snapshot_pages = c->snapshots[0].n_pages + c->snapshots[1].n_pages;
     now.n_host_nodes = c->n_on_host;
     now.n_host_only = c->n_nodes - c->n_here;

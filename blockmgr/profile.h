@@ -56,7 +56,8 @@ struct kvf__profile {
     kvf_profile_config config; /* resolved */
     uint64_t now, begun;       /* begun: the compaction under way */
     uint32_t n_fresh;          /* of it: m->fresh[0 .. n_fresh) */
-    uint64_t fresh_taken;      /* by all compactions */
+    kvf__counts fresh_taken;   /* by all compactions */
+    kvf__counts freed;         /* by them */
     uint64_t n_stored, n_gone; /* nodes of the prefix cache, as it counted them at the last call */
     _Atomic uint64_t version;
     _Atomic uint64_t *words;

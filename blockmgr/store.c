@@ -10,7 +10,8 @@ typedef struct storing {
     uint32_t n_dropped; /* leading blocks that some window has dropped */
     kvf_prefix_store_options options;
     uint32_t n_stored;
-    bool entered; /* blocks of the tables are cached that were not */
+    bool all_rows; /* every block of the tables was in state ROW when it began */
+    bool entered;  /* blocks of the tables are cached that were not */
 } storing;
 
 static kvf_status check_store(const kvf_manager *m, uint32_t index, const kvf__walk *w, uint32_t n_tokens) {
@@ -87,23 +88,25 @@ static uint32_t entry_of(const storing *s, uint32_t k, uint32_t depth) {
     return kvf__row(s->m, t)[depth - (s->n_blocks - kvf__n_blocks(s->m, t))];
 }
 
-/* The blocks at the walk's position; whether none of them is cached, as it is when they are new. */
-static bool gather(const storing *s, uint32_t depth, uint32_t *blocks) {
+/* The blocks at the walk's position; whether all are in state ROW, as they are when they are new. A store caches no block of a
+ * later position, so that what all tables' states say at the beginning holds for each. */
+static bool gather(const storing *s, uint32_t depth, uint32_t *restrict blocks) {
     const kvf_manager *m = s->m;
-    const uint32_t *row = kvf__row(m, s->first) + depth;
-    uint32_t not_new = 0;
+    const uint32_t *restrict row = kvf__row(m, s->first) + depth, *restrict nodes = m->blocks->nodes;
+    const uint8_t *restrict states = m->blocks->states;
+    uint32_t not_new = 0, n = m->seq_tables, row_capacity = m->row_capacity;
     if (s->n_dropped) {
-        for (uint32_t k = 0; k < m->seq_tables; k++) {
+        for (uint32_t k = 0; k < n; k++) {
             blocks[k] = entry_of(s, k, depth);
-            not_new |= *kvf__state(&m->blocks, blocks[k]) ^ KVF__ROW;
+            not_new |= states[kvf__state_at(blocks[k])] ^ KVF__ROW;
         }
         return !not_new;
     }
-    for (uint32_t k = 0; k < m->seq_tables; k++, row += m->row_capacity) {
+    for (uint32_t k = 0; k < n; k++, row += row_capacity) {
         blocks[k] = *row;
-        not_new |= *kvf__state(&m->blocks, *row) ^ KVF__ROW;
-        __builtin_prefetch(&m->blocks.nodes[*row], 1); /* to be written, when it is new */
+        __builtin_prefetch(&nodes[*row], 1); /* to be written, when it is new */
     }
+    for (uint32_t k = 0; k < n && !s->all_rows; k++) not_new |= states[kvf__state_at(blocks[k])] ^ KVF__ROW;
     return !not_new;
 }
 
@@ -124,7 +127,7 @@ static uint32_t store_block(storing *s, const kvf__walk *w) {
     } else {
         node = of;
         if (node == KVF__NO_NODE) {
-            node = kvf__node_add(c, w, blocks);
+            node = kvf__node_add(c, w, blocks, is_new);
         } else {
             kvf__node_grow(c, node, w, blocks);
         }
@@ -157,6 +160,8 @@ kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_
     s.n_blocks = kvf__blocks_for(manager, manager->seqs[index].next_pos);
     for (uint32_t t = s.first; manager->windowed && t < s.first + manager->seq_tables; t++)
         s.n_dropped = KVF__MAX(s.n_dropped, s.n_blocks - kvf__n_blocks(manager, t));
+    s.all_rows = true;
+    for (uint32_t t = s.first; t < s.first + manager->seq_tables; t++) s.all_rows &= kvf__is_private(manager, t);
     bool stopped = false;
     while (!stopped && w.depth < n_tokens / bs) {
         kvf__walk_hash(c, &w, bs);

@@ -1,28 +1,160 @@
-/* The all-layers view of a batch, in one of two buffers. */
+/* The all-layers view of a batch, in one of two buffers; with view_copies, rows of the buffer's own and a list of what a fill
+ * has changed in it. */
 #include "blockmgr/manager.h"
+
+/* ---- The slab ------------------------------------------------------------------------------------------ */
+
+static void carve_copy(kvf__row_copy *c, kvf__slab *slab, size_t n_tables, size_t n_rows) {
+    c->rows = kvf__slab_take(slab, n_rows, sizeof *c->rows);
+    c->known = kvf__slab_take(slab, n_tables, sizeof *c->known);
+    c->filled = kvf__slab_take(slab, n_tables, sizeof *c->filled);
+}
+
+void kvf__views_carve(kvf_manager *m, kvf__slab *slab, size_t n_tables, size_t n_rows) {
+    size_t n_seqs = m->config.max_seqs;
+    for (int i = 0; i < 2; i++) {
+        kvf__view_buffer *v = &m->views[i];
+        v->row_offset = kvf__slab_take(slab, n_tables, sizeof *v->row_offset);
+        v->n_slots = kvf__slab_take(slab, n_tables, sizeof *v->n_slots);
+        v->next_pos = kvf__slab_take(slab, n_seqs, sizeof *v->next_pos);
+        v->seq_index = kvf__slab_take(slab, n_seqs, sizeof *v->seq_index);
+        if (!m->config.view_copies) continue;
+        carve_copy(&v->blocks, slab, n_tables, n_rows);
+        carve_copy(&v->pages, slab, n_tables, n_rows);
+        /* At most: a row, a score row and its slots of each table; of each sequence its offsets, position, index. */
+        v->ranges = kvf__slab_take(slab, 3 * (n_tables + n_seqs), sizeof *v->ranges);
+    }
+}
+
+static void init_copy(const kvf_manager *m, kvf__row_copy *c) {
+    size_t n_tables = (size_t)m->config.max_seqs * m->seq_tables;
+    memset(c->rows, 0xff, n_tables * m->row_capacity * sizeof *c->rows); /* KVF_NO_BLOCK */
+    memset(c->known, 0, n_tables * sizeof *c->known);
+    memset(c->filled, 0, n_tables * sizeof *c->filled);
+}
+
+static void init_buffer(const kvf_manager *m, kvf__view_buffer *v) {
+    size_t n_seqs = m->config.max_seqs, n_tables = n_seqs * m->seq_tables;
+    init_copy(m, &v->blocks);
+    init_copy(m, &v->pages);
+    memset(v->row_offset, 0xff, n_tables * sizeof *v->row_offset);
+    memset(v->n_slots, 0xff, n_tables * sizeof *v->n_slots);
+    memset(v->next_pos, 0xff, n_seqs * sizeof *v->next_pos);
+    memset(v->seq_index, 0xff, n_seqs * sizeof *v->seq_index);
+    v->n_ranges = 0;
+    v->n_bytes = 0;
+}
+
+void kvf__views_init(kvf_manager *m) {
+    for (int i = 0; i < 2; i++) init_buffer(m, &m->views[i]);
+}
+
+void kvf__views_cut(kvf_manager *m, uint32_t t, uint32_t n_blocks, uint32_t n_pages) {
+    for (int i = 0; i < 2; i++) {
+        kvf__view_buffer *v = &m->views[i];
+        v->blocks.known[t] = KVF__MIN(v->blocks.known[t], n_blocks);
+        v->pages.known[t] = KVF__MIN(v->pages.known[t], n_pages);
+    }
+}
+
+/* ---- Fill ------------------------------------------------------------------------------------------------ */
+
+/* What is next to the last range becomes part of it. */
+static void note(kvf__view_buffer *v, kvf_view_array array, uint64_t first, uint32_t n) {
+    kvf_view_range *last = v->n_ranges ? &v->ranges[v->n_ranges - 1] : NULL;
+    v->n_bytes += (uint64_t)n * (array == KVF_VIEW_ROW_OFFSET ? sizeof(uint64_t) : sizeof(uint32_t));
+    if (last && last->array == (uint32_t)array && last->first + last->n == first && last->n <= UINT32_MAX - n) {
+        last->n += n;
+    } else {
+        v->ranges[v->n_ranges++] = (kvf_view_range){first, n, (uint32_t)array};
+    }
+}
+
+/* A table's row has n entries and KVF_NO_BLOCK behind them. Those in the middle that are what they were are not told apart. */
+static void copy_row(const kvf_manager *m, kvf__view_buffer *v, kvf_view_array array, kvf__row_copy *c,
+                     const uint32_t *rows, uint32_t t, uint32_t n) {
+    uint64_t at = (uint64_t)t * m->row_capacity;
+    const uint32_t *row = rows + at;
+    uint32_t *copy = c->rows + at, first = c->known[t], end = KVF__MAX(n, c->filled[t]);
+    while (first < end && copy[first] == row[first]) first++;
+    while (first < end && copy[end - 1] == row[end - 1]) end--;
+    if (first < end) {
+        memcpy(copy + first, row + first, (end - first) * sizeof *row);
+        note(v, array, at + first, end - first);
+    }
+    c->known[t] = c->filled[t] = n;
+}
+
+static void copy_word(kvf__view_buffer *v, kvf_view_array array, uint32_t *words, uint32_t at, uint32_t word) {
+    if (words[at] == word) return;
+    words[at] = word;
+    note(v, array, at, 1);
+}
+
+static uint32_t index_at(const kvf_seq *seqs, uint32_t i) { return kvf__seq_index(seqs[i]); }
+
+/* Array by array, so that what is next to each other becomes one range. */
+static void fill_copies(kvf_manager *m, kvf__view_buffer *v, const kvf_seq *seqs, uint32_t n_seqs) {
+    uint32_t n = m->seq_tables;
+    v->n_ranges = 0;
+    v->n_bytes = 0;
+    for (uint32_t i = 0; i < n_seqs; i++)
+        for (uint32_t k = 0, t = index_at(seqs, i) * n; k < n; k++, t++)
+            copy_row(m, v, KVF_VIEW_ROWS, &v->blocks, m->rows, t, kvf__n_blocks(m, t));
+    for (uint32_t i = 0; i < n_seqs; i++)
+        for (uint32_t k = 0, t = index_at(seqs, i) * n; k < n; k++, t++)
+            copy_row(m, v, KVF_VIEW_SCORE_ROWS, &v->pages, m->score_rows, t, m->n_pages[t]);
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        uint64_t first = (uint64_t)index_at(seqs, i) * n, *row_offset = v->row_offset + (size_t)i * n;
+        if (row_offset[0] == first * m->row_capacity) continue;
+        for (uint32_t k = 0; k < n; k++) row_offset[k] = (first + k) * m->row_capacity;
+        note(v, KVF_VIEW_ROW_OFFSET, (uint64_t)i * n, n);
+    }
+    for (uint32_t i = 0; i < n_seqs; i++)
+        for (uint32_t k = 0, t = index_at(seqs, i) * n; k < n; k++, t++)
+            copy_word(v, KVF_VIEW_N_SLOTS, v->n_slots, i * n + k, m->n_slots[t]);
+    for (uint32_t i = 0; i < n_seqs; i++)
+        copy_word(v, KVF_VIEW_NEXT_POS, v->next_pos, i, m->seqs[index_at(seqs, i)].next_pos);
+    for (uint32_t i = 0; i < n_seqs; i++) copy_word(v, KVF_VIEW_SEQ_INDEX, v->seq_index, i, index_at(seqs, i));
+}
+
+static void fill(const kvf_manager *m, const kvf__view_buffer *v, const kvf_seq *seqs, uint32_t n_seqs) {
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        uint32_t index = index_at(seqs, i), n = m->seq_tables, first = index * n;
+        uint64_t *row_offset = v->row_offset + (size_t)i * n;
+        v->seq_index[i] = index;
+        v->next_pos[i] = m->seqs[index].next_pos;
+        for (uint32_t k = 0; k < n; k++) row_offset[k] = (uint64_t)(first + k) * m->row_capacity;
+        memcpy(v->n_slots + (size_t)i * n, m->n_slots + first, n * sizeof *v->n_slots);
+    }
+}
+
+/* All that can fail, before the buffer changes. */
+static kvf_status check(const kvf_manager *m, uint32_t which, const kvf_seq *seqs, uint32_t n_seqs,
+                        const kvf_view *out) {
+    if (which > 1) return kvf__fail(m->error, KVF_E_INVALID, "which %u: must be 0 or 1", which);
+    if (!out || (n_seqs && !seqs)) return kvf__fail(m->error, KVF_E_INVALID, "seqs, out: must be given");
+    if (n_seqs > m->config.max_seqs)
+        return kvf__fail(m->error, KVF_E_LIMIT, "n_seqs %u: must be at most max_seqs %u", n_seqs, m->config.max_seqs);
+    uint32_t index = 0;
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        kvf_status s = kvf__seq_find(m, seqs[i], &index);
+        if (s) return s;
+        if (m->seqs[index].swapped) return kvf__fail_swapped(m, "view");
+    }
+    return KVF_OK;
+}
 
 kvf_status kvf_view_fill(kvf_manager *manager, uint32_t which, const kvf_seq *seqs, uint32_t n_seqs, kvf_view *out) {
     if (!manager) return KVF_E_INVALID;
-    if (which > 1) return kvf__fail(manager->error, KVF_E_INVALID, "which %u: must be 0 or 1", which);
-    if (!out || (n_seqs && !seqs)) return kvf__fail(manager->error, KVF_E_INVALID, "seqs, out: must be given");
-    if (n_seqs > manager->config.max_seqs)
-        return kvf__fail(manager->error, KVF_E_LIMIT, "n_seqs %u: must be at most max_seqs %u", n_seqs,
-                         manager->config.max_seqs);
-    uint32_t index = 0;
-    for (uint32_t i = 0; i < n_seqs; i++) { /* all checked before the buffer changes */
-        kvf_status s = kvf__seq_find(manager, seqs[i], &index);
-        if (s) return s;
-        if (manager->seqs[index].swapped) return kvf__fail_swapped(manager, "view");
-    }
-    const kvf__view_buffer *v = &manager->views[which];
-    for (uint32_t i = 0; i < n_seqs; i++) {
-        (void)kvf__seq_find(manager, seqs[i], &index);
-        v->seq_index[i] = index;
-        v->next_pos[i] = manager->seqs[index].next_pos;
-        uint32_t n = manager->seq_tables, first = index * n;
-        uint64_t *row_offset = v->row_offset + (size_t)i * n;
-        for (uint32_t k = 0; k < n; k++) row_offset[k] = (uint64_t)(first + k) * manager->row_capacity;
-        memcpy(v->n_slots + (size_t)i * n, manager->n_slots + first, n * sizeof *v->n_slots);
+    kvf_status s = check(manager, which, seqs, n_seqs, out);
+    if (s) return s;
+    bool copies = manager->config.view_copies != 0;
+    kvf__view_buffer *v = &manager->views[which];
+    if (copies) {
+        fill_copies(manager, v, seqs, n_seqs);
+    } else {
+        fill(manager, v, seqs, n_seqs);
     }
     *out = (kvf_view){.struct_size = sizeof *out,
                       .n_seqs = n_seqs,
@@ -30,11 +162,61 @@ kvf_status kvf_view_fill(kvf_manager *manager, uint32_t which, const kvf_seq *se
                       .n_groups = manager->n_groups,
                       .heads_per_group = manager->config.heads_per_group,
                       .block_size = manager->config.block_size,
-                      .rows = manager->rows,
-                      .score_rows = manager->score_rows,
+                      .rows = copies ? v->blocks.rows : manager->rows,
+                      .score_rows = copies ? v->pages.rows : manager->score_rows,
                       .row_offset = v->row_offset,
                       .n_slots = v->n_slots,
                       .next_pos = v->next_pos,
                       .seq_index = v->seq_index};
     return KVF_OK;
+}
+
+/* ---- What has changed -------------------------------------------------------------------------------------- */
+
+static kvf_status check_copies(const kvf_manager *m, uint32_t which) {
+    if (!m) return KVF_E_INVALID;
+    if (which > 1) return kvf__fail(m->error, KVF_E_INVALID, "which %u: must be 0 or 1", which);
+    if (m->config.view_copies) return KVF_OK;
+    return kvf__fail(m->error, KVF_E_UNSUPPORTED, "view_copies 0: this manager's views have no rows of their own");
+}
+
+kvf_status kvf_view_read_changes(const kvf_manager *manager, uint32_t which, kvf_view_changes *out) {
+    kvf_status s = check_copies(manager, which);
+    if (s) return s;
+    if (!out) return kvf__fail(manager->error, KVF_E_INVALID, "out: is NULL");
+    const kvf__view_buffer *v = &manager->views[which];
+    *out = (kvf_view_changes){sizeof *out, v->ranges, v->n_ranges, v->n_bytes};
+    return KVF_OK;
+}
+
+kvf_status kvf_view_forget(kvf_manager *manager, uint32_t which) {
+    kvf_status s = check_copies(manager, which);
+    if (!s) init_buffer(manager, &manager->views[which]);
+    return s;
+}
+
+/* ---- Audit --------------------------------------------------------------------------------------------------- */
+
+static kvf_status check_copy(const kvf_manager *m, const kvf__row_copy *c, const uint32_t *rows, const char *what,
+                             uint32_t t, uint32_t n, kvf_error *err) {
+    const uint32_t *copy = c->rows + (size_t)t * m->row_capacity, *row = rows + (size_t)t * m->row_capacity;
+    if (c->known[t] > n || c->known[t] > c->filled[t] || c->filled[t] > m->row_capacity)
+        return kvf__fail(err, KVF_E_CORRUPT, "view: %s %u: known %u of %u, filled %u", what, t, c->known[t], n,
+                         c->filled[t]);
+    for (uint32_t i = 0; i < m->row_capacity; i++)
+        if ((i < c->known[t] && copy[i] != row[i]) || (i >= c->filled[t] && copy[i] != KVF_NO_BLOCK))
+            return kvf__fail(err, KVF_E_CORRUPT, "view: %s %u: entry %u is %u, known are %u", what, t, i, copy[i],
+                             c->known[t]);
+    return KVF_OK;
+}
+
+kvf_status kvf__views_audit(const kvf_manager *m, kvf_error *err) {
+    kvf_status s = KVF_OK;
+    for (int i = 0; i < 2; i++)
+        for (uint32_t t = 0; !s && t < m->config.max_seqs * m->seq_tables; t++) {
+            const kvf__view_buffer *v = &m->views[i];
+            s = check_copy(m, &v->blocks, m->rows, "row", t, kvf__n_blocks(m, t), err);
+            if (!s) s = check_copy(m, &v->pages, m->score_rows, "score row", t, m->n_pages[t], err);
+        }
+    return s;
 }

@@ -4,9 +4,12 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { BLOCK_MAX = 256 };
+enum { BLOCK_MAX = 256, USUAL = 16 };
 
-static kvf__hash hash_bytes(const kvf__cache *c, const void *bytes, size_t n) {
+/* Where USUAL is told to the compiler as a block's size, so that no copy, loop or call is left of what depends on it. */
+#define INLINE __attribute__((always_inline)) static inline
+
+INLINE kvf__hash hash_bytes(const kvf__cache *c, const void *bytes, size_t n) {
     XXH128_hash_t h = XXH3_128bits_withSeed(bytes, n, c->seed);
     return c->zero_hash ? (kvf__hash){0, 0} : (kvf__hash){h.low64, h.high64};
 }
@@ -39,9 +42,9 @@ kvf_status kvf__walk_begin(const kvf__cache *c, const kvf_prefix_key *key, kvf__
     if (!s) s = check_key(&w->key, err);
     if (s) return s;
     w->node = KVF__NO_NODE;
-    w->depth = w->n_hashed = w->extra = 0;
-    w->at = w->hash = w->extras = (kvf__hash){0, 0};
-    if (w->key.salt_bytes) w->at = hash_bytes(c, w->key.salt, w->key.salt_bytes);
+    w->depth = w->n_hashed = w->extra = w->turn = 0;
+    w->hashes[0] = w->hashes[1] = w->extras = (kvf__hash){0, 0};
+    if (w->key.salt_bytes) w->hashes[0] = hash_bytes(c, w->key.salt, w->key.salt_bytes);
     return KVF_OK;
 }
 
@@ -58,8 +61,8 @@ static kvf__hash digest(const kvf_prefix_key *key, uint32_t i, uint32_t end) {
     return d;
 }
 
-static kvf__hash hash_block(const kvf__cache *c, kvf__hash parent, kvf__hash extras, const uint32_t *tokens,
-                            uint32_t n_tokens) {
+INLINE kvf__hash hash_all(const kvf__cache *c, kvf__hash parent, kvf__hash extras, const uint32_t *tokens,
+                          uint32_t n_tokens) {
     struct {
         kvf__hash parent, extras;
         uint32_t tokens[BLOCK_MAX];
@@ -70,10 +73,16 @@ static kvf__hash hash_block(const kvf__cache *c, kvf__hash parent, kvf__hash ext
     return hash_bytes(c, &all, sizeof parent + sizeof extras + n_tokens * sizeof *tokens);
 }
 
+INLINE kvf__hash hash_block(const kvf__cache *c, kvf__hash parent, kvf__hash extras, const uint32_t *tokens,
+                            uint32_t n_tokens) {
+    if (n_tokens == USUAL) return hash_all(c, parent, extras, tokens, USUAL);
+    return hash_all(c, parent, extras, tokens, n_tokens);
+}
+
 void kvf__walk_hash(const kvf__cache *c, kvf__walk *w, uint32_t n_tokens) {
     uint32_t begin = w->depth * c->block_size;
     w->extras = w->extra < w->key.n_extras ? digest(&w->key, w->extra, begin + n_tokens) : (kvf__hash){0, 0};
-    w->hash = hash_block(c, w->at, w->extras, w->key.tokens + begin, n_tokens);
+    w->hashes[w->turn ^ 1] = hash_block(c, w->hashes[w->turn], w->extras, w->key.tokens + begin, n_tokens);
     w->n_hashed = n_tokens;
 }
 
@@ -96,18 +105,22 @@ static bool same_salt(const kvf__cache *c, const kvf_prefix_key *key, uint32_t r
 }
 
 /* Few of them, and mostly equal: cheaper than a call of memcmp. */
-static inline bool same_tokens(const uint32_t *a, const uint32_t *b, uint32_t n) {
+INLINE bool same_all(const uint32_t *a, const uint32_t *b, uint32_t n) {
     uint32_t differ = 0;
     for (uint32_t i = 0; i < n; i++) differ |= a[i] ^ b[i];
     return !differ;
 }
+INLINE bool same_tokens(const uint32_t *a, const uint32_t *b, uint32_t n) {
+    return n == USUAL ? same_all(a, b, USUAL) : same_all(a, b, n);
+}
 
 uint32_t kvf__walk_find(const kvf__cache *c, const kvf__walk *w) {
     const uint32_t *tokens = w->key.tokens + (size_t)w->depth * c->block_size;
-    uint32_t node = c->buckets[w->hash.low & c->bucket_mask];
+    kvf__hash hash = kvf__walk_hashed(w);
+    uint32_t node = c->buckets[hash.low & c->bucket_mask];
     for (; node != KVF__NO_NODE; node = c->nodes[node].bucket_next) {
         const kvf__node *n = &c->nodes[node];
-        if (same_hash(n->hash, w->hash) && n->parent == w->node && n->n_tokens == w->n_hashed &&
+        if (same_hash(n->hash, hash) && n->parent == w->node && n->n_tokens == w->n_hashed &&
             same_hash(n->extras, w->extras) && same_tokens(kvf__node_tokens(c, node), tokens, n->n_tokens) &&
             (n->parent != KVF__NO_NODE || same_salt(c, &w->key, node)))
             return node;
@@ -117,7 +130,7 @@ uint32_t kvf__walk_find(const kvf__cache *c, const kvf__walk *w) {
 
 void kvf__walk_step(const kvf__cache *c, kvf__walk *w, uint32_t node) {
     w->node = node;
-    w->at = w->hash; /* the node's; not read from there, so that the next hash need not wait for it */
+    w->turn ^= 1; /* the hash is the node's; not read from there, so that the next one need not wait for it */
     w->depth++;
     while (w->extra < w->key.n_extras && w->key.extras[w->extra].position < w->depth * c->block_size) w->extra++;
 }
@@ -153,7 +166,7 @@ bool kvf__walk_resume(const kvf__cache *c, kvf__walk *w, uint32_t node, uint32_t
         if (!kvf__walk_agrees(c, w, at, c->nodes[at].n_tokens)) return false;
     if (node == KVF__NO_NODE) return true;
     w->node = node;
-    w->at = c->nodes[node].hash;
+    w->hashes[w->turn] = c->nodes[node].hash;
     w->depth = c->nodes[node].depth + 1;
     w->extra = first_extra(&w->key, w->depth * c->block_size);
     return true;

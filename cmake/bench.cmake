@@ -14,24 +14,8 @@ if(KVF_BUILD_ENGINE)
 endif()
 target_link_libraries(kvfold-bench PRIVATE kvfold_static ${CMAKE_DL_LIBS} m)
 
-set(bench_commit unknown)
-find_package(Git QUIET)
-if(Git_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git) # not of a repository that this tree merely lies in
-  execute_process(COMMAND ${GIT_EXECUTABLE} describe --always --dirty --abbrev=12 --exclude=*
-                  WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE described RESULT_VARIABLE failed
-                  OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-  execute_process(COMMAND ${GIT_EXECUTABLE} rev-parse --git-path logs/HEAD WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
-                  OUTPUT_VARIABLE head_log OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-  if(NOT failed AND described)
-    set(bench_commit ${described})
-  endif()
-  cmake_path(ABSOLUTE_PATH head_log BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
-  if(EXISTS ${head_log}) # a commit configures anew
-    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${head_log})
-  endif()
-endif()
 string(TOUPPER "${CMAKE_BUILD_TYPE}" build_type)
 string(STRIP "${CMAKE_C_FLAGS} ${CMAKE_C_FLAGS_${build_type}}" bench_flags)
 set_property(SOURCE bench/json.c PROPERTY COMPILE_DEFINITIONS
-  "KVF_BENCH_COMMIT=\"${bench_commit}\""
+  "KVF_BENCH_COMMIT=\"${kvf_commit}\""
   "KVF_BENCH_FLAGS=\"${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION} ${CMAKE_BUILD_TYPE} ${bench_flags}\"")

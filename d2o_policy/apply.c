@@ -40,23 +40,19 @@ double kvf__merge_weights(kvf_merge merge, const float *u, const float *mass, ui
     return 1.0 / (1.0 + n);
 }
 
-/* One head of one event under way. */
-typedef struct work {
-    const kvf__kernels *kernels;
-    const kvf_policy_options *options;
-    const kvf_plan_entry *entries;
-    uint32_t n_evict, n_keep;
-    kvf__head old, new; /* equal when in place */
-    bool fresh;
-    kvf__scratch x;
-} work;
-
-/* Where the merged row of a receiver is written: its old slot, or its place in the fresh blocks. */
-static uint32_t target_slot(const work *w, uint32_t slot) { return w->fresh ? w->x.slots[slot] : slot; }
+/* A receiver's value has changed, and with it the norm that its score is multiplied by. */
+void kvf__fold_norm(const kvf__fold *w, uint32_t slot, const float *row) {
+    if (w->roles.v_norm == KVF__NONE) return;
+    float norm = w->kernels->norm(row, w->old.pages->head_dim);
+    if (w->gathered)
+        w->x.score[w->roles.v_norm][slot] = norm;
+    else
+        *kvf__score_at(&w->old, w->call->batch->scores, w->roles.v_norm, slot) = norm;
+}
 
 /* acc = the receiver and its sources under the weights. Weights that add up to 1 go by differences, so that equal
  * values stay exactly what they are. */
-static void fold_row(const work *w, kvf__head old, bool keys, uint32_t target, uint32_t entry, double wc) {
+static void fold_row(const kvf__fold *w, kvf__head old, bool keys, uint32_t target, uint32_t entry, double wc) {
     const kvf_pages *p = old.pages;
     uint32_t d = p->head_dim, i = 0;
     float *base = w->x.rows, *acc = base + d, *row = acc + d;
@@ -69,17 +65,18 @@ static void fold_row(const work *w, kvf__head old, bool keys, uint32_t target, u
         w->kernels->load(p->dtype, keys ? kvf__k_row(&old, slot) : kvf__v_row(&old, slot), d, row);
         w->kernels->blend(acc, convex ? base : NULL, row, (float)w->x.weights[i], d);
     }
-    uint32_t slot = target_slot(w, target);
-    void *out = keys ? kvf__k_row(&w->new, slot) : kvf__v_row(&w->new, slot);
+    uint32_t slot = kvf__fold_slot(w, target);
+    void *out = keys ? kvf__k_row(&w->to, slot) : kvf__v_row(&w->to, slot);
     w->kernels->store(p->dtype, acc, d, out);
-    if (keys && p->key_norm) {
-        w->kernels->load(p->dtype, out, d, row); /* the norm of what is stored */
-        p->key_norm[kvf__slot_index(&w->new, slot)] = w->kernels->norm(row, d);
-    }
+    w->kernels->load(p->dtype, out, d, row); /* norms are of what is stored */
+    if (!keys)
+        kvf__fold_norm(w, target, row);
+    else if (p->key_norm)
+        p->key_norm[kvf__slot_index(&w->to, slot)] = w->kernels->norm(row, d);
 }
 
 /* Merges the chain of entries that starts at entry into its target. */
-static void fold(const work *w, uint32_t entry) {
+static void fold(const kvf__fold *w, uint32_t entry) {
     const kvf_pages *p = w->old.pages;
     uint32_t target = w->entries[entry].target, n = 0;
     double mass = 0.0;
@@ -94,14 +91,19 @@ static void fold(const work *w, uint32_t entry) {
     if (w->options->merge_keys) fold_row(w, w->old, true, target, entry, wc);
     fold_row(w, w->old, false, target, entry, wc);
     if (w->options->merge == KVF_MERGE_MASS) {
-        size_t i = kvf__slot_index(&w->new, target_slot(w, target));
+        size_t i = kvf__slot_index(&w->to, kvf__fold_slot(w, target));
         p->weight[i] = (float)mass;
         p->bias[i] = logf((float)mass);
     }
 }
 
 /* Chains the merging entries of each target, ascending by position, and folds each chain once. */
-static void fold_all(const work *w) {
+static void fold_all(const kvf__fold *w) {
+    void (*own)(const kvf__fold *) = kvf_policy_ops_resolve(w->options->ops).fold;
+    if (own) {
+        own(w);
+        return;
+    }
     for (uint32_t e = 0; e < w->n_evict; e++)
         if (w->entries[e].merge) w->x.first[w->entries[e].target] = KVF__NONE;
     for (uint32_t e = w->n_evict; e-- > 0;) {
@@ -113,7 +115,7 @@ static void fold_all(const work *w) {
         if (w->entries[e].merge && w->x.first[w->entries[e].target] == e) fold(w, e);
 }
 
-static void order_by_position(const work *w) {
+static void order_by_position(const kvf__fold *w) {
     uint32_t n = 0;
     bool ascending = true;
     for (uint32_t slot = 0; slot < w->old.n_slots; slot++) {
@@ -126,7 +128,7 @@ static void order_by_position(const work *w) {
     for (uint32_t i = 0; i < n; i++) w->x.order[i] = (uint32_t)w->x.sorted[i];
 }
 
-static void order_by_holes(const work *w) {
+static void order_by_holes(const kvf__fold *w) {
     uint32_t survivor = w->n_keep;
     for (uint32_t slot = 0; slot < w->n_keep; slot++) {
         w->x.order[slot] = slot;
@@ -138,7 +140,7 @@ static void order_by_holes(const work *w) {
 
 /* The moves that bring order about in place: pairs of source and target, KVF__NONE the temporary row. A target that
  * holds an evicted slot starts a chain; what is then left are cycles. */
-static uint32_t plan_moves(const work *w) {
+static uint32_t plan_moves(const kvf__fold *w) {
     uint32_t n = 0, *m = w->x.moves;
     const uint32_t *order = w->x.order;
     for (uint32_t i = 0; i < w->n_keep; i++) w->x.done[i] = order[i] == i;
@@ -174,7 +176,7 @@ static uint32_t metadata(const kvf_pages *p, uint32_t *arrays[4]) {
 }
 
 /* The same for a decode event, whose survivors move into holes and leave none behind. */
-static uint32_t fill_holes(const work *w) {
+static uint32_t fill_holes(const kvf__fold *w) {
     uint32_t n = 0, survivor = w->n_keep, *m = w->x.moves;
     const uint8_t *evicted = w->x.evicted, *hole = evicted;
     while ((hole = memchr(hole, 1, (size_t)(evicted + w->n_keep - hole)))) {
@@ -186,14 +188,14 @@ static uint32_t fill_holes(const work *w) {
 }
 
 /* Scores of the pages, along moves without temporary rows. */
-static void move_scores(const work *w, const kvf_score_pages *scores, uint32_t n_arrays, uint32_t n) {
+static void move_scores(const kvf__fold *w, const kvf_score_pages *scores, uint32_t n_arrays, uint32_t n) {
     for (uint32_t a = 0; a < n_arrays; a++)
         for (uint32_t i = 0; i < n; i++)
             *kvf__score_at(&w->old, scores, a, w->x.moves[2 * i + 1]) =
                 *kvf__score_at(&w->old, scores, a, w->x.moves[2 * i]);
 }
 
-static void move_in_place(const work *w, uint32_t n) {
+static void move_in_place(const kvf__fold *w, uint32_t n) {
     const kvf_pages *p = w->old.pages;
     size_t row_bytes = p->head_dim * kvf_dtype_bytes(p->dtype);
     uint32_t *arrays[4], n_arrays = metadata(p, arrays);
@@ -214,17 +216,17 @@ static void move_in_place(const work *w, uint32_t n) {
     }
 }
 
-static void copy_to_fresh(const work *w) {
+static void copy_to_fresh(const kvf__fold *w) {
     const kvf_pages *p = w->old.pages;
     size_t row_bytes = p->head_dim * kvf_dtype_bytes(p->dtype);
     uint32_t *arrays[4], n_arrays = metadata(p, arrays);
     for (uint32_t i = 0; i < w->n_keep; i++) {
         uint32_t src = w->x.order[i];
         w->x.slots[src] = i;
-        memcpy(kvf__k_row(&w->new, i), kvf__k_row(&w->old, src), row_bytes);
-        memcpy(kvf__v_row(&w->new, i), kvf__v_row(&w->old, src), row_bytes);
+        memcpy(kvf__k_row(&w->to, i), kvf__k_row(&w->old, src), row_bytes);
+        memcpy(kvf__v_row(&w->to, i), kvf__v_row(&w->old, src), row_bytes);
         for (uint32_t a = 0; a < n_arrays; a++)
-            memcpy((unsigned char *)arrays[a] + 4 * kvf__slot_index(&w->new, i),
+            memcpy((unsigned char *)arrays[a] + 4 * kvf__slot_index(&w->to, i),
                    (unsigned char *)arrays[a] + 4 * kvf__slot_index(&w->old, src), 4);
     }
 }
@@ -236,10 +238,18 @@ static const uint32_t *fresh_row(const kvf_policy_batch *b, uint32_t event, uint
     return b->compaction->dst_row[(size_t)item * b->compaction->n_groups + kv_head / b->view->heads_per_group];
 }
 
-static void write_scores(const kvf_policy_batch *b, const work *w, uint32_t n_arrays) {
-    for (uint32_t a = 0; a < n_arrays; a++)
+static void write_scores(const kvf_policy_batch *b, const kvf__fold *w) {
+    for (uint32_t a = 0; a < w->roles.n; a++)
         for (uint32_t i = 0; i < w->n_keep; i++)
             *kvf__score_at(&w->old, b->scores, a, i) = w->x.score[a][w->x.order[i]];
+}
+
+/* A decode event in place: only what moves is touched. */
+static void apply_holes(const kvf_policy_batch *b, const kvf__fold *w) {
+    fold_all(w);
+    uint32_t n_moves = fill_holes(w);
+    move_in_place(w, n_moves);
+    move_scores(w, b->scores, w->roles.n, n_moves);
 }
 
 static void apply_head(void *ctx, uint32_t item, uint32_t thread) {
@@ -250,31 +260,32 @@ static void apply_head(void *ctx, uint32_t item, uint32_t thread) {
     const kvf_plan_event *pe = &job->plan->events[event];
     const kvf_event *e = &pe->event;
     const uint32_t *dst = pe->n_evict ? fresh_row(b, event, kv_head) : NULL;
+    bool prompt = kvf__of_prompt(b, e);
+    if ((dst != NULL) != job->fresh || (pe->n_evict == 0 && !prompt)) return;
     const kvf_policy_options *o = &kvf__event_seq(c, e)->options;
-    uint32_t n_arrays = kvf_policy_n_arrays(o);
-    bool sums = kvf__prompt_sums(b, e) != NULL;
-    if ((dst != NULL) != job->fresh || (pe->n_evict == 0 && !sums)) return;
     kvf__head h = kvf__head_of(b->view, b->pages, e->row, e->layer, kv_head);
-    work w = {.kernels = c->kernels,
-              .options = o,
-              .n_evict = pe->n_evict,
-              .n_keep = e->n_keep,
-              .old = h,
-              .new = h,
-              .fresh = dst != NULL,
-              .x = kvf__call_scratch(c, thread),
-              .entries = job->plan->entries + pe->entry_begin + (uint64_t)kv_head * pe->n_evict};
-    if (dst) w.new.rows = dst;
+    kvf__fold w = {.kernels = c->kernels,
+                   .options = o,
+                   .call = c,
+                   .event = e,
+                   .kv_head = kv_head,
+                   .roles = kvf__score_roles(o),
+                   .entries = job->plan->entries + pe->entry_begin + (uint64_t)kv_head * pe->n_evict,
+                   .n_evict = pe->n_evict,
+                   .n_keep = e->n_keep,
+                   .old = h,
+                   .to = h,
+                   .fresh = dst != NULL,
+                   .gathered = dst || prompt || e->kind == KVF_EVENT_PROMPT,
+                   .x = kvf__call_scratch(c, thread)};
+    if (dst) w.to.rows = dst;
     memset(w.x.evicted, 0, h.n_slots);
     for (uint32_t i = 0; i < pe->n_evict; i++) w.x.evicted[w.entries[i].slot] = 1;
-    if (!dst && !sums && e->kind != KVF_EVENT_PROMPT) { /* only what moves is touched */
-        fold_all(&w);
-        uint32_t n_moves = fill_holes(&w);
-        move_in_place(&w, n_moves);
-        move_scores(&w, b->scores, n_arrays, n_moves);
+    if (!w.gathered) {
+        apply_holes(b, &w);
         return;
     }
-    if (n_arrays) kvf__event_scores(c, e, kv_head, w.x.score);
+    kvf__event_scores(c, e, kv_head, &w.x);
     if (pe->n_evict && e->kind == KVF_EVENT_PROMPT)
         order_by_position(&w);
     else
@@ -286,7 +297,7 @@ static void apply_head(void *ctx, uint32_t item, uint32_t thread) {
         fold_all(&w);
         move_in_place(&w, plan_moves(&w));
     }
-    write_scores(b, &w, n_arrays);
+    write_scores(b, &w);
 }
 
 static kvf_status check_compaction(const kvf_policy_batch *b, uint32_t i, kvf_error *err) {
@@ -313,7 +324,6 @@ static kvf_status check_apply(const kvf__call *c, const kvf_plan *plan, kvf_erro
         const kvf_plan_event *pe = &plan->events[i];
         const kvf_event *e = &pe->event;
         const kvf_policy_options *o = &kvf__event_seq(c, e)->options;
-        bool sums = kvf__prompt_sums(b, e) != NULL;
         kvf_status st = KVF_OK;
         if (pe->n_evict && kvf__policy_has_tau(o) && isnan(plan->tau[(size_t)i * plan->n_kv_heads]))
             return kvf__fail(err, KVF_E_STATE, "apply: event %u has no threshold: gate the plan first", i);
@@ -322,7 +332,7 @@ static kvf_status check_apply(const kvf__call *c, const kvf_plan *plan, kvf_erro
                              "merge mass: pages.weight and pages.bias must be set, or use another merge");
         if (pe->n_evict) st = check_compaction(b, i, err);
         uint32_t n_arrays = kvf_policy_n_arrays(o);
-        if (!st && n_arrays && (pe->n_evict || sums))
+        if (!st && n_arrays && (pe->n_evict || kvf__of_prompt(b, e)))
             st = kvf__score_pages_check(b, n_arrays, e->row, e->layer, e->n_keep, err);
         if (st) return st;
     }
@@ -335,8 +345,9 @@ static void commit(const kvf__call *c, const kvf_plan *plan, uint32_t i) {
     const kvf_event *e = &pe->event;
     kvf__policy_seq *s = kvf__event_seq(c, e);
     uint32_t n_heads = plan->n_kv_heads;
-    if (kvf_policy_n_arrays(&s->options) && (pe->n_evict || kvf__prompt_sums(c->batch, e)))
-        s->scored[e->layer] = e->n_keep;
+    bool prompt = kvf__of_prompt(c->batch, e);
+    if (kvf_policy_n_arrays(&s->options) && (pe->n_evict || prompt)) s->scored[e->layer] = e->n_keep;
+    if (prompt) s->rows[e->layer] = 0; /* what was collected is in the score */
     if (pe->n_evict == 0) return;
     if (kvf__policy_has_tau(&s->options))
         memcpy(s->tau + (size_t)e->layer * n_heads, plan->tau + (size_t)i * n_heads, n_heads * sizeof *s->tau);

@@ -1,66 +1,9 @@
-/* Layer level: density, weights, exact integer sizes, and what a request will need (README.md, layer level). */
+/* Layer level: exact integer sizes from weights, and what a request will need (README.md, layer level). */
 #include <math.h>
 
 #include "d2o_policy/policy.h"
 
 #define FLOOR_SLACK 1e-6 /* 99.9999999 is meant to be 100 */
-#define MAX_VARIANCE 1e300
-
-double kvf__variance(const float *x, uint32_t n) {
-    if (n < 2) return 0.0;
-    double mean = 0.0, sum = 0.0;
-    for (uint32_t i = 0; i < n; i++) mean += (double)x[i];
-    mean /= n;
-    for (uint32_t i = 0; i < n; i++) sum += ((double)x[i] - mean) * ((double)x[i] - mean);
-    return sum / (n - 1);
-}
-
-/* NaN counts as 0 and infinity as a very large number: one broken head must not spoil the others. */
-static double finite_variance(double v) { return !(v > 0.0) ? 0.0 : KVF__MIN(v, MAX_VARIANCE); }
-
-void kvf__layer_density(kvf_metric metric, const double *variance, uint32_t n_layers, uint32_t n_heads,
-                        double *density) {
-    for (uint32_t l = 0; l < n_layers; l++) {
-        const double *v = variance + (size_t)l * n_heads;
-        double sum = 0.0, min = HUGE_VAL, max = 0.0;
-        for (uint32_t h = 0; h < n_heads; h++) {
-            double x = finite_variance(v[h]);
-            sum += x;
-            min = KVF__MIN(min, x);
-            max = KVF__MAX(max, x);
-        }
-        density[l] = sum / n_heads;
-        if (metric == KVF_METRIC_HEAD_MINMAX) {
-            double scaled = 0.0;
-            for (uint32_t h = 0; h < n_heads; h++) scaled += (finite_variance(v[h]) - min) / (max - min + 1e-6);
-            density[l] = scaled / n_heads;
-        }
-    }
-    if (metric != KVF_METRIC_LAYER_MINMAX) return;
-    double min = HUGE_VAL, max = 0.0;
-    for (uint32_t l = 0; l < n_layers; l++) {
-        min = KVF__MIN(min, density[l]);
-        max = KVF__MAX(max, density[l]);
-    }
-    for (uint32_t l = 0; l < n_layers; l++) density[l] = (density[l] - min) / (max - min + 1e-6);
-}
-
-void kvf__layer_weights(const kvf_policy_options *o, const double *density, uint32_t n_layers, double *weights) {
-    double factor = o->layer_sign * o->layer_strength, min = HUGE_VAL, sum = 0.0;
-    for (uint32_t l = 0; l < n_layers; l++) {
-        /* Parity (redistribute = 0): the authors' softmax runs over all layers. */
-        bool counts = !o->redistribute || !kvf__policy_is_full_layer(o, l, n_layers);
-        weights[l] = counts ? factor * density[l] : HUGE_VAL;
-        min = KVF__MIN(min, weights[l]);
-    }
-    for (uint32_t l = 0; l < n_layers; l++) {
-        weights[l] = weights[l] < HUGE_VAL ? exp(-(weights[l] - min)) : 0.0;
-        sum += weights[l];
-    }
-    for (uint32_t l = 0; l < n_layers && sum > 0.0; l++) weights[l] /= sum;
-}
-
-/* ---- Exact sizes -------------------------------------------------------------------------------- */
 
 static void sort_doubles(double *a, uint32_t n) {
     for (uint32_t i = n / 2, end = n; end > 1;) { /* heap sort: no allocation, at most 2,048 numbers */
@@ -143,8 +86,10 @@ void kvf__exact_sizes(const double *w, uint32_t n, uint64_t total, uint32_t lo, 
 
 void kvf__split(const kvf_policy_options *o, uint32_t keep, kvf_layer_size *size) {
     uint32_t window;
-    if (o->ops == &kvf__policy_streaming) {
+    if (kvf__policy_flags(o) & KVF_POLICY_RECENT) {
         window = keep - KVF__MIN(o->sinks, keep - 1);
+    } else if (o->window) {
+        window = KVF__MIN(o->window, keep);
     } else {
         uint32_t s = o->sinks_extra ? keep - KVF__MIN(o->sinks, keep) : keep;
         window = KVF__MAX(1u, (uint32_t)((uint64_t)s * o->m_parts / (o->n_parts + o->m_parts)));
@@ -167,7 +112,7 @@ kvf__share kvf__layer_share(const kvf_policy_options *o, uint32_t n_layers, uint
     s.n = n_layers - s.n_full;
     /* What the full layers hold, the others pay for. */
     uint64_t all = (uint64_t)budget * n_layers, paid = (uint64_t)s.n_full * KVF__MAX(n_prompt, budget);
-    uint64_t tokens = all > paid ? all - paid : 0, k = kvf__policy_k(o, block_size);
+    uint64_t tokens = all > paid ? all - paid : 0, k = kvf__policy_room(o, block_size);
     if (clamp) s.hi = KVF__MAX(n_prompt, lo);
     if (o->budget_unit == KVF_BUDGET_BLOCK) {
         s.unit = block_size;
@@ -202,13 +147,14 @@ static void ratio_sizes(const kvf_policy_state *state, kvf__policy_seq *s) {
         z->window = (uint32_t)floor(x * o->m_parts / parts + FLOOR_SLACK);
         if (z->hh + z->window == 0) z->window = 1;
         z->keep = z->hh + z->window;
-        if (o->ops == &kvf__policy_streaming) kvf__split(o, z->keep, z);
+        if (o->window || kvf__policy_flags(o) & KVF_POLICY_RECENT) kvf__split(o, z->keep, z);
     }
 }
 
 void kvf__policy_size(kvf_policy_state *state, kvf__policy_seq *s, bool clamp) {
     const kvf_policy_options *o = &s->options;
-    uint32_t n_layers = state->config.n_layers, k = kvf__policy_k(o, state->config.block_size);
+    uint32_t n_layers = state->config.n_layers, k = kvf__policy_room(o, state->config.block_size);
+    bool grows = kvf__policy_flags(o) & KVF_POLICY_PROMPT_ONLY;
     if (!o->redistribute) {
         ratio_sizes(state, s);
     } else {
@@ -231,7 +177,7 @@ void kvf__policy_size(kvf_policy_state *state, kvf__policy_seq *s, bool clamp) {
         if (kvf__policy_is_full_layer(o, l, n_layers))
             *z = (kvf_layer_size){UINT32_MAX, UINT32_MAX, 0, UINT32_MAX};
         else
-            z->reserve = z->keep + k;
+            z->reserve = grows ? UINT32_MAX : z->keep + k;
     }
     s->sized = true;
     s->deferred = false;
@@ -251,16 +197,19 @@ kvf_status kvf_policy_project(const kvf_policy_options *o, uint32_t n_layers, ui
                          n_groups, block_size, KVF__MAX_LAYERS);
     if (n_prompt == 0 || n_prompt > KVF__MAX_TOKENS)
         return kvf__fail(err, KVF_E_INVALID, "n_prompt %u: must be in [1, %u]", n_prompt, KVF__MAX_TOKENS);
-    uint32_t b = kvf__budget_tokens(o, n_prompt), k = kvf__policy_k(o, block_size);
+    kvf_status st = kvf__policy_resolved(o, err);
+    if (st) return st;
+    uint32_t b = kvf__budget_tokens(o, n_prompt), k = kvf__policy_room(o, block_size);
+    bool fits = b >= n_prompt; /* append only until the overflow */
+    bool grows = kvf__policy_flags(o) & KVF_POLICY_PROMPT_ONLY;
     uint64_t whole = blocks((uint64_t)n_prompt + max_new, block_size);
     kvf_policy_need r = {.prompt_blocks = (uint64_t)n_layers * n_groups * blocks(n_prompt, block_size),
                          .budget_tokens = b};
-    if (kvf__policy_never_evicts(o)) {
+    if (kvf__policy_never_evicts(o) || (grows && fits)) {
         r.steady_blocks = (uint64_t)n_layers * n_groups * whole;
         *need = r;
         return KVF_OK;
     }
-    bool fits = b >= n_prompt; /* append only until the overflow */
     kvf__share s = kvf__layer_share(o, n_layers, block_size, n_prompt, b, KVF__MIN(b, KVF_MIN_BUDGET_TOKENS), !fits);
     if (o->redistribute && s.n_full && (uint64_t)b * n_layers <= (uint64_t)s.n_full * n_prompt)
         return kvf__fail(
@@ -271,7 +220,11 @@ kvf_status kvf_policy_project(const kvf_policy_options *o, uint32_t n_layers, ui
     if (o->defer_first_decode && !fits)
         r.prompt_blocks = (uint64_t)n_layers * n_groups * blocks((uint64_t)n_prompt + 1, block_size);
     uint64_t steady;
-    if (!o->redistribute)
+    if (grows) /* each layer by all of max_new, from sizes that add up to the total */
+        steady = ((o->redistribute ? s.total * s.unit : (uint64_t)s.n * n_prompt) +
+                  (uint64_t)s.n * ((uint64_t)max_new + block_size - 1)) /
+                 block_size;
+    else if (!o->redistribute)
         steady = s.n * blocks((uint64_t)KVF__MAX(n_prompt, b) + k, block_size);
     else if (o->budget_unit == KVF_BUDGET_BLOCK)
         steady = s.total;
@@ -282,7 +235,7 @@ kvf_status kvf_policy_project(const kvf_policy_options *o, uint32_t n_layers, ui
         steady = KVF__MIN(steady, s.n * whole);
     }
     r.steady_blocks = n_groups * (steady + s.n_full * whole);
-    r.bounded = s.n_full == 0;
+    r.bounded = s.n_full == 0 && !grows;
     *need = r;
     return KVF_OK;
 }

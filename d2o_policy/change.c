@@ -5,8 +5,12 @@
 static kvf_status change_options(const kvf_policy_state *state, const kvf__policy_seq *s, double rho,
                                  uint32_t budget_tokens, kvf_policy_options *o, kvf_error *err) {
     *o = s->options;
-    if (o->ops == &kvf__policy_full)
-        return kvf__fail(err, KVF_E_INVALID, "policy full: has no budget to change, it keeps every token");
+    uint32_t flags = kvf__policy_flags(o);
+    if (flags & KVF_POLICY_KEEPS_ALL)
+        return kvf__fail(err, KVF_E_INVALID, "policy %s: has no budget to change, it keeps every token", o->ops->name);
+    if (flags & KVF_POLICY_PROMPT_ONLY && s->budgeted)
+        return kvf__fail(err, KVF_E_INVALID, "policy %s: compresses its prompt alone, and the prompt has ended",
+                         o->ops->name);
     bool observes = kvf_policy_needs(o) != 0;
     o->rho = rho;
     o->budget_tokens = budget_tokens;

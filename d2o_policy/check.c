@@ -1,4 +1,4 @@
-/* What every call of the vtable checks first, so that the loops behind it cannot fail; and how scores are read. */
+/* What every call of the vtable checks first, so that the loops behind it cannot fail. */
 #include "d2o_policy/pages.h"
 
 kvf_status kvf__view_check(const kvf_policy_state *state, const kvf_policy_batch *batch, const char *what,
@@ -16,8 +16,8 @@ kvf_status kvf__view_check(const kvf_policy_state *state, const kvf_policy_batch
     return KVF_OK;
 }
 
-static kvf_status check_pages(const kvf_policy_state *state, const kvf_policy_batch *batch, const char *what,
-                              kvf_error *err) {
+kvf_status kvf__pages_check(const kvf_policy_state *state, const kvf_policy_batch *batch, const char *what,
+                            kvf_error *err) {
     const kvf_pages *p = batch->pages;
     if (!p || !p->k || !p->v || !p->pos)
         return kvf__fail(err, KVF_E_INVALID, "%s: pages with k, v and pos must be set", what);
@@ -52,6 +52,31 @@ kvf_status kvf__score_pages_check(const kvf_policy_batch *batch, uint32_t n_arra
     return KVF_OK;
 }
 
+/* What an event's scores are read from: the prompt's accumulators, or the pages. */
+static kvf_status check_scores(const kvf_policy_batch *b, const kvf__policy_seq *s, uint32_t i, uint32_t n,
+                               kvf_error *err) {
+    const kvf_event *e = &b->events[i];
+    kvf__roles r = kvf__score_roles(&s->options);
+    if (r.n == 0) return KVF_OK;
+    bool prompt = kvf__of_prompt(b, e), window = s->options.score == KVF_SCORE_WINDOW;
+    float *const *sums = window ? b->prompt_last : b->prompt_sums;
+    if (prompt && b->prompt_stride < n)
+        return kvf__fail(err, KVF_E_INVALID, "event %u: prompt_stride %zu: must be at least the table's %u slots", i,
+                         b->prompt_stride, n);
+    bool lacks = r.score != KVF__NONE && (!sums || !sums[e->row]);
+    lacks = lacks || (r.squares != KVF__NONE && (!b->prompt_squares || !b->prompt_squares[e->row]));
+    lacks = lacks || (r.surprise != KVF__NONE && (!b->prompt_logprobs || !b->prompt_logprobs[e->row]));
+    if (prompt && lacks)
+        return kvf__fail(err, KVF_E_INVALID, "event %u: policy %s needs%s%s%s of the prompt: all must be set", i,
+                         s->options.ops->name,
+                         r.score == KVF__NONE ? ""
+                         : window             ? " prompt_last"
+                                              : " prompt_sums",
+                         r.squares == KVF__NONE ? "" : " prompt_squares",
+                         r.surprise == KVF__NONE ? "" : " prompt_logprobs");
+    return kvf__score_pages_check(b, r.n, e->row, e->layer, prompt ? KVF__MIN(s->scored[e->layer], n) : n, err);
+}
+
 /* Slots, blocks and options of one event. */
 static kvf_status check_event(const kvf_policy_state *state, const kvf_policy_batch *batch, uint32_t i,
                               kvf_error *err) {
@@ -82,16 +107,10 @@ static kvf_status check_event(const kvf_policy_state *state, const kvf_policy_ba
                 return kvf__fail(err, KVF_E_INVALID, "event %u: block %u: the pages have %u", i,
                                  v->rows[v->row_offset[t] + b], batch->pages->n_blocks);
     }
-    uint32_t n_arrays = kvf_policy_n_arrays(&s->options);
-    if (n_arrays == 0) return KVF_OK;
-    bool sums = kvf__prompt_sums(batch, e) != NULL;
-    if (sums && batch->prompt_stride < n)
-        return kvf__fail(err, KVF_E_INVALID, "event %u: prompt_stride %zu: must be at least the table's %u slots", i,
-                         batch->prompt_stride, n);
-    return kvf__score_pages_check(batch, n_arrays, e->row, e->layer, sums ? KVF__MIN(s->scored[e->layer], n) : n, err);
+    return check_scores(batch, s, i, n, err);
 }
 
-static kvf_status choose_kernels(kvf_cpu_path path, const kvf__kernels **out, kvf_error *err) {
+kvf_status kvf__kernels_choose(kvf_cpu_path path, const kvf__kernels **out, kvf_error *err) {
     *out = &kvf__policy_kernels_scalar;
     if (path == KVF_CPU_REF || path == KVF_CPU_SCALAR) return KVF_OK;
 #if defined(__x86_64__)
@@ -112,11 +131,11 @@ static kvf_status choose_kernels(kvf_cpu_path path, const kvf__kernels **out, kv
 kvf_status kvf__batch_check(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
                             const char *what, kvf__call *call, kvf_error *err) {
     kvf_status st = kvf__view_check(state, batch, what, err);
-    if (!st) st = check_pages(state, batch, what, err);
+    if (!st) st = kvf__pages_check(state, batch, what, err);
     if (st) return st;
     if (batch->n_events && !batch->events) return kvf__fail(err, KVF_E_INVALID, "%s: events is NULL", what);
     *call = (kvf__call){.state = state, .batch = batch};
-    st = choose_kernels(batch->path, &call->kernels, err);
+    st = kvf__kernels_choose(batch->path, &call->kernels, err);
     for (uint32_t i = 0; i < batch->n_events && !st; i++) {
         st = check_event(state, batch, i, err);
         if (st) break;
@@ -156,41 +175,6 @@ kvf_status kvf__plan_check(const kvf_policy_batch *batch, const kvf_plan *plan, 
                              "%s: event %u is not the one the plan was made for: match this batch first", what, i);
     }
     return KVF_OK;
-}
-
-float kvf__gqa_reduce(kvf_gqa gqa, const float *x, uint32_t g, size_t stride) {
-    float r = x[0];
-    for (uint32_t i = 1; i < g && gqa != KVF_GQA_FIRST; i++) {
-        float y = x[i * stride];
-        r = gqa == KVF_GQA_SUM ? r + y : y > r ? y : r;
-    }
-    return r;
-}
-
-void kvf__event_scores(const kvf__call *c, const kvf_event *e, uint32_t kv_head, float *const out[2]) {
-    const kvf_policy_batch *b = c->batch;
-    const kvf__policy_seq *s = kvf__event_seq(c, e);
-    const kvf_policy_state_config *config = &c->state->config;
-    kvf__head h = kvf__head_of(b->view, b->pages, e->row, e->layer, kv_head);
-    uint32_t n_arrays = kvf_policy_n_arrays(&s->options), g = config->n_q_heads / config->n_kv_heads;
-    memset(out[0], 0, h.n_slots * sizeof(float));
-    memset(out[1], 0, h.n_slots * sizeof(float));
-    if (n_arrays == 0) return;
-    const float *sums = kvf__prompt_sums(b, e);
-    uint32_t from_pages = h.n_slots;
-    if (sums) {
-        sums += ((size_t)e->layer * config->n_q_heads + (size_t)kv_head * g) * b->prompt_stride;
-        for (uint32_t slot = 0; slot < h.n_slots; slot++)
-            out[0][slot] = kvf__gqa_reduce(s->options.gqa, sums + slot, g, b->prompt_stride);
-        from_pages = KVF__MIN(s->scored[e->layer], h.n_slots); /* what was scored before this segment */
-    }
-    for (uint32_t begin = 0, n; begin < from_pages; begin += n) {
-        n = KVF__MIN(b->scores->block_size, from_pages - begin);
-        const float *page = kvf__score_at(&h, b->scores, 0, begin);
-        for (uint32_t i = 0; i < n; i++) out[0][begin + i] += page[i];
-        /* A decode row before this segment is no longer the current one. */
-        if (n_arrays == 2 && !sums) memcpy(out[1] + begin, kvf__score_at(&h, b->scores, 1, begin), n * sizeof(float));
-    }
 }
 
 /* Heap sort: in place, no allocation, the same order everywhere. */

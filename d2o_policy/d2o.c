@@ -17,3 +17,24 @@ const kvf_policy_ops kvf__policy_d2o = {
     .gate = kvf__policy_gate,
     .apply = kvf__policy_apply,
 };
+
+/* paper, the default. */
+void kvf__preset_d2o(kvf_policy_options *o) { (void)o; }
+
+void kvf__preset_d2o_serving(kvf_policy_options *o) {
+    o->budget_unit = KVF_BUDGET_BLOCK;
+    o->evict_every = 0;
+}
+
+void kvf__preset_d2o_authors(kvf_policy_options *o) {
+    o->min_tokens = 0;
+    o->redistribute = 0;
+    o->full_layers[1] = 1;
+    o->full_layers[2] = -1;
+    o->n_full_layers = 3;
+    o->n_parts = 1;
+    o->merge = KVF_MERGE_AUTHORS;
+    o->scope = KVF_SCOPE_LAYER;
+    o->beta_new = o->beta_old = 0.5;
+    o->defer_first_decode = 1;
+}

@@ -10,4 +10,10 @@ const kvf_policy_ops kvf__policy_full = {
     .match = kvf__policy_match,
     .gate = kvf__policy_gate,
     .apply = kvf__policy_apply,
+    .flags = KVF_POLICY_KEEPS_ALL,
 };
+
+void kvf__preset_full(kvf_policy_options *o) {
+    o->rho = 1.0;
+    o->merge = KVF_MERGE_NONE;
+}

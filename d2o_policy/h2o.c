@@ -14,4 +14,11 @@ const kvf_policy_ops kvf__policy_h2o = {
     .match = kvf__policy_match,
     .gate = kvf__policy_gate,
     .apply = kvf__policy_apply,
+    .flags = KVF_POLICY_EQUAL_LAYERS,
 };
+
+void kvf__preset_h2o(kvf_policy_options *o) {
+    o->merge = KVF_MERGE_NONE;
+    o->n_parts = 1;
+    o->sinks = 0;
+}

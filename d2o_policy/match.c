@@ -35,32 +35,31 @@ void kvf__select_evicted(const uint64_t *keys, uint32_t n, uint32_t n_evict, uin
 }
 
 /* Slots of the n_evict highest keys. */
-static void highest_keys(const kvf__head *h, const kvf__scratch *x, uint32_t window_begin, uint32_t sinks,
-                         uint32_t n_evict) {
+static void highest_keys(const kvf__head *h, const kvf__scratch *x, const float *worth, uint32_t window_begin,
+                         uint32_t sinks, uint32_t n_evict) {
     uint32_t n = h->n_slots;
     for (uint32_t begin = 0, rows; begin < n; begin += rows) {
         const uint32_t *pos = h->pages->pos + kvf__slot_index(h, begin);
         rows = KVF__MIN(h->pages->block_size, n - begin);
         for (uint32_t i = 0, slot = begin; i < rows; i++, slot++)
-            x->keys[slot] =
-                kvf__select_key(x->score[0][slot] + x->score[1][slot], pos[i] & KVF__MAX_POSITION, window_begin, sinks);
+            x->keys[slot] = kvf__select_key(worth[slot], pos[i] & KVF__MAX_POSITION, window_begin, sinks);
     }
     kvf__select_evicted(x->keys, n, n_evict, x->slots);
 }
 
 /* The same for one, by the scores alone, in loops that compilers turn into vectors: the lowest score between sinks and
  * window, of equals the highest position. false: scores of NaN or infinity, or none there; keys tell. */
-static bool lowest_score(const kvf__head *h, const kvf__scratch *x, uint32_t window_begin, uint32_t sinks) {
+static bool lowest_score(const kvf__head *h, const kvf__scratch *x, const float *worth, uint32_t window_begin,
+                         uint32_t sinks) {
     if (window_begin <= sinks) return false;
     uint32_t n = h->n_slots, bs = h->pages->block_size, bad = 0, found = KVF__NONE, found_pos = 0;
-    float least = INFINITY, *score = x->score[0];
+    float least = INFINITY;
     for (uint32_t begin = 0, rows; begin < n; begin += rows) {
         const uint32_t *pos = h->pages->pos + kvf__slot_index(h, begin);
         rows = KVF__MIN(bs, n - begin);
         for (uint32_t i = 0, slot = begin; i < rows; i++, slot++) {
-            float sum = score[slot] + x->score[1][slot];
-            bad |= !(sum - sum == 0);
-            x->u[slot] = (pos[i] & KVF__MAX_POSITION) - sinks < window_begin - sinks ? sum : INFINITY;
+            bad |= !(worth[slot] - worth[slot] == 0);
+            x->u[slot] = (pos[i] & KVF__MAX_POSITION) - sinks < window_begin - sinks ? worth[slot] : INFINITY;
         }
     }
     float lane[8];
@@ -88,9 +87,9 @@ static void choose(const kvf__call *c, const kvf_plan_event *pe, uint32_t kv_hea
     uint32_t next_pos = c->batch->view->next_pos[e->row], n = h->n_slots;
     uint32_t window = KVF__MIN(s->sizes[e->layer].window, e->n_keep);
     uint32_t window_begin = next_pos - KVF__MIN(window, next_pos);
-    kvf__event_scores(c, e, kv_head, x->score);
-    if (pe->n_evict != 1 || !lowest_score(h, x, window_begin, s->options.sinks))
-        highest_keys(h, x, window_begin, s->options.sinks, pe->n_evict);
+    const float *worth = kvf__event_worth(c, e, kv_head, x);
+    if (pe->n_evict != 1 || !lowest_score(h, x, worth, window_begin, s->options.sinks))
+        highest_keys(h, x, worth, window_begin, s->options.sinks, pe->n_evict);
     memset(x->evicted, 0, n);
     for (uint32_t i = 0; i < pe->n_evict; i++) {
         uint32_t slot = x->slots[i];

@@ -6,44 +6,62 @@
 
 #include "d2o_policy/policy.h"
 
-typedef enum kind { REAL, COUNT, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE } kind;
+typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE } kind;
 
 /* X(name, field, kind, least, most, values, summary), in the order of the docs. The words of a CHOICE are its enum in
  * order. A test keeps docs/options.md equal. */
-#define OPTIONS(X)                                                                                                   \
-    X(rho, rho, REAL, 0, 1, "(0, 1]", "Share of the prompt's tokens that a layer keeps on average; 1 never evicts.") \
-    X(budget_tokens, budget_tokens, COUNT, 0, KVF__MAX_TOKENS, "0 or [16, 1073741824]",                              \
-      "Tokens that a layer keeps on average, in place of rho; 0 means rho.")                                         \
-    X(min_tokens, min_tokens, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]",                                          \
-      "Least budget per layer; without effect where redistribute is 0.")                                             \
-    X(metric, metric, CHOICE, 0, 0, "head_minmax|raw|layer_minmax",                                                  \
-      "Density of a layer from its column sums; raw is one-hot on long prompts.")                                    \
-    X(layer_sign, layer_sign, SIGN, 0, 0, "1|-1", "1 gives less to layers of high density, as published; -1 more.")  \
-    X(layer_strength, layer_strength, REAL, 0, 1e6, "[0, 1000000]", "Factor of the density; 0 makes layers equal.")  \
-    X(redistribute, redistribute, FLAG, 0, 0, "0|1",                                                                 \
-      "1: sizes add up to the budget exactly; 0: the authors' clamped ratios.")                                      \
-    X(budget_unit, budget_unit, CHOICE, 0, 0, "token|block", "What sizes are dealt out in; block fills blocks.")     \
-    X(full_layers, full_layers, LAYERS, 0, 0, "none or a list as 0,1,last",                                          \
-      "Layers that are never compressed; the others pay for them, nobody where redistribute is 0.")                  \
-    X(nm, n_parts, PARTS, 0, 1000000, "N:M, N in [0, 1000000], M in [1, 1000000]",                                   \
-      "Heavy hitters, sinks included, to recent window; streaming ignores it.")                                      \
-    X(sinks, sinks, COUNT, 0, 1u << 20, "[0, 1048576]", "First tokens, which are always kept.")                      \
-    X(sinks_extra, sinks_extra, FLAG, 0, 0, "0|1", "1: N:M divides what is left beside the sinks.")                  \
-    X(score, score, CHOICE, 0, 0, "accumulate|prompt_plus_current",                                                  \
-      "Decode rows that count beside the prompt: all, or the newest, which takes two score arrays.")                 \
-    X(gqa, gqa, CHOICE, 0, 0, "sum|max|first", "How the query heads of a KV head become one score.")                 \
-    X(merge, merge, CHOICE, 0, 0, "paper|authors|average|mass|none",                                                 \
-      "Weights of a merge; mass takes pages with weight and bias.")                                                  \
-    X(merge_keys, merge_keys, FLAG, 0, 0, "0|1", "0: only values are merged.")                                       \
-    X(scope, scope, CHOICE, 0, 0, "head|layer", "Who shares the threshold and the decision.")                        \
-    X(beta_new, beta_new, REAL, 0, 1, "[0, 1]", "Weight of an event's mean cosine in tau.")                          \
-    X(beta_old, beta_old, REAL, 0, 1, "[0, 1]", "Weight of the former tau.")                                         \
-    X(gate, gate, GATE, -1, 1, "tau or [-1, 1]", "Least cosine that merges: tau, which moves, or a number.")         \
-    X(evict_every, evict_every, COUNT, 0, 1u << 20, "[0, 1048576]",                                                  \
-      "k: a decode event evicts k tokens at once; 0 means half a block.")                                            \
-    X(defer_first_decode, defer_first_decode, FLAG, 0, 0, "0|1",                                                     \
-      "1: the prompt is compressed after the first decode step, as the authors do.")                                 \
-    X(budget_may_change, budget_may_change, FLAG, 0, 0, "0|1",                                                       \
+#define OPTIONS(X)                                                                                                     \
+    X(rho, rho, REAL, 0, 1, "(0, 1]", "Share of the prompt's tokens that a layer keeps on average; 1 never evicts.")   \
+    X(budget_tokens, budget_tokens, COUNT, 0, KVF__MAX_TOKENS, "0 or [16, 1073741824]",                                \
+      "Tokens that a layer keeps on average, in place of rho; 0 means rho.")                                           \
+    X(budget_bytes, budget_bytes, BYTES, 0, 0, "bytes, as 0 or 64MiB",                                                 \
+      "K and V of a sequence over all layers, in place of rho; 0 means rho.")                                          \
+    X(min_tokens, min_tokens, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]",                                            \
+      "Least budget per layer; without effect where redistribute is 0.")                                               \
+    X(metric, metric, CHOICE, 0, 0, "head_minmax|raw|layer_minmax|mass|entropy",                                       \
+      "Density of a layer from its column sums: their variance (raw is one-hot on long prompts), or how many tokens "  \
+      "count.")                                                                                                        \
+    X(metric_share, metric_share, REAL, 0, 1, "(0, 1]", "Share of the column sums that metric mass counts tokens of.") \
+    X(layer_sign, layer_sign, SIGN, 0, 0, "1|-1", "1 gives less to layers of high density, as published; -1 more.")    \
+    X(layer_strength, layer_strength, REAL, 0, 1e6, "[0, 1000000]", "Factor of the density; 0 makes layers equal.")    \
+    X(redistribute, redistribute, FLAG, 0, 0, "0|1",                                                                   \
+      "1: sizes add up to the budget exactly; 0: the authors' clamped ratios.")                                        \
+    X(budget_unit, budget_unit, CHOICE, 0, 0, "token|block", "What sizes are dealt out in; block fills blocks.")       \
+    X(full_layers, full_layers, LAYERS, 0, 0, "none or a list as 0,1,last",                                            \
+      "Layers that are never compressed; the others pay for them, nobody where redistribute is 0.")                    \
+    X(nm, n_parts, PARTS, 0, 1000000, "N:M, N in [0, 1000000], M in [1, 1000000]",                                     \
+      "Heavy hitters, sinks included, to recent window; streaming ignores it.")                                        \
+    X(window, window, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]", "Recent window in tokens; 0: what N:M gives.")     \
+    X(sinks, sinks, COUNT, 0, 1u << 20, "[0, 1048576]", "First tokens, which are always kept.")                        \
+    X(sinks_extra, sinks_extra, FLAG, 0, 0, "0|1", "1: N:M divides what is left beside the sinks.")                    \
+    X(score, score, CHOICE, 0, 0, "accumulate|prompt_plus_current|mean|sqrt|window",                                   \
+      "Rows that count: all; the prompt's and the newest; all, by the queries that saw the token or their root; the "  \
+      "last.")                                                                                                         \
+    X(score_window, score_window, COUNT, 1, 1u << 20, "[1, 1048576]",                                                  \
+      "w: queries whose rows score window counts, in decode the last w to 2w - 1.")                                    \
+    X(score_norm, score_norm, CHOICE, 0, 0, "none|v", "v: the score is multiplied by the norm of the token's value.")  \
+    X(score_pool, score_pool, COUNT, 1, KVF__MAX_POOL - 1, "odd, in [1, 63]",                                          \
+      "Kernel of an average of the score over neighbours; 1 means none.")                                              \
+    X(score_decay, score_decay, REAL, 0, 1, "[0, 1]",                                                                  \
+      "Factor of the former score at the end of a later prompt segment.")                                              \
+    X(gqa, gqa, CHOICE, 0, 0, "sum|max|first", "How the query heads of a KV head become one score.")                   \
+    X(merge, merge, CHOICE, 0, 0, "paper|authors|average|mass|none",                                                   \
+      "Weights of a merge; mass takes pages with weight and bias.")                                                    \
+    X(merge_keys, merge_keys, FLAG, 0, 0, "0|1", "0: only values are merged.")                                         \
+    X(scope, scope, CHOICE, 0, 0, "head|layer", "Who shares the threshold and the decision.")                          \
+    X(beta_new, beta_new, REAL, 0, 1, "[0, 1]", "Weight of an event's mean cosine in tau.")                            \
+    X(beta_old, beta_old, REAL, 0, 1, "[0, 1]", "Weight of the former tau.")                                           \
+    X(gate, gate, GATE, -1, 1, "tau or [-1, 1]", "Least cosine that merges: tau, which moves, or a number.")           \
+    X(cam_tokens, cam_tokens, COUNT, 1, KVF__MAX_CAM_TOKENS, "[1, 128]",                                               \
+      "cam: how many of the tokens that come next take an evicted value in.")                                          \
+    X(cam_mode, cam_mode, CHOICE, 0, 0, "expected|sample",                                                             \
+      "cam: an evicted value is scaled by its probability, or taken in whole with it.")                                \
+    X(cam_seed, cam_seed, COUNT, 0, UINT32_MAX, "[0, 4294967295]", "cam: seed of the draws of cam_mode sample.")       \
+    X(evict_every, evict_every, COUNT, 0, 1u << 20, "[0, 1048576]",                                                    \
+      "k: a decode event evicts k tokens at once; 0 means half a block.")                                              \
+    X(defer_first_decode, defer_first_decode, FLAG, 0, 0, "0|1",                                                       \
+      "1: the prompt is compressed after the first decode step, as the authors do.")                                   \
+    X(budget_may_change, budget_may_change, FLAG, 0, 0, "0|1",                                                         \
       "1: with rho 1 attention is observed all the same, so that the budget can be tightened later.")
 
 static const kvf_policy_option_info infos[] = {
@@ -67,153 +85,6 @@ enum { N_OPTIONS = sizeof infos / sizeof *infos, TEXT_MAX = 640 };
 const kvf_policy_option_info *kvf_policy_option_list(uint32_t *n) {
     if (n) *n = N_OPTIONS;
     return infos;
-}
-
-/* ---- What options mean together ---------------------------------------------------------------- */
-
-uint32_t kvf__policy_k(const kvf_policy_options *o, uint32_t block_size) {
-    return o->evict_every ? o->evict_every : KVF__MAX(block_size / 2, 1u);
-}
-
-bool kvf__policy_never_evicts(const kvf_policy_options *o) {
-    return o->ops == &kvf__policy_full || (o->budget_tokens == 0 && o->rho >= 1.0);
-}
-
-int kvf_policy_evicts(const kvf_policy_options *o) {
-    return o && o->ops && o->ops->match && !kvf__policy_never_evicts(o);
-}
-
-uint32_t kvf_policy_needs(const kvf_policy_options *o) {
-    return o && o->ops && (o->budget_may_change || !kvf__policy_never_evicts(o)) ? o->ops->needs : 0;
-}
-
-static int64_t resolve_layer(int32_t layer, uint32_t n_layers) {
-    return layer >= 0 ? layer : (int64_t)n_layers + layer;
-}
-
-bool kvf__policy_is_full_layer(const kvf_policy_options *o, uint32_t layer, uint32_t n_layers) {
-    for (uint32_t i = 0; i < o->n_full_layers; i++)
-        if (resolve_layer(o->full_layers[i], n_layers) == layer) return true;
-    return false;
-}
-
-uint32_t kvf__policy_n_full(const kvf_policy_options *o, uint32_t n_layers) {
-    uint32_t n = 0;
-    for (uint32_t l = 0; l < n_layers && o->n_full_layers; l++) n += kvf__policy_is_full_layer(o, l, n_layers);
-    return n;
-}
-
-bool kvf__policy_has_tau(const kvf_policy_options *o) { return o->merge != KVF_MERGE_NONE && isnan(o->gate); }
-
-uint32_t kvf_policy_n_arrays(const kvf_policy_options *o) {
-    if (!kvf_policy_needs(o)) return 0;
-    return o->score == KVF_SCORE_PROMPT_PLUS_CURRENT ? 2 : 1;
-}
-
-/* ---- Presets -------------------------------------------------------------------------------------- */
-
-static kvf_policy_options paper(void) {
-    return (kvf_policy_options){
-        .struct_size = sizeof(kvf_policy_options),
-        .ops = &kvf__policy_d2o,
-        .rho = 0.2,
-        .min_tokens = 64,
-        .metric = KVF_METRIC_HEAD_MINMAX,
-        .layer_sign = 1,
-        .layer_strength = 1.0,
-        .redistribute = 1,
-        .budget_unit = KVF_BUDGET_TOKEN,
-        .n_parts = 3,
-        .m_parts = 1,
-        .sinks = 4,
-        .score = KVF_SCORE_ACCUMULATE,
-        .gqa = KVF_GQA_SUM,
-        .merge = KVF_MERGE_PAPER,
-        .merge_keys = 1,
-        .scope = KVF_SCOPE_HEAD,
-        .beta_new = 0.7,
-        .beta_old = 0.3,
-        .gate = NAN,
-        .evict_every = 1,
-    };
-}
-
-static void preset_default(kvf_policy_options *o) { (void)o; }
-
-static void preset_full(kvf_policy_options *o) {
-    o->rho = 1.0;
-    o->merge = KVF_MERGE_NONE;
-}
-
-static void preset_streaming(kvf_policy_options *o) { o->merge = KVF_MERGE_NONE; }
-
-static void preset_h2o(kvf_policy_options *o) {
-    o->merge = KVF_MERGE_NONE;
-    o->n_parts = 1;
-    o->sinks = 0;
-}
-
-static void preset_serving(kvf_policy_options *o) {
-    o->budget_unit = KVF_BUDGET_BLOCK;
-    o->evict_every = 0;
-}
-
-static void preset_authors(kvf_policy_options *o) {
-    o->min_tokens = 0;
-    o->redistribute = 0;
-    o->full_layers[1] = 1;
-    o->full_layers[2] = -1;
-    o->n_full_layers = 3;
-    o->n_parts = 1;
-    o->merge = KVF_MERGE_AUTHORS;
-    o->scope = KVF_SCOPE_LAYER;
-    o->beta_new = o->beta_old = 0.5;
-    o->defer_first_decode = 1;
-}
-
-static const struct {
-    const kvf_policy_ops *ops;
-    const char *preset;
-    void (*fill)(kvf_policy_options *o); /* what differs from d2o's paper preset */
-} presets[] = {
-    {&kvf__policy_full, "default", preset_full},   {&kvf__policy_streaming, "default", preset_streaming},
-    {&kvf__policy_h2o, "default", preset_h2o},     {&kvf__policy_d2o, "default", preset_default},
-    {&kvf__policy_d2o, "paper", preset_default},   {&kvf__policy_d2o, "serving", preset_serving},
-    {&kvf__policy_d2o, "authors", preset_authors},
-};
-enum { N_PRESETS = sizeof presets / sizeof *presets };
-
-static const kvf_policy_ops *const policies[] = {&kvf__policy_full, &kvf__policy_d2o, &kvf__policy_h2o,
-                                                 &kvf__policy_streaming};
-
-const char *kvf_policy_name(uint32_t i) { return i < sizeof policies / sizeof *policies ? policies[i]->name : NULL; }
-
-const kvf_policy_ops *kvf_policy_find(const char *name) {
-    for (size_t i = 0; name && i < sizeof policies / sizeof *policies; i++)
-        if (strcmp(policies[i]->name, name) == 0) return policies[i];
-    return NULL;
-}
-
-kvf_status kvf_policy_options_init(kvf_policy_options *options, const char *policy, const char *preset,
-                                   kvf_error *err) {
-    const kvf_policy_ops *ops = kvf_policy_find(policy);
-    if (!options || !ops)
-        return kvf__fail(err, KVF_E_NOT_FOUND, "policy %.64s: there is full, d2o, h2o and streaming",
-                         policy ? policy : "NULL");
-    char known[128] = "";
-    for (size_t i = 0; i < N_PRESETS; i++) {
-        if (presets[i].ops != ops) continue;
-        if (strcmp(presets[i].preset, preset ? preset : "default") == 0) {
-            *options = paper();
-            options->ops = ops;
-            presets[i].fill(options);
-            return KVF_OK;
-        }
-        size_t used = strlen(known);
-        snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", presets[i].preset);
-    }
-    return kvf__fail(err, KVF_E_NOT_FOUND, "preset %.64s: policy %s has %s", preset ? preset : "default", ops->name,
-                     known);
 }
 
 /* ---- Text to values ----------------------------------------------------------------------------------- */
@@ -251,13 +122,22 @@ static bool parse_real(const char *text, double *out) {
 
 static bool parse_count(const char *text, size_t n, int64_t *out) {
     int64_t x = 0;
-    if (n == 0 || n > 10) return false;
+    if (n == 0 || n > 18) return false;
     for (size_t i = 0; i < n; i++) {
         if (text[i] < '0' || text[i] > '9') return false;
         x = x * 10 + (text[i] - '0');
     }
     *out = x;
     return true;
+}
+
+static bool parse_bytes(const char *text, int64_t *out) {
+    static const char *const units[] = {"", "KiB", "MiB", "GiB"};
+    size_t digits = (size_t)(skip_digits(text) - text);
+    for (int i = 0; i < 4; i++)
+        if (!strcmp(text + digits, units[i]))
+            return parse_count(text, digits, out) && !__builtin_mul_overflow(*out, INT64_C(1) << (10 * i), out);
+    return false;
 }
 
 /* The number of a word in "a|b|c", -1 when it is none of them. */
@@ -318,6 +198,10 @@ static bool parse_into(kvf_policy_options *o, uint32_t i, const char *text) {
         if (strcmp(text, "tau") && !parse_real(text, &real)) return false;
         memcpy(field, &real, sizeof real);
         return true;
+    case BYTES:
+        if (!parse_bytes(text, &count)) return false;
+        memcpy(field, &count, sizeof count);
+        return true;
     case COUNT:
         if (!parse_count(text, strlen(text), &count) || count > UINT32_MAX) return false;
         break;
@@ -359,7 +243,8 @@ static bool in_range(const kvf_policy_options *o, uint32_t i) {
     switch (d->kind) {
     case PARTS: return o->n_parts <= d->most && o->m_parts >= 1 && o->m_parts <= d->most;
     case LAYERS: return o->n_full_layers <= KVF_MAX_FULL_LAYERS;
-    case COUNT: return count <= d->most;
+    case BYTES: return true;
+    case COUNT: return count >= d->least && count <= d->most;
     case CHOICE: return count < count_words(infos[i].values);
     case FLAG: return count <= 1;
     case SIGN: return count == 1 || count == UINT32_MAX;
@@ -381,6 +266,8 @@ static kvf_status check_one(const kvf_policy_options *o, uint32_t i, const char 
     char text[TEXT_MAX] = "?";
     bool ok = in_range(o, i);
     if (ok && details[i].offset == offsetof(kvf_policy_options, rho)) ok = o->rho > 0.0;
+    if (ok && details[i].offset == offsetof(kvf_policy_options, metric_share)) ok = o->metric_share > 0.0;
+    if (ok && details[i].offset == offsetof(kvf_policy_options, score_pool)) ok = o->score_pool % 2;
     if (ok && details[i].offset == offsetof(kvf_policy_options, budget_tokens))
         ok = o->budget_tokens == 0 || o->budget_tokens >= KVF_MIN_BUDGET_TOKENS;
     if (ok) return KVF_OK;
@@ -409,8 +296,24 @@ kvf_status kvf_policy_option_set(kvf_policy_options *options, const char *name, 
     kvf_policy_options o = *options;
     if (!parse_into(&o, (uint32_t)i, value)) return bad_value((uint32_t)i, value, err);
     kvf_status st = check_one(&o, (uint32_t)i, value, err);
+    /* Of a budget in tokens and one in bytes the later counts. */
+    if (details[i].kind == BYTES && o.budget_bytes) o.budget_tokens = 0;
+    if (details[i].offset == offsetof(kvf_policy_options, budget_tokens) && o.budget_tokens) o.budget_bytes = 0;
     if (!st) *options = o;
     return st;
+}
+
+/* A policy that counts its own score arrays has room for those that its options ask for. */
+static kvf_status check_arrays(const kvf_policy_options *o, kvf_error *err) {
+    kvf_policy_ops ops = kvf_policy_ops_resolve(o->ops);
+    kvf_policy_options all = *o;
+    all.budget_may_change = 1; /* as if it observed */
+    kvf__roles r = kvf__score_roles(&all);
+    uint32_t own = ops.n_arrays ? ops.n_arrays(&all) : r.known;
+    if (own >= r.known && own <= KVF_MAX_SCORE_ARRAYS) return KVF_OK;
+    return kvf__fail(err, KVF_E_INVALID,
+                     "policy %s: n_arrays is %u: its needs and options take %u, a page has at most %u", ops.name, own,
+                     r.known, KVF_MAX_SCORE_ARRAYS);
 }
 
 kvf_status kvf_policy_options_check(const kvf_policy_options *o, uint32_t n_layers, uint32_t block_size,
@@ -424,12 +327,21 @@ kvf_status kvf_policy_options_check(const kvf_policy_options *o, uint32_t n_laye
         if (st) return st;
     }
     for (uint32_t i = 0; i < o->n_full_layers; i++) {
-        int64_t layer = resolve_layer(o->full_layers[i], n_layers);
+        int64_t layer = kvf__policy_layer(o->full_layers[i], n_layers);
         if (layer < 0 || layer >= n_layers)
             return kvf__fail(err, KVF_E_INVALID,
                              "full_layers %d: the model has %u layers: must be in [0, %u], last, or in [-%u, -1]",
                              o->full_layers[i], n_layers, n_layers - 1, n_layers);
     }
+    kvf_status st = kvf__policy_ops_check(o->ops, err);
+    if (!st) st = check_arrays(o, err);
+    if (st) return st;
+    if (o->budget_bytes && o->budget_tokens)
+        return kvf__fail(err, KVF_E_INVALID, "budget_bytes %llu: budget_tokens is %u: set one of them",
+                         (unsigned long long)o->budget_bytes, o->budget_tokens);
+    if (o->defer_first_decode && kvf__policy_flags(o) & KVF_POLICY_PROMPT_ONLY)
+        return kvf__fail(err, KVF_E_INVALID, "defer_first_decode 1: policy %s compresses at its prompt's end alone",
+                         o->ops->name);
     if (o->budget_unit == KVF_BUDGET_BLOCK && !o->redistribute)
         return kvf__fail(err, KVF_E_INVALID, "budget_unit block: needs redistribute 1, or use budget_unit token");
     return KVF_OK;
@@ -486,6 +398,7 @@ kvf_status kvf_policy_option_get(const kvf_policy_options *options, const char *
             print_real(real, out);
         break;
     case COUNT: snprintf(out, sizeof out, "%u", count); break;
+    case BYTES: snprintf(out, sizeof out, "%llu", (unsigned long long)options->budget_bytes); break;
     case FLAG:
     case SIGN: snprintf(out, sizeof out, "%d", (int)(int32_t)count); break;
     case CHOICE: print_word(infos[i].values, count, out, sizeof out); break;

@@ -53,23 +53,26 @@ static inline float *kvf__score_at(const kvf__head *h, const kvf_score_pages *s,
 /* ---- Scratch: one per thread, carved from the batch's workspace -------------------------------------- */
 
 typedef struct kvf__scratch {
-    uint64_t *keys;    /* [max_slots] */
-    uint64_t *sorted;  /* [max_slots] position in the high half, slot in the low */
-    uint32_t *slots;   /* [max_slots] */
-    uint32_t *order;   /* [max_slots] */
-    uint32_t *first;   /* [max_slots] */
-    uint32_t *next;    /* [max_slots] */
-    uint32_t *moves;   /* [4 * max_slots] pairs of source and target */
-    uint8_t *evicted;  /* [max_slots] */
-    uint8_t *done;     /* [max_slots] */
-    float *score[2];   /* [max_slots] */
-    double *weights;   /* [max_slots] */
-    float *u, *mass;   /* [max_slots] */
-    float *panels;     /* evicted rows of one chunk, KVF__CHUNK / 8 panels */
-    float *chunk_norm; /* [KVF__CHUNK] */
-    kvf__best *best;   /* [KVF__CHUNK] */
-    float *tile;       /* three panels of kept rows */
-    float *rows;       /* [4][head_dim] */
+    uint64_t *keys;                     /* [max_slots] */
+    uint64_t *sorted;                   /* [max_slots] position in the high half, slot in the low */
+    uint32_t *slots;                    /* [max_slots] */
+    uint32_t *order;                    /* [max_slots] */
+    uint32_t *first;                    /* [max_slots] */
+    uint32_t *next;                     /* [max_slots] */
+    uint32_t *moves;                    /* [4 * max_slots] pairs of source and target */
+    uint8_t *evicted;                   /* [max_slots] */
+    uint8_t *done;                      /* [max_slots] */
+    float *score[KVF_MAX_SCORE_ARRAYS]; /* [max_slots] */
+    float *worth;                       /* [max_slots] */
+    uint32_t *pos;                      /* [max_slots] */
+    uint64_t *work;                     /* [max_slots] for worth */
+    double *weights;                    /* [max_slots] */
+    float *u, *mass;                    /* [max_slots] */
+    float *panels;                      /* evicted rows of one chunk, KVF__CHUNK / 8 panels */
+    float *chunk_norm;                  /* [KVF__CHUNK] */
+    kvf__best *best;                    /* [KVF__CHUNK] */
+    float *tile;                        /* three panels of kept rows */
+    float *rows;                        /* [4][head_dim] */
     void *temp_row;
 } kvf__scratch;
 
@@ -91,8 +94,11 @@ kvf_status kvf__batch_check(kvf_policy_state *state, kvf_stream *stream, const k
 kvf_status kvf__plan_check(const kvf_policy_batch *batch, const kvf_plan *plan, const char *what, kvf_error *err);
 kvf_status kvf__view_check(const kvf_policy_state *state, const kvf_policy_batch *batch, const char *what,
                            kvf_error *err);
+kvf_status kvf__pages_check(const kvf_policy_state *state, const kvf_policy_batch *batch, const char *what,
+                            kvf_error *err);
 kvf_status kvf__score_pages_check(const kvf_policy_batch *batch, uint32_t n_arrays, uint32_t row, uint32_t layer,
                                   uint32_t n_slots, kvf_error *err);
+kvf_status kvf__kernels_choose(kvf_cpu_path path, const kvf__kernels **out, kvf_error *err);
 kvf__scratch kvf__call_scratch(const kvf__call *call, uint32_t thread);
 
 /* The sequence of an event. */
@@ -101,13 +107,45 @@ static inline kvf__policy_seq *kvf__event_seq(const kvf__call *c, const kvf_even
 }
 
 /* Whether the event's scores are the running prompt's, and not the pages'. */
-static inline const float *kvf__prompt_sums(const kvf_policy_batch *b, const kvf_event *e) {
-    return e->kind == KVF_EVENT_PROMPT && b->prompt_sums ? b->prompt_sums[e->row] : NULL;
+static inline bool kvf__of_prompt(const kvf_policy_batch *b, const kvf_event *e) {
+    return e->kind == KVF_EVENT_PROMPT &&
+           ((b->prompt_sums && b->prompt_sums[e->row]) || (b->prompt_last && b->prompt_last[e->row]) ||
+            (b->prompt_logprobs && b->prompt_logprobs[e->row]));
 }
 
-/* The scores an event goes by, array by array, as they are before it: out[0..1][n_slots]; out[1] is zero without a
- * second array. */
-void kvf__event_scores(const kvf__call *c, const kvf_event *e, uint32_t kv_head, float *const out[2]);
+/* The scores an event goes by, array by array, as they are before it, into x->score. */
+void kvf__event_scores(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__scratch *x);
+
+/* ---- worth.c --------------------------------------------------------------------------------------- */
+
+/* The slots of one head for a policy's calls, from x->score. */
+void kvf__slots_fill(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__scratch *x,
+                     const kvf__roles *r, kvf_policy_slots *out);
+/* What the slots of one head are worth before an event; the scores are then in x->score. */
+const float *kvf__event_worth(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__scratch *x);
+
+/* ---- apply.c: one head of one event under way ------------------------------------------------------- */
+
+/* What a policy's fold sees. It reads rows of old, and writes rows of receivers: row target_slot(old slot) of to. */
+typedef struct kvf__fold {
+    const kvf__kernels *kernels;
+    const kvf_policy_options *options;
+    const kvf__call *call;
+    const kvf_event *event;
+    uint32_t kv_head;
+    kvf__roles roles;
+    const kvf_plan_entry *entries; /* [n_evict], ascending by position */
+    uint32_t n_evict, n_keep;
+    kvf__head old, to; /* equal when in place */
+    bool fresh;
+    bool gathered; /* the scores are in x.score and are written back from there */
+    kvf__scratch x;
+} kvf__fold;
+
+/* Where the row of a receiver is written: its old slot, or its place in the fresh blocks. */
+static inline uint32_t kvf__fold_slot(const kvf__fold *f, uint32_t slot) { return f->fresh ? f->x.slots[slot] : slot; }
+/* Notes that the receiver's value has changed: row is what is stored now. */
+void kvf__fold_norm(const kvf__fold *f, uint32_t slot, const float *row);
 
 /* Ascending sort, in place. */
 void kvf__sort_u64(uint64_t *a, uint32_t n);

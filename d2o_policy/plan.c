@@ -63,7 +63,9 @@ void kvf__scratch_carve(kvf__slab *slab, uint32_t head_dim, uint32_t max_slots, 
         .moves = kvf__slab_take(slab, n, 4 * sizeof *out->moves),
         .evicted = kvf__slab_take(slab, n, 1),
         .done = kvf__slab_take(slab, n, 1),
-        .score = {kvf__slab_take(slab, n, sizeof(float)), kvf__slab_take(slab, n, sizeof(float))},
+        .worth = kvf__slab_take(slab, n, sizeof *out->worth),
+        .pos = kvf__slab_take(slab, n, sizeof *out->pos),
+        .work = kvf__slab_take(slab, n, sizeof *out->work),
         .weights = kvf__slab_take(slab, n, sizeof *out->weights),
         .u = kvf__slab_take(slab, n, sizeof *out->u),
         .mass = kvf__slab_take(slab, n + 1, sizeof *out->mass),
@@ -74,6 +76,7 @@ void kvf__scratch_carve(kvf__slab *slab, uint32_t head_dim, uint32_t max_slots, 
         .rows = kvf__slab_take(slab, 4 * d, sizeof(float)),
         .temp_row = kvf__slab_take(slab, d, sizeof(float)),
     };
+    for (uint32_t a = 0; a < KVF_MAX_SCORE_ARRAYS; a++) out->score[a] = kvf__slab_take(slab, n, sizeof(float));
 }
 
 kvf_status kvf_policy_workspace_bytes(uint32_t n_threads, uint32_t head_dim, uint32_t n_kv_heads, uint32_t max_slots,

@@ -13,11 +13,14 @@
 #define KVF__MAX_POSITION 0x7fffffffu /* a selection key has 31 bits for it */
 #define KVF__NO_UPPER 0x3fffffffu     /* "no upper clamp" of a layer's size */
 #define KVF__MAX_LAYERS 1024u
+#define KVF__MAX_CAM_TOKENS 128u /* one less than the rows there is scratch for */
 #define KVF__NONE UINT32_MAX
+#define KVF__MAX_POOL 64u /* above score_pool */
 
 /* One sequence. Invariants: sized implies budgeted; deferred implies budgeted and not sized;
  * changed implies sized;
- * tau is NaN until the head's first event; scored[l] leading slots of layer l have an entry in the score pages. */
+ * tau is NaN until the head's first event; scored[l] leading slots of layer l have an entry in the score pages;
+ * rows[l] is below score_window. */
 typedef struct kvf__policy_seq {
     bool open;
     bool budgeted; /* weights, n_prompt, budget and lo are known */
@@ -35,6 +38,7 @@ typedef struct kvf__policy_seq {
     kvf_layer_size *sizes; /* [n_layers] */
     double *tau;           /* [n_layers][n_kv_heads] */
     uint32_t *scored;      /* [n_layers] */
+    uint32_t *rows;        /* [n_layers]: score window: rows collected since the last whole window */
 } kvf__policy_seq;
 
 struct kvf_policy_state {
@@ -49,24 +53,67 @@ struct kvf_policy_state {
 /* The sequence if it is open, else NULL. */
 kvf__policy_seq *kvf__policy_seq_get(const kvf_policy_state *state, uint32_t seq);
 
-/* ---- options.c ------------------------------------------------------------------------------- */
+/* ---- presets.c ------------------------------------------------------------------------------- */
 
+#define KVF__POLICY_DECLARE(name)                   \
+    extern const kvf_policy_ops kvf__policy_##name; \
+    void kvf__preset_##name(kvf_policy_options *o); /* what differs from d2o's paper preset */
+KVF__POLICY_DECLARE(full)
+KVF__POLICY_DECLARE(d2o)
+KVF__POLICY_DECLARE(h2o)
+KVF__POLICY_DECLARE(streaming)
+KVF__POLICY_DECLARE(fold)
+KVF__POLICY_DECLARE(uniform)
+KVF__POLICY_DECLARE(evict)
+KVF__POLICY_DECLARE(reciprocal)
+KVF__POLICY_DECLARE(exp_decay)
+KVF__POLICY_DECLARE(roco)
+KVF__POLICY_DECLARE(snapkv)
+KVF__POLICY_DECLARE(pyramidkv)
+KVF__POLICY_DECLARE(cam)
+KVF__POLICY_DECLARE(sirllm)
+void kvf__preset_d2o_serving(kvf_policy_options *o);
+void kvf__preset_d2o_authors(kvf_policy_options *o);
+void kvf__preset_cam_h2o(kvf_policy_options *o);
+
+kvf_status kvf__policy_ops_check(const kvf_policy_ops *ops, kvf_error *err);
+
+/* ---- needs.c --------------------------------------------------------------------------------- */
+
+uint32_t kvf__policy_flags(const kvf_policy_options *o);
 uint32_t kvf__policy_k(const kvf_policy_options *o, uint32_t block_size);
+/* Slots above S that a layer grows by before it evicts: k, none where only a prompt is compressed. */
+uint32_t kvf__policy_room(const kvf_policy_options *o, uint32_t block_size);
 bool kvf__policy_never_evicts(const kvf_policy_options *o);
 bool kvf__policy_is_full_layer(const kvf_policy_options *o, uint32_t layer, uint32_t n_layers);
 uint32_t kvf__policy_n_full(const kvf_policy_options *o, uint32_t n_layers);
+int64_t kvf__policy_layer(int32_t layer, uint32_t n_layers); /* -1 is the last */
+/* Refuses a budget in bytes that kvf_policy_options_resolve has not seen. */
+kvf_status kvf__policy_resolved(const kvf_policy_options *o, kvf_error *err);
 /* Whether merging goes by tau: there is a merge and no fixed gate. */
 bool kvf__policy_has_tau(const kvf_policy_options *o);
 
-/* ---- budget.c: README.md, layer level ---------------------------------------------------------------- */
+/* Which array of a score page holds what, KVF__NONE where none does. Arrays [known, n) are the policy's own. */
+typedef struct kvf__roles {
+    uint32_t n, score, recent, squares, surprise, v_norm, known;
+} kvf__roles;
+kvf__roles kvf__score_roles(const kvf_policy_options *o);
+
+/* ---- layers.c: README.md, layer level ---------------------------------------------------------------- */
 
 /* Unbiased variance in double precision, 0 for fewer than two values. */
 double kvf__variance(const float *x, uint32_t n);
-/* F per layer from the variances of the query heads, [n_layers][n_heads]. */
+/* What a query head's column sums x[n] say to the metric: the variance, or how many tokens count. */
+double kvf__metric_of(const kvf_policy_options *o, const float *x, uint32_t n);
+/* F per layer from the numbers of the query heads, [n_layers][n_heads]. */
 void kvf__layer_density(kvf_metric metric, const double *variance, uint32_t n_layers, uint32_t n_heads,
                         double *density);
-/* softmax(-sign * strength * F), over the layers that pay; full layers get 0 where others pay for them. */
+/* softmax(-sign * strength * F), of ln F for the metrics that count tokens, over the layers that pay; full layers get 0
+ * where others pay for them. */
 void kvf__layer_weights(const kvf_policy_options *o, const double *density, uint32_t n_layers, double *weights);
+
+/* ---- budget.c: README.md, layer level ---------------------------------------------------------------- */
+
 /* Integers in [lo, hi] that add up to total exactly, as near as can be to clamp(lam * w, lo, hi). Requires
  * n * lo <= total <= n * hi. scratch: [3 * n]; order: [n]. */
 void kvf__exact_sizes(const double *w, uint32_t n, uint64_t total, uint32_t lo, uint32_t hi, double *scratch,
@@ -99,8 +146,6 @@ kvf_status kvf__policy_gate(kvf_policy_state *state, kvf_stream *stream, const k
                             kvf_error *err);
 kvf_status kvf__policy_apply(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
                              const kvf_plan *plan, kvf_error *err);
-
-extern const kvf_policy_ops kvf__policy_full, kvf__policy_streaming, kvf__policy_h2o, kvf__policy_d2o;
 
 /* ---- match.c, gate.c, apply.c: the parts that golden cases test by themselves ------------------------ */
 

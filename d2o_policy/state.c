@@ -40,6 +40,7 @@ static void lay_out(kvf__slab *slab, const kvf_policy_state_config *c) {
     kvf_layer_size *sizes = kvf__slab_take(slab, seqs * n, sizeof *sizes);
     double *tau = kvf__slab_take(slab, seqs * heads, sizeof *tau);
     uint32_t *scored = kvf__slab_take(slab, seqs * n, sizeof *scored);
+    uint32_t *rows = kvf__slab_take(slab, seqs * n, sizeof *rows);
     if (!slab->base || slab->bad) return;
     state->config = *c;
     state->seqs = list;
@@ -52,6 +53,7 @@ static void lay_out(kvf__slab *slab, const kvf_policy_state_config *c) {
         list[i].sizes = sizes + i * n;
         list[i].tau = tau + i * heads;
         list[i].scored = scored + i * n;
+        list[i].rows = rows + i * n;
     }
 }
 
@@ -95,8 +97,9 @@ kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_poli
     if (!state) return kvf__fail(err, KVF_E_INVALID, "kvf_policy_open: state is NULL");
     if (seq >= state->config.max_seqs)
         return kvf__fail(err, KVF_E_INVALID, "seq %u: must be below max_seqs %u", seq, state->config.max_seqs);
-    kvf_status st = kvf__config_read(&o, sizeof o, options, "kvf_policy_options", err);
+    kvf_status st = kvf_policy_options_read(&o, options, err);
     if (!st) st = kvf_policy_options_check(&o, state->config.n_layers, state->config.block_size, err);
+    if (!st) st = kvf__policy_resolved(&o, err);
     if (st) return st;
     kvf__policy_seq *s = &state->seqs[seq];
     s->open = true;
@@ -107,6 +110,7 @@ kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_poli
     size_t heads = (size_t)state->config.n_layers * state->config.n_kv_heads;
     for (size_t i = 0; i < heads; i++) s->tau[i] = NAN;
     memset(s->scored, 0, state->config.n_layers * sizeof *s->scored);
+    memset(s->rows, 0, state->config.n_layers * sizeof *s->rows);
     return KVF_OK;
 }
 
@@ -121,12 +125,14 @@ kvf_status kvf_policy_fork(kvf_policy_state *state, uint32_t src, uint32_t dst) 
     b->sizes = own.sizes;
     b->tau = own.tau;
     b->scored = own.scored;
+    b->rows = own.rows;
     size_t n = state->config.n_layers;
     memcpy(b->weights, a->weights, n * sizeof *b->weights);
     memcpy(b->density, a->density, n * sizeof *b->density);
     memcpy(b->sizes, a->sizes, n * sizeof *b->sizes);
     memcpy(b->tau, a->tau, n * state->config.n_kv_heads * sizeof *b->tau);
     memcpy(b->scored, a->scored, n * sizeof *b->scored);
+    memcpy(b->rows, a->rows, n * sizeof *b->rows);
     return KVF_OK;
 }
 
@@ -159,38 +165,4 @@ double kvf_policy_tau(const kvf_policy_state *state, uint32_t seq, uint32_t laye
 kvf_policy_counts kvf_policy_get_counts(const kvf_policy_state *state, uint32_t seq) {
     const kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
     return s ? s->counts : (kvf_policy_counts){0};
-}
-
-/* The weights come from the first prompt alone; a later segment changes the number of tokens and with it the sizes. */
-kvf_status kvf__policy_budget(kvf_policy_state *state, uint32_t seq, const double *variance, uint32_t n_tokens,
-                              kvf_error *err) {
-    kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
-    if (!s) return kvf__fail(err, KVF_E_STALE, "budget: seq %u is not open", seq);
-    if (n_tokens == 0 || n_tokens > KVF__MAX_TOKENS || n_tokens < s->n_prompt)
-        return kvf__fail(err, KVF_E_INVALID, "n_tokens %u: must be in [1, %u] and not less than the %u of before",
-                         n_tokens, KVF__MAX_TOKENS, s->n_prompt);
-    bool first = !s->budgeted, wants = s->options.ops->metric != NULL;
-    if (first && wants && !variance && kvf_policy_needs(&s->options))
-        return kvf__fail(err, KVF_E_INVALID, "variance: is NULL, but policy %s has a metric", s->options.ops->name);
-    s->n_prompt = n_tokens;
-    s->budget = kvf__budget_tokens(&s->options, n_tokens);
-    if (first) {
-        uint32_t n = state->config.n_layers;
-        s->has_density = wants && variance;
-        if (s->has_density)
-            kvf__layer_density(s->options.metric, variance, n, state->config.n_q_heads_total, s->density);
-        else
-            for (uint32_t l = 0; l < n; l++) s->density[l] = 0.0; /* equal weights */
-        kvf__layer_weights(&s->options, s->density, n, s->weights);
-        s->lo = KVF__MIN(s->budget, KVF_MIN_BUDGET_TOKENS);
-        s->budgeted = true;
-    }
-    if (kvf__policy_never_evicts(&s->options)) return KVF_OK;
-    if (s->sized)
-        kvf__policy_size(state, s, false);
-    else if (first && s->budget < n_tokens && s->options.defer_first_decode)
-        s->deferred = true;
-    else if (first && s->budget < n_tokens)
-        kvf__policy_size(state, s, true);
-    return KVF_OK;
 }

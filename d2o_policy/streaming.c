@@ -13,4 +13,7 @@ const kvf_policy_ops kvf__policy_streaming = {
     .match = kvf__policy_match,
     .gate = kvf__policy_gate,
     .apply = kvf__policy_apply,
+    .flags = KVF_POLICY_EQUAL_LAYERS | KVF_POLICY_RECENT,
 };
+
+void kvf__preset_streaming(kvf_policy_options *o) { o->merge = KVF_MERGE_NONE; }

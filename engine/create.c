@@ -3,6 +3,10 @@
 
 #include "engine/internal.h"
 
+/* What the built-in policies take with any of their options but squares under a window: a few bytes a token and head, which
+ * are not touched before a policy needs them. */
+enum { DEFAULT_SCORE_ARRAYS = 3 };
+
 kvf_engine_config kvf_engine_config_default(void) {
     return (kvf_engine_config){.struct_size = sizeof(kvf_engine_config), .kv_dtype = KVF_F16};
 }
@@ -35,9 +39,10 @@ static kvf_status resolve(kvf_engine *e, kvf_error *err) {
                          info->n_context);
     e->window = info->sliding_window < c->max_context ? info->sliding_window : 0;
     if (!c->max_prefill_tokens) c->max_prefill_tokens = c->max_context;
-    if (!c->n_score_arrays) c->n_score_arrays = 1;
-    if (c->n_score_arrays > 8)
-        return kvf__fail(err, KVF_E_INVALID, "n_score_arrays %u: must be at most 8", c->n_score_arrays);
+    if (!c->n_score_arrays) c->n_score_arrays = DEFAULT_SCORE_ARRAYS;
+    if (c->n_score_arrays > KVF_MAX_SCORE_ARRAYS)
+        return kvf__fail(err, KVF_E_INVALID, "n_score_arrays %u: must be at most %u", c->n_score_arrays,
+                         KVF_MAX_SCORE_ARRAYS);
     e->max_running = c->max_running;
     e->n_groups = info->n_kv_heads / c->heads_per_group;
     e->n_tables = info->n_layers * e->n_groups;
@@ -205,18 +210,23 @@ static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
     kvf_status st = kvf_policy_workspace_bytes(kvf_stream_n_threads(e->stream), info->head_dim, info->n_kv_heads,
                                                e->config.max_context, &e->workspace_bytes);
     if (st) return kvf__fail(err, st, "policy workspace: sizes of the model are out of range");
-    size_t variance = (size_t)info->n_layers * info->n_q_heads;
-    size_t row_floats, logit_floats, sum_floats;
+    size_t variance = (size_t)info->n_layers * info->n_q_heads, squares = (size_t)info->n_layers * info->n_kv_heads;
+    size_t row_floats, logit_floats, sum_floats, max_prefill = e->config.max_prefill_tokens;
     if (!kvf__mul(n * info->n_kv_heads, e->config.max_context, &row_floats) ||
-        !kvf__mul(n, info->n_vocab, &logit_floats) || !kvf__mul(variance, e->config.max_prefill_tokens, &sum_floats))
+        !kvf__mul(n, info->n_vocab, &logit_floats) || !kvf__mul(variance, max_prefill, &sum_floats))
         return kvf__fail(err, KVF_E_OVERFLOW, "engine: the buffers' sizes wrap; lower max_running or max_context");
 #define TAKE(field, count) ((e->field = take(e, (count), sizeof *e->field, 0)) != NULL)
-    bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) &&
+    bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && (e->aside.rows = take(e, n, sizeof *e->rows, 1)) &&
+              TAKE(aside.seqs, n) && TAKE(aside.prompt_sums, n) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) &&
               TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) && TAKE(sampled, n + 1) && TAKE(draws, n) &&
               TAKE(variance, variance) && TAKE(row_wanted, n) && TAKE(row_gqa, n) && TAKE(prompt_sums, n) &&
-              TAKE(added_sums, n) && TAKE(sums, sum_floats) && TAKE(row, row_floats) && TAKE(logits, logit_floats) &&
-              TAKE(events, n_events) && TAKE(batch_events, n_events) && TAKE(items, n_events) &&
-              TAKE(item_of_event, n_events) && TAKE(batch_items, n_events);
+              TAKE(added_sums, n) && TAKE(sums, sum_floats) && TAKE(last_sums, sum_floats) &&
+              TAKE(squares, squares * max_prefill) && TAKE(prompt_logprobs, max_prefill) && TAKE(observed, n) &&
+              TAKE(added_last, n) && TAKE(added_squares, n) && TAKE(last_begin, n) && TAKE(logprobs, n) &&
+              TAKE(targets, e->max_batch_tokens) && TAKE(target_logprobs, e->max_batch_tokens) && TAKE(batch_sums, n) &&
+              TAKE(batch_last, n) && TAKE(batch_squares, n) && TAKE(batch_logprobs, n) && TAKE(row, row_floats) &&
+              TAKE(logits, logit_floats) && TAKE(events, n_events) && TAKE(batch_events, n_events) &&
+              TAKE(items, n_events) && TAKE(item_of_event, n_events) && TAKE(batch_items, n_events);
 #undef TAKE
     if (!ok)
         return kvf__fail(err, KVF_E_NO_MEMORY,
@@ -339,6 +349,16 @@ kvf_status kvf_engine_positions(kvf_engine *e, kvf_request request, uint32_t lay
 const kvf_manager *kvf_engine_manager(const kvf_engine *e, const kvf_policy_state **policies) {
     if (policies) *policies = e->policies;
     return e->manager;
+}
+
+uint32_t kvf_engine_sample_seq_index(const kvf_engine *e, kvf_request request, uint32_t sample) {
+    uint32_t index;
+    for (const kvf__live *r = e->first; r; r = r->next) {
+        if ((r->group ? r->group->id : r->id) != request || r->index != sample || (r->group && r->group->beams))
+            continue;
+        return r->seq && !kvf_seq_index(e->manager, r->seq, &index) ? index : UINT32_MAX;
+    }
+    return UINT32_MAX;
 }
 
 uint32_t kvf_engine_seq_index(const kvf_engine *e, kvf_request request) {

@@ -18,16 +18,19 @@ static kvf_policy_batch batch_base(kvf_engine *e) {
 kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass) {
     kvf_engine *e = ctx;
     kvf_policy_batch b = batch_base(e);
+    kvf_mass m = *mass;
     b.layer = layer;
-    b.mass = mass;
+    b.mass = &m;
+    b.logprobs = e->logprobs;
+    m.row_wanted = e->observed; /* some go by log-probabilities alone, and want no row */
     for (uint32_t i = 0; i < e->view.n_seqs;) {
         const kvf_policy_ops *ops = e->rows[i]->policy.ops;
         uint32_t end = i + 1;
-        if (e->row_wanted[i]) {
-            while (end < e->view.n_seqs && e->row_wanted[end] && e->rows[end]->policy.ops == ops) end++;
+        if (e->observed[i]) {
+            while (end < e->view.n_seqs && e->observed[end] && e->rows[end]->policy.ops == ops) end++;
             b.row_begin = i;
             b.row_end = end;
-            kvf_status st = ops->observe(e->policies, e->stream, &b, e->observe_error);
+            kvf_status st = kvf_policy_ops_resolve(ops).observe(e->policies, e->stream, &b, e->observe_error);
             if (st) return st;
         }
         i = end;
@@ -36,12 +39,13 @@ kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass) 
 }
 
 /* Runs one batch of events of one policy: match, gate, apply. One rank has nothing to reduce. */
-static kvf_status run_batch(kvf_engine *e, const kvf_policy_ops *ops, kvf_policy_batch *b, kvf_error *err) {
+static kvf_status run_batch(kvf_engine *e, const kvf_policy_ops *policy, kvf_policy_batch *b, kvf_error *err) {
     kvf_status st;
     if (!b->n_events) return KVF_OK;
-    if ((st = ops->match(e->policies, e->stream, b, e->plan, err))) return st;
-    if ((st = ops->gate(e->policies, e->stream, b, e->plan, err))) return st;
-    st = ops->apply(e->policies, e->stream, b, e->plan, err);
+    kvf_policy_ops ops = kvf_policy_ops_resolve(policy);
+    if ((st = ops.match(e->policies, e->stream, b, e->plan, err))) return st;
+    if ((st = ops.gate(e->policies, e->stream, b, e->plan, err))) return st;
+    st = ops.apply(e->policies, e->stream, b, e->plan, err);
     b->n_events = 0;
     return st;
 }
@@ -50,16 +54,34 @@ static uint32_t layer_slots(const kvf_engine *e, uint32_t row, uint32_t layer) {
     return e->view.n_slots[((size_t)row * e->info->n_layers + layer) * e->n_groups];
 }
 
+/* The accumulators of each row that its policy needs. sums: where its columns begin, NULL: it has none. */
+static void accumulators(kvf_engine *e, float *const *sums, kvf_policy_batch *b) {
+    size_t stride = e->config.max_prefill_tokens;
+    for (uint32_t i = 0; i < e->view.n_seqs; i++) {
+        uint32_t needs = e->rows[i] && sums[i] ? kvf_policy_needs(&e->rows[i]->policy) : 0;
+        size_t at = needs ? (size_t)(sums[i] - e->sums) : 0;
+        e->batch_sums[i] = needs & KVF_NEEDS_COL_SUMS ? e->sums + at : NULL;
+        e->batch_last[i] = needs & KVF_NEEDS_LAST_ROWS ? e->last_sums + at : NULL;
+        e->batch_squares[i] = needs & KVF_NEEDS_SQUARES ? e->squares + at : NULL;
+        e->batch_logprobs[i] = needs & KVF_NEEDS_LOGPROBS ? e->prompt_logprobs + at : NULL;
+    }
+    b->prompt_sums = e->batch_sums;
+    b->prompt_last = e->batch_last;
+    b->prompt_squares = e->batch_squares;
+    b->prompt_logprobs = e->batch_logprobs;
+    b->prompt_stride = stride;
+}
+
 /* Runs the events in their order, in batches that the plan can hold. Of the tables that share a block all but the last in
  * this order have fresh rows (kvf_compact_begin), and within a batch apply writes these first: so whatever reads a block
  * has done so before its last owner writes there, however the batches are cut. */
 static kvf_status run_batches(kvf_engine *e, uint32_t n_events, const kvf_compaction *compaction, float *const *sums,
                               kvf_error *err) {
     kvf_policy_batch b = batch_base(e);
+    if (sums) accumulators(e, sums, &b);
     b.events = e->batch_events;
     b.compaction = compaction;
     b.compaction_item = e->batch_items;
-    b.prompt_sums = sums;
     const kvf_policy_ops *ops = NULL;
     uint64_t entries = 0;
     kvf_status st;
@@ -168,34 +190,53 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     return KVF_OK;
 }
 
-/* metric -> budget -> due -> events with the prompt's sums. */
-kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err) {
+/* metric -> budget: the sizes of a row whose prompt has ended. */
+static kvf_status find_sizes(kvf_engine *e, uint32_t row, kvf_error *err) {
+    const kvf__live *r = e->rows[row];
+    kvf_policy_ops ops = kvf_policy_ops_resolve(r->policy.ops);
+    kvf_policy_batch b = batch_base(e);
+    accumulators(e, e->prompt_sums, &b);
+    int has_metric = ops.metric && e->batch_sums[row];
+    kvf_status st = KVF_OK;
+    if (has_metric) st = ops.metric(e->policies, e->stream, &b, row, r->n_prompt, e->variance, err);
+    if (st) return st;
+    return ops.budget(e->policies, e->view.seq_index[row], has_metric ? e->variance : NULL, r->n_prompt, err);
+}
+
+/* Score pages for a row whose events are the last of *n_events, from begin on. Layers without an event have one that moves
+ * their scores out of the sums. */
+static kvf_status take_scores(kvf_engine *e, uint32_t row, uint32_t begin, uint32_t *n_events, kvf_error *err) {
     kvf__live *r = e->rows[row];
-    const kvf_policy_ops *ops = r->policy.ops;
-    uint32_t index = e->view.seq_index[row], n_layers = e->info->n_layers;
-    kvf_status st;
-    if (ops->budget) {
-        kvf_policy_batch b = batch_base(e);
-        b.prompt_sums = e->prompt_sums;
-        int has_metric = ops->metric && e->prompt_sums[row];
-        if (has_metric && (st = ops->metric(e->policies, e->stream, &b, row, r->n_prompt, e->variance, err))) return st;
-        if ((st = ops->budget(e->policies, index, has_metric ? e->variance : NULL, r->n_prompt, err))) return st;
+    uint32_t n_layers = e->info->n_layers, due = begin;
+    for (uint32_t l = 0; l < n_layers; l++) {
+        uint32_t n_slots = layer_slots(e, row, l);
+        uint32_t keep = due < *n_events && e->events[due].layer == l ? e->events[due++].n_keep : n_slots;
+        e->batch_events[l] = (kvf_event){row, l, keep, KVF_EVENT_PROMPT};
+        for (uint32_t g = 0; g < e->n_groups; g++) e->table_slots[l * e->n_groups + g] = keep;
     }
+    memcpy(e->events + begin, e->batch_events, n_layers * sizeof *e->events);
+    *n_events = begin + n_layers;
+    kvf_status st;
+    while ((st = kvf_seq_take_scores(e->manager, r->seq, e->table_slots)) == KVF_E_NO_BLOCKS) {
+        if ((st = make_room(e, n_events, err))) return st;
+        if (!e->rows[row]) return KVF_OK;
+    }
+    return st ? kvf__fail(err, st, "%s", kvf_manager_error(e->manager)) : KVF_OK;
+}
+
+/* metric -> budget -> due -> events with the prompt's sums, of all rows together. */
+kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row_begin, uint32_t row_end, kvf_error *err) {
     uint32_t n_events = 0;
-    if ((st = collect_first(e, row, KVF_AT_PROMPT_END, &n_events, err))) return st;
-    if (kvf_policy_n_arrays(&r->policy) && e->prompt_sums[row]) {
-        /* Layers without an event still move their scores out of the sums. */
-        uint32_t due = 0;
-        for (uint32_t l = 0; l < n_layers; l++) {
-            uint32_t n_slots = layer_slots(e, row, l);
-            uint32_t keep = due < n_events && e->events[due].layer == l ? e->events[due++].n_keep : n_slots;
-            e->batch_events[l] = (kvf_event){row, l, keep, KVF_EVENT_PROMPT};
-            for (uint32_t g = 0; g < e->n_groups; g++) e->table_slots[l * e->n_groups + g] = keep;
-        }
-        n_events = n_layers;
-        memcpy(e->events, e->batch_events, n_layers * sizeof *e->events);
-        if ((st = kvf_seq_take_scores(e->manager, r->seq, e->table_slots)))
-            return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
+    kvf_status st;
+    for (uint32_t row = row_begin; row < row_end; row++) {
+        const kvf__live *r = e->rows[row];
+        if (!r) continue;
+        if (!(kvf_policy_needs(&r->policy) & ~(uint32_t)KVF_NEEDS_ROW)) e->prompt_sums[row] = NULL; /* others' */
+        uint32_t begin = n_events;
+        if ((st = find_sizes(e, row, err))) return st;
+        if ((st = collect_first(e, row, KVF_AT_PROMPT_END, &n_events, err))) return st;
+        if (!kvf_policy_n_arrays(&r->policy) || !e->prompt_sums[row]) continue;
+        if ((st = take_scores(e, row, begin, &n_events, err))) return st;
     }
     return n_events ? run_events(e, n_events, e->prompt_sums, err) : KVF_OK;
 }
@@ -205,7 +246,7 @@ kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error
     uint32_t n_events = 0;
     for (uint32_t row = 0; row < n_decode; row++) {
         kvf__live *r = e->rows[row];
-        if (!r || !r->policy.ops->match) continue;
+        if (!r || !kvf_policy_evicts(&r->policy)) continue;
         uint32_t index = e->view.seq_index[row];
         int first = r->policy.defer_first_decode && !kvf_policy_sizes(e->policies, index);
         if (!first)
@@ -217,7 +258,7 @@ kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error
     st = n_events ? run_events(e, n_events, NULL, err) : KVF_OK;
     for (uint32_t row = 0; row < n_decode && !st; row++) {
         kvf__live *r = e->rows[row];
-        if (!r || !r->policy.ops->match || !e->out_rows[row]) continue;
+        if (!r || !kvf_policy_evicts(&r->policy) || !e->out_rows[row]) continue;
         if ((st = kvf_sched_resize(e->sched, r->id))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     }
     return st;

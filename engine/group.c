@@ -37,6 +37,7 @@ kvf__group *kvf__group_create(kvf_engine *e, const kvf_generate *g) {
                               .width = width,
                               .ranked = g->beam_width || g->best_of > g->n,
                               .beams = g->beam_width != 0,
+                              .varied = g->sample_policies && width > 1,
                               .n_left = width,
                               .n_choices = n_choices,
                               .length_penalty = g->length_penalty,
@@ -101,7 +102,7 @@ kvf_status kvf__group_forked(kvf_engine *e, kvf__live *leader, kvf_error *err) {
         r->twin = r->seq && g->beams;
         if (r->seq) {
             r->n_cached = leader->n_cached;
-            r->policy = leader->policy; /* its budget may have changed */
+            if (!g->varied) r->policy = leader->policy; /* its budget may have changed */
         }
         r->in_prompt = 0;
     }
@@ -230,6 +231,10 @@ static bool copy_beam(kvf_engine *e, const kvf__live *from, kvf__live *to) {
     to->first_token = from->first_token;
     to->n_preempted = from->n_preempted;
     to->n_cached = from->n_cached;
+    to->block_steps = from->block_steps;
+    to->reserved_block_steps = from->reserved_block_steps;
+    to->n_block_steps = from->n_block_steps;
+    to->n_counted = from->n_counted;
     to->policy = from->policy;
     to->changed = from->changed;
     to->in_prompt = 0;

@@ -4,11 +4,16 @@
  *   live     a request from submission to its on_finish; all live requests form one list
  *   row      a sequence's place in the step's view
  *   sums     column sums of running prompts: [n_layers][n_q_heads][max_prefill_tokens]; a prompt owns the token
- *            columns [prefill_offset, prefill_offset + n_prompt)
+ *            columns [prefill_offset, prefill_offset + n_prompt), also of the other accumulators: last_sums (of its last queries
+ *            alone), squares ([n_layers][n_kv_heads][max_prefill_tokens]), prompt_logprobs ([max_prefill_tokens]). Which of them
+ *            it writes follows from its policy's needs; memory that nobody writes is not touched
  *   events   compactions of one moment, run together: begin, match, gate, apply, commit
  *   group    the samples or beams of one request: live ones (members), those that have ended and wait to be ranked (done),
  *            and room for more (spare). A plain request has none
  *   draw     a sample to take from a row of logits: several live ones draw from the row in which their prompt ended
+ *   varied   of a group: its samples have policies of their own, and are forked off before the prompt's events
+ *   aside    the rows that stand back while others have their events: those of the step while the samples of a prompt do,
+ *            else those of the last such samples
  *   twin     a beam that was just forked off at the prompt's end and knows nothing that the first one does not
  *
  * Invariant: a request has seq != 0 exactly while it was in the last planned step and was neither preempted nor ended.
@@ -60,13 +65,22 @@ typedef struct kvf__live {
     char *text;  /* bytes of the generated tokens */
     size_t text_bytes, text_capacity;
     uint32_t n_preempted;
-    uint64_t blocks_needed; /* of its exact sizes, once they found no room */
+    uint64_t block_steps, reserved_block_steps; /* see kvf_result */
+    uint32_t n_block_steps, n_counted;          /* n_counted: known tokens whose steps are in these sums */
+    uint64_t blocks_needed;                     /* of its exact sizes, once they found no room */
     double submitted, first_token;
     void *user;
     void (*on_token)(void *user, kvf_request request, uint32_t token, double logprob);
     void (*on_sample_token)(void *user, uint32_t index, kvf_request request, uint32_t token, double logprob);
+    void (*on_logits)(void *user, uint32_t index, kvf_request request, uint32_t step, const float *logits);
     void (*on_finish)(void *user, const kvf_result *result);
 } kvf__live;
+
+/* What a prompt is computed with: for its policy, or for those of all its samples. */
+typedef struct kvf__prompt_needs {
+    uint32_t needs, score_window; /* KVF_NEEDS_*; of those that go by the last queries */
+    kvf_gqa gqa;                  /* of those that go by squares */
+} kvf__prompt_needs;
 
 /* How a live one ended, kept for the ranking. The arrays of result's KV figures are its own. */
 typedef struct kvf__outcome {
@@ -83,7 +97,7 @@ struct kvf__group {
     kvf_request id; /* what the caller knows: the first sample's */
     uint32_t n;     /* answers */
     uint32_t width; /* samples or beams */
-    bool ranked, beams, abort;
+    bool ranked, beams, varied, abort;
     bool begun;      /* beams: they differ */
     bool stuck;      /* beams: the scheduler ended one */
     uint32_t n_left; /* members that live */
@@ -110,7 +124,15 @@ typedef struct kvf__buffer { /* one allocation of the engine */
     size_t bytes;
 } kvf__buffer;
 
-enum { KVF__ENGINE_BUFFERS = 48, KVF__TRANSFERS = 2 };
+/* What events run on. */
+typedef struct kvf__rows {
+    kvf__live **rows; /* request of each row of the view; NULL: it was preempted */
+    kvf_seq *seqs;
+    float **prompt_sums;
+    kvf_view view;
+} kvf__rows;
+
+enum { KVF__ENGINE_BUFFERS = 64, KVF__TRANSFERS = 2 };
 
 typedef struct kvf__transfer {
     kvf_engine *engine;
@@ -153,17 +175,25 @@ struct kvf_engine {
     kvf__draw *draws;
     uint32_t n_draws;
     double *variance; /* [n_layers][n_q_heads] */
-    uint8_t *row_wanted, *row_gqa;
-    float **prompt_sums;
-    float **added_sums; /* the same, NULL where this step's queries are in the sums already */
-    float *snapshots;   /* [n_snapshot_pages][n_layers][n_q_heads][block_size]; NULL without a prefix cache */
+    uint8_t *row_wanted, *row_gqa, *observed;
+    float **prompt_sums;                               /* where its columns begin in sums; NULL: it has none */
+    float **added_sums, **added_last, **added_squares; /* what this step's queries are added to, or NULL */
+    uint32_t *last_begin;                              /* position of the first query that last_sums counts */
+    float *logprobs;                                   /* of the token that a decode row appends */
+    uint32_t n_targets;
+    uint32_t *targets;       /* [max_batch_tokens] whose probability a prompt's row is asked for */
+    double *target_logprobs; /* [max_batch_tokens] */
+    float **batch_sums, **batch_last,
+        **batch_squares; /* accumulators of the rows of a batch of events, as it needs them */
+    const float **batch_logprobs;
+    float *snapshots; /* [n_snapshot_pages][n_layers][n_q_heads][block_size]; NULL without a prefix cache */
     uint32_t n_snapshot_pages;
-    uint32_t *page_ids;   /* [blocks of max_context] */
-    float *sums;          /* see the glossary */
-    float *row;           /* [max_running][n_kv_heads][max_slots] */
-    float *logits;        /* [max_running][n_vocab] */
-    void *sample_scratch; /* [n_threads][n_vocab] of 8 bytes */
-    void *workspace;      /* for match, gate and apply */
+    uint32_t *page_ids;                                  /* [blocks of max_context] */
+    float *sums, *last_sums, *squares, *prompt_logprobs; /* see the glossary */
+    float *row;                                          /* [max_running][n_kv_heads][max_slots] */
+    float *logits;                                       /* [max_running][n_vocab] */
+    void *sample_scratch;                                /* [n_threads][n_vocab] of 8 bytes */
+    void *workspace;                                     /* for match, gate and apply */
     size_t workspace_bytes;
     kvf_event *events; /* [max_running * n_layers], as are the next three */
     kvf_event *batch_events;
@@ -178,6 +208,7 @@ struct kvf_engine {
     kvf_layer_size *lone_sizes;
     double *lone_density;
     kvf_view view;            /* of the step */
+    kvf__rows aside;          /* see the glossary */
     kvf_error *observe_error; /* of the step, for what fails within the forward pass; or NULL */
 
     kvf_engine_stats stats;
@@ -187,8 +218,10 @@ struct kvf_engine {
 };
 
 /* events.c */
+kvf_status kvf__engine_read_policy(const kvf_engine *e, const kvf_policy_options *given, kvf_policy_options *out,
+                                   kvf_error *err);
 kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err);
-kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row, kvf_error *err);
+kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row_begin, uint32_t row_end, kvf_error *err);
 kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error *err);
 kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass);
 
@@ -243,6 +276,7 @@ void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result);
 bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more); /* false: out of memory */
 /* Where a stop string begins in text[from..n), SIZE_MAX: nowhere. */
 size_t kvf__live_stop_at(const kvf__live *r, const char *text, size_t from, size_t n);
+kvf__prompt_needs kvf__live_needs(const kvf__live *r);
 void kvf__live_note_lone(kvf_engine *e);
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request);
 void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error);

@@ -56,7 +56,7 @@ void kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step) {
     for (uint32_t i = step->n_decode; i < step->n_items; i++) {
         const kvf_step_item *item = &step->items[i];
         const kvf__live *r = e->rows[i];
-        if (!r || !item->take_snapshot || !e->prompt_sums[i]) continue;
+        if (!r || !item->take_snapshot || !e->prompt_sums[i]) continue; /* of column sums: such alone take snapshots */
         uint32_t n = 0, n_tokens = item->token_begin + item->n_tokens;
         kvf_prefix_key key = kvf__live_key(r, n_tokens);
         if (kvf_prefix_snapshot_put(e->manager, item->seq, &key, n_tokens, item->snapshot_flags, e->page_ids,

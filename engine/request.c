@@ -71,8 +71,11 @@ static kvf_status check_samples(const kvf_engine *e, kvf_generate *g, kvf_error 
     if (g->best_of == 0) g->best_of = g->n;
     if (g->best_of < g->n || g->best_of > KVF_SAMPLES_MAX)
         return kvf__fail(err, KVF_E_INVALID, "best_of %u: must be from n %u to %d", g->best_of, g->n, KVF_SAMPLES_MAX);
-    if (g->forced && (g->best_of > 1 || g->beam_width))
-        return kvf__fail(err, KVF_E_INVALID, "forced: is for one answer; leave n, best_of and beam_width out");
+    if (g->sample_policies && (g->best_of > g->n || g->beam_width))
+        return kvf__fail(err, KVF_E_INVALID, "sample_policies: are for n samples; leave best_of and beam_width out");
+    if (g->forced && (g->best_of > 1 || g->beam_width) && !g->sample_policies)
+        return kvf__fail(err, KVF_E_INVALID,
+                         "forced: is for one answer, or for sample_policies; leave n, best_of and beam_width out");
     if (!g->beam_width) return KVF_OK;
     uint32_t most = KVF__MIN((uint32_t)KVF_SAMPLES_MAX, e->max_running);
     if (g->beam_width < g->n || g->beam_width > most)
@@ -118,8 +121,11 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
     return check_samples(e, g, err);
 }
 
-static kvf_status check_policy(const kvf_engine *e, const kvf_policy_options *o, kvf_error *err) {
-    kvf_status st = kvf_policy_options_check(o, e->info->n_layers, e->pages.block_size, err);
+static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_error *err) {
+    const kvf_model_info *info = e->info;
+    kvf_status st = kvf_policy_options_check(o, info->n_layers, e->pages.block_size, err);
+    uint64_t token_bytes = 2 * (uint64_t)info->n_kv_heads * info->head_dim * kvf_dtype_bytes(e->pages.dtype);
+    if (!st) st = kvf_policy_options_resolve(o, info->n_layers, token_bytes, err);
     if (st) return st;
     if (kvf_policy_n_arrays(o) > e->scores.n_arrays)
         return kvf__fail(err, KVF_E_INVALID,
@@ -135,6 +141,54 @@ static kvf_status check_policy(const kvf_engine *e, const kvf_policy_options *o,
         return kvf__fail(
             err, KVF_E_INVALID,
             "merge mass: needs weights and biases beside the pages; create the engine with want_mass_bias");
+    return KVF_OK;
+}
+
+/* A caller's policy, NULL: full; checked, with a budget in bytes made tokens. */
+kvf_status kvf__engine_read_policy(const kvf_engine *e, const kvf_policy_options *given, kvf_policy_options *out,
+                                   kvf_error *err) {
+    kvf_status st = given ? kvf_policy_options_read(out, given, err) : kvf_policy_options_init(out, "full", NULL, err);
+    return st ? st : check_policy(e, out, err);
+}
+
+/* The policy of sample i, checked. */
+static kvf_status policy_of(const kvf_engine *e, const kvf_generate *g, uint32_t i, kvf_policy_options *policy,
+                            kvf_error *err) {
+    const kvf_policy_options *given = g->policy;
+    if (g->sample_policies) /* its size is the caller's */
+        given = (const void *)((const char *)g->sample_policies + i * g->sample_policies->struct_size);
+    kvf_status st = kvf__engine_read_policy(e, given, policy, err);
+    if (!st || !g->sample_policies || !err) return st;
+    kvf_error why = *err;
+    return kvf__fail(err, st, "sample_policies[%u]: %s", i, why.text);
+}
+
+kvf__prompt_needs kvf__live_needs(const kvf__live *r) {
+    bool varied = r->group && r->group->varied;
+    kvf__prompt_needs all = {.gqa = r->policy.gqa};
+    for (uint32_t k = 0; k < (varied ? r->group->width : 1); k++) {
+        const kvf__live *sample = varied ? r->group->members[k] : r;
+        uint32_t needs = sample ? kvf_policy_needs(&sample->policy) : 0;
+        all.needs |= needs;
+        if (needs & KVF_NEEDS_LAST_ROWS) all.score_window = sample->policy.score_window;
+        if (needs & KVF_NEEDS_SQUARES) all.gqa = sample->policy.gqa;
+    }
+    return all;
+}
+
+/* There is one accumulator of each kind for all samples of a prompt. */
+static kvf_status check_alike(const kvf_policy_options *o, uint32_t i, kvf__prompt_needs *all, kvf_error *err) {
+    uint32_t needs = kvf_policy_needs(o);
+    if (needs & all->needs & KVF_NEEDS_LAST_ROWS && o->score_window != all->score_window)
+        return kvf__fail(err, KVF_E_INVALID, "sample_policies[%u]: score_window %u: must be that of the others, %u", i,
+                         o->score_window, all->score_window);
+    if (needs & all->needs & KVF_NEEDS_SQUARES && o->gqa != all->gqa)
+        return kvf__fail(err, KVF_E_INVALID,
+                         "sample_policies[%u]: gqa %d: must be that of the others that take squares, %d", i,
+                         (int)o->gqa, (int)all->gqa);
+    all->needs |= needs;
+    if (needs & KVF_NEEDS_LAST_ROWS) all->score_window = o->score_window;
+    if (needs & KVF_NEEDS_SQUARES) all->gqa = o->gqa;
     return KVF_OK;
 }
 
@@ -156,6 +210,7 @@ static kvf__live *live_create(kvf_engine *e, const kvf_generate *g, const kvf_po
     r->user = g->user;
     r->on_token = g->on_token;
     r->on_sample_token = g->on_sample_token;
+    r->on_logits = g->on_logits;
     r->on_finish = g->on_finish;
     r->submitted = kvf__clock();
     if (live_copy(e, r, g)) return r;
@@ -163,11 +218,12 @@ static kvf__live *live_create(kvf_engine *e, const kvf_generate *g, const kvf_po
     return NULL;
 }
 
-/* All samples of a request, or all beams and room for as many that have ended and one more. */
-static kvf__group *group_of(kvf_engine *e, const kvf_generate *g, const kvf_policy_options *policy) {
+/* All samples of a request, or all beams and room for as many that have ended and one more. Its policies are checked. */
+static kvf__group *group_of(kvf_engine *e, const kvf_generate *g) {
     kvf__group *group = kvf__group_create(e, g);
     for (uint32_t i = 0; group && i < group->n_lives; i++) {
-        kvf__live *r = live_create(e, g, policy);
+        kvf_policy_options policy;
+        kvf__live *r = policy_of(e, g, i, &policy, NULL) ? NULL : live_create(e, g, &policy);
         if (r) {
             r->group = group;
             r->index = i;
@@ -198,10 +254,12 @@ static kvf__group *group_of(kvf_engine *e, const kvf_generate *g, const kvf_poli
 static kvf_status submit(kvf_engine *e, const kvf_generate *g, const kvf_policy_options *policy, kvf_request *out,
                          kvf_error *err) {
     bool grouped = g->best_of > 1 || g->beam_width;
-    kvf__group *group = grouped ? group_of(e, g, policy) : NULL;
+    kvf__group *group = grouped ? group_of(e, g) : NULL;
     kvf__live *r = grouped ? group ? group->members[0] : NULL : live_create(e, g, policy);
     if (!r) return kvf__fail(err, KVF_E_NO_MEMORY, "request: %u tokens could not be allocated", g->n_tokens);
     kvf_request names[KVF_SAMPLES_MAX];
+    const kvf_policy_options *options[KVF_SAMPLES_MAX];
+    for (uint32_t i = 0; group && i < group->width; i++) options[i] = &group->members[i]->policy;
     kvf_sched_request s = {.struct_size = sizeof s,
                            .n_prompt = r->n_prompt,
                            .max_new = r->max_tokens,
@@ -210,7 +268,8 @@ static kvf_status submit(kvf_engine *e, const kvf_generate *g, const kvf_policy_
                            .forks = group && group->beams,
                            .user = r,
                            .sample_users = group ? (void *const *)group->members : NULL,
-                           .sample_names = group ? names : NULL};
+                           .sample_names = group ? names : NULL,
+                           .sample_options = group && group->varied ? options : NULL};
     kvf_status st = kvf_sched_submit(e->sched, &s, &r->id);
     if (st) {
         if (group)
@@ -237,13 +296,13 @@ kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_re
     kvf_status st = kvf__config_read(&g, sizeof g, generate, "kvf_generate", err);
     if (st || (st = check_generate(e, &g, err))) return st;
     kvf_policy_options policy;
-    if (g.policy)
-        st = kvf__config_read(&policy, sizeof policy, g.policy, "kvf_policy_options", err);
-    else
-        st = kvf_policy_options_init(&policy, "full", NULL, err);
-    if (st) return st;
-    if ((st = check_policy(e, &policy, err))) return st;
-
+    kvf__prompt_needs all = {0};
+    for (uint32_t i = 0; i < (g.sample_policies ? g.n : 1); i++) {
+        st = policy_of(e, &g, i, &policy, err);
+        if (!st) st = check_alike(&policy, i, &all, err);
+        if (st) return st;
+    }
+    if ((st = policy_of(e, &g, 0, &policy, err))) return st; /* of a single answer */
     return submit(e, &g, &policy, out, err);
 }
 
@@ -264,6 +323,10 @@ kvf_status kvf_engine_set_budget(kvf_engine *e, kvf_request request, double rho,
     kvf__live *first = kvf__live_find(e, request);
     if (!first)
         return kvf__fail(err, KVF_E_NOT_FOUND, "request %llu: is not live: it was never given out, or has ended",
+                         (unsigned long long)request);
+    if (first->group && first->group->varied)
+        return kvf__fail(err, KVF_E_STATE,
+                         "request %llu: its samples have policies of their own, and keep their budgets",
                          (unsigned long long)request);
     kvf_policy_options policy = first->policy;
     policy.rho = rho;
@@ -295,13 +358,19 @@ void kvf__live_link(kvf_engine *e, kvf__live *r) {
     e->n_live++;
 }
 
+static void leave_rows(kvf_engine *e, const kvf__live *r) {
+    for (uint32_t i = 0; i < e->max_running; i++) {
+        if (e->rows[i] == r) e->rows[i] = NULL;
+        if (e->aside.rows[i] == r) e->aside.rows[i] = NULL;
+    }
+}
+
 void kvf__live_unlink(kvf_engine *e, kvf__live *r) {
     *(r->prev ? &r->prev->next : &e->first) = r->next;
     *(r->next ? &r->next->prev : &e->last) = r->prev;
     r->next = r->prev = NULL;
     e->n_live--;
-    for (uint32_t i = 0; i < e->max_running; i++)
-        if (e->rows[i] == r) e->rows[i] = NULL;
+    leave_rows(e, r);
 }
 
 void kvf__live_lost(kvf_engine *e, kvf__live *r) {
@@ -310,8 +379,7 @@ void kvf__live_lost(kvf_engine *e, kvf__live *r) {
     r->draws_from = NULL;
     r->twin = false;
     r->choices.n = 0;
-    for (uint32_t i = 0; i < e->max_running; i++)
-        if (e->rows[i] == r) e->rows[i] = NULL;
+    leave_rows(e, r);
 }
 
 bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more) {
@@ -419,6 +487,9 @@ kvf_result kvf__live_result(const kvf__live *r, kvf_finish finish, const char *e
                         .n_prompt = r->n_prompt,
                         .n_preempted = r->n_preempted,
                         .n_cached = r->n_cached,
+                        .block_steps = r->block_steps,
+                        .reserved_block_steps = r->reserved_block_steps,
+                        .n_block_steps = r->n_block_steps,
                         .first_token_s = r->first_token > 0 ? r->first_token - r->submitted : 0,
                         .total_s = now - r->submitted,
                         .n_top_logprobs = r->n_top,

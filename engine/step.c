@@ -82,21 +82,57 @@ static kvf_status take_token(kvf_engine *e, kvf__live *r, uint32_t token, double
     return KVF_OK;
 }
 
-/* The accumulators of a prompt's item: cleared, or read back, before its first tokens. */
+/* What a prompt's item is added to: its columns in an accumulator, cleared before its first tokens; NULL if not wanted. */
+static float *columns(kvf_engine *e, const kvf_step_item *item, bool wanted, float *all, uint32_t n_heads) {
+    const kvf__live *r = item->user;
+    if (!wanted) return NULL;
+    size_t stride = e->config.max_prefill_tokens;
+    float *to = all + item->prefill_offset;
+    for (size_t h = 0; (item->token_begin == 0 || item->match) && h < (size_t)e->info->n_layers * n_heads; h++)
+        memset(to + h * stride, 0, r->n_prompt * sizeof(float));
+    return to;
+}
+
+/* A prompt's item whose policy needs accumulators: cleared, or read back, before its first tokens. A row's target is the
+ * token after it; the first token of all counts as certain. */
 static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_t i, kvf_error *err) {
     const kvf__live *r = item->user;
-    size_t stride = e->config.max_prefill_tokens;
+    kvf__prompt_needs prompt = kvf__live_needs(r);
+    uint32_t needs = prompt.needs;
+    e->row_gqa[i] = (uint8_t)prompt.gqa;
     e->prompt_sums[i] = e->sums + item->prefill_offset;
-    e->added_sums[i] = item->logits_only ? NULL : e->prompt_sums[i];
-    bool first = item->token_begin == 0 || item->match;
-    for (size_t h = 0; first && h < (size_t)e->info->n_layers * e->info->n_q_heads; h++)
-        memset(e->prompt_sums[i] + h * stride, 0, r->n_prompt * sizeof(float));
-    return item->match ? kvf__engine_restore_sums(e, item, e->prompt_sums[i], err) : KVF_OK;
+    e->added_sums[i] = columns(e, item, needs & KVF_NEEDS_COL_SUMS, e->sums, e->info->n_q_heads);
+    e->added_last[i] = columns(e, item, needs & KVF_NEEDS_LAST_ROWS, e->last_sums, e->info->n_q_heads);
+    e->added_squares[i] = columns(e, item, needs & KVF_NEEDS_SQUARES, e->squares, e->info->n_kv_heads);
+    e->last_begin[i] = r->n_prompt - KVF__MIN(prompt.score_window, r->n_prompt);
+    for (uint32_t t = 0; needs & KVF_NEEDS_LOGPROBS && t < item->n_tokens; t++) {
+        uint32_t next = item->token_begin + t + 1;
+        if (next < r->n_prompt) e->targets[e->q_begin[i] + t] = r->tokens[next];
+        e->n_targets += next < r->n_prompt;
+        if (next == 1) e->prompt_logprobs[item->prefill_offset] = 0.0f;
+    }
+    kvf_status st = KVF_OK;
+    if (item->match && e->added_sums[i]) st = kvf__engine_restore_sums(e, item, e->added_sums[i], err);
+    if (item->logits_only) e->added_sums[i] = NULL;
+    return st;
+}
+
+/* What the forward pass found of the targets, to the prompts' accumulators. */
+static void keep_logprobs(kvf_engine *e, const kvf_step *step) {
+    for (uint32_t i = step->n_decode; i < step->n_items && e->n_targets; i++) {
+        const kvf_step_item *item = &step->items[i];
+        for (uint32_t t = 0; t < item->n_tokens; t++) {
+            uint32_t row = e->q_begin[i] + t;
+            if (e->targets[row] == KVF_NO_TOKEN) continue;
+            e->prompt_logprobs[item->prefill_offset + item->token_begin + t + 1] = (float)e->target_logprobs[row];
+        }
+    }
 }
 
 /* Rows, tokens, mass buffers of the planned step, and the number of rows that sample. */
 static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_out, kvf_error *err) {
     uint32_t n_tokens = 0, n_out = 0;
+    e->n_targets = 0;
     for (uint32_t i = 0; i < step->n_items; i++) {
         const kvf_step_item *item = &step->items[i];
         kvf__live *r = item->user;
@@ -105,15 +141,19 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
         e->seqs[i] = item->seq;
         e->q_begin[i] = n_tokens;
         memcpy(e->tokens + n_tokens, r->tokens + item->token_begin, item->n_tokens * sizeof *e->tokens);
+        for (uint32_t t = 0; t < item->n_tokens; t++) e->targets[n_tokens + t] = KVF_NO_TOKEN;
         n_tokens += item->n_tokens;
         int decode = item->kind == KVF_STEP_DECODE;
         e->row_wanted[i] = decode && (kvf_policy_needs(&r->policy) & KVF_NEEDS_ROW);
         e->row_gqa[i] = (uint8_t)r->policy.gqa;
+        e->observed[i] = decode && kvf_policy_observes(&r->policy);
+        if (decode) e->logprobs[i] = (float)r->logprobs[item->token_begin - r->n_prompt];
         r->in_prompt = !decode;
         e->stats.n_swapped_in += r->swapped && decode;
         r->swapped = 0;
         if (item->match && !r->n_preempted) r->n_cached = item->match->n_tokens;
-        e->prompt_sums[i] = e->added_sums[i] = NULL;
+        e->prompt_sums[i] = e->added_sums[i] = e->added_last[i] = e->added_squares[i] = NULL;
+        e->last_begin[i] = 0;
         if (!decode && item->prefill_offset != UINT32_MAX) {
             kvf_status st = lay_out_sums(e, item, i, err);
             if (st) return st;
@@ -138,7 +178,8 @@ static uint32_t longest_row(const kvf_engine *e, uint32_t n_decode) {
 }
 
 static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, kvf_error *err) {
-    uint32_t longest = longest_row(e, step->n_decode);
+    uint32_t longest = longest_row(e, step->n_decode), observed = 0;
+    for (uint32_t i = 0; i < step->n_decode; i++) observed |= e->observed[i];
     kvf_forward f = {.struct_size = sizeof f,
                      .view = &e->view,
                      .pages = &e->pages,
@@ -151,14 +192,19 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
                      .row_stride = longest,
                      .row_wanted = e->row_wanted,
                      .row_gqa = e->row_gqa,
-                     .after_layer = longest ? kvf__engine_observe : NULL,
+                     .after_layer = observed ? kvf__engine_observe : NULL,
                      .ctx = e,
                      .out_rows = e->out_rows,
                      .n_out = n_out,
                      .logits = e->logits,
                      .path = e->config.path,
                      .deterministic = e->config.deterministic,
-                     .fast_activations = e->config.fast_activations};
+                     .fast_activations = e->config.fast_activations,
+                     .prompt_last = e->added_last,
+                     .last_begin = e->last_begin,
+                     .prompt_squares = e->added_squares,
+                     .targets = e->n_targets ? e->targets : NULL,
+                     .logprobs = e->target_logprobs};
     double begin = kvf__clock();
     e->observe_error = err;
     kvf_status st = kvf_model_forward(e->model, e->activations, e->stream, &f, err);
@@ -172,16 +218,34 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
     return st;
 }
 
-/* Blocks of a row's exact sizes; what never evicts counts with what it holds. */
-static uint64_t exact_need(const kvf_engine *e, uint32_t row) {
-    const kvf_layer_size *sizes = kvf_policy_sizes(e->policies, e->view.seq_index[row]);
+/* Blocks of a row: by its sizes; what never evicts, and all without sizes, counts with what it holds. */
+static uint64_t blocks_of(const kvf_engine *e, uint32_t row, const kvf_layer_size *sizes) {
     uint64_t blocks = 0;
-    for (uint32_t l = 0; sizes && l < e->info->n_layers; l++) {
+    for (uint32_t l = 0; l < e->info->n_layers; l++) {
         uint32_t held = e->view.n_slots[((size_t)row * e->info->n_layers + l) * e->n_groups];
-        uint32_t slots = sizes[l].reserve == UINT32_MAX ? held : sizes[l].reserve;
+        uint32_t slots = sizes && sizes[l].reserve != UINT32_MAX ? sizes[l].reserve : held;
         blocks += (uint64_t)kvf__ceil_div(slots, e->pages.block_size) * e->n_groups;
     }
     return blocks;
+}
+
+static const kvf_layer_size *sizes_of(const kvf_engine *e, uint32_t row) {
+    return kvf_policy_sizes(e->policies, e->view.seq_index[row]);
+}
+
+/* Steps that are made again are not counted again. The token that a preempted request had not computed yet is a step too
+ * where it is prefilled with the others. A first event that is put off holds more than is reserved: that is promised to it then. */
+static void note_blocks(kvf_engine *e, const kvf_step *step) {
+    for (uint32_t i = 0; i < step->n_items; i++) {
+        kvf__live *r = e->rows[i];
+        uint32_t end = step->items[i].token_begin + step->items[i].n_tokens;
+        if (end <= KVF__MAX(r->n_prompt, r->n_counted)) continue;
+        uint64_t held = blocks_of(e, i, NULL), reserved = blocks_of(e, i, sizes_of(e, i));
+        r->n_counted = end;
+        r->n_block_steps++;
+        r->block_steps += held;
+        r->reserved_block_steps += KVF__MAX(held, reserved);
+    }
 }
 
 /* Its prompt's events are done. */
@@ -195,6 +259,56 @@ static kvf_status end_prompt(kvf_engine *e, kvf__live *r, uint32_t n_held, kvf_e
     return n_held ? kvf__group_forked(e, r, err) : KVF_OK;
 }
 
+/* The events of rows whose prompt has ended, and what follows. */
+static kvf_status end_prompts(kvf_engine *e, uint32_t begin, uint32_t end, uint32_t n_held, kvf_error *err) {
+    kvf_status st = kvf__engine_prompt_end(e, begin, end, err);
+    for (uint32_t i = begin; i < end && !st; i++) {
+        kvf__live *r = e->rows[i];
+        if (!r) continue; /* the room that was found was its own */
+        r->blocks_needed = sizes_of(e, i) ? blocks_of(e, i, sizes_of(e, i)) : 0;
+        st = end_prompt(e, r, n_held, err);
+    }
+    return st;
+}
+
+static void swap_rows(kvf_engine *e) {
+    kvf__rows now = {e->rows, e->seqs, e->prompt_sums, e->view};
+    e->rows = e->aside.rows;
+    e->seqs = e->aside.seqs;
+    e->prompt_sums = e->aside.prompt_sums;
+    e->view = e->aside.view;
+    e->aside = now;
+}
+
+/* Samples with policies of their own: forked off before anything is evicted, they have their events together. The rows are
+ * theirs until then. */
+static kvf_status end_varied(kvf_engine *e, kvf__live *leader, float *sums, kvf_error *err) {
+    const kvf__group *g = leader->group;
+    kvf_status st = kvf_sched_fork_prompt(e->sched, leader->id);
+    if (st == KVF_E_NO_BLOCKS) {
+        kvf__live_lost(e, leader);
+        return KVF_OK;
+    }
+    if (st) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    if ((st = kvf__group_forked(e, leader, err))) return st;
+    swap_rows(e);
+    uint32_t n = 0;
+    for (uint32_t k = 0; k < g->width; k++) {
+        kvf__live *r = g->members[k];
+        if (!r || (r != leader && r->draws_from != leader)) continue;
+        e->rows[n] = r;
+        e->seqs[n] = r->seq;
+        e->prompt_sums[n++] = sums;
+    }
+    st = kvf_view_fill(e->manager, 1, e->seqs, n, &e->view);
+    if (st)
+        kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
+    else
+        st = end_prompts(e, 0, n, 0, err);
+    swap_rows(e);
+    return st;
+}
+
 static kvf_status policy_moments(kvf_engine *e, const kvf_step *step, kvf_error *err) {
     double begin = kvf__clock();
     kvf_status st = kvf__engine_decode_events(e, step->n_decode, err);
@@ -202,48 +316,58 @@ static kvf_status policy_moments(kvf_engine *e, const kvf_step *step, kvf_error 
         kvf__live *r = e->rows[i];
         if (!r || !step->items[i].prompt_ends) continue;
         r->in_prompt = 0;
-        if ((st = kvf__engine_prompt_end(e, i, err))) break;
-        if (!e->rows[i]) continue; /* the room that was found was its own */
-        r->blocks_needed = exact_need(e, i);
-        st = end_prompt(e, r, step->items[i].n_held, err);
+        if (step->items[i].n_held && r->group->varied)
+            st = end_varied(e, r, e->prompt_sums[i], err);
+        else
+            st = end_prompts(e, i, i + 1, step->items[i].n_held, err);
     }
     e->stats.policy_s += kvf__clock() - begin;
     return st;
 }
 
-/* Who draws from which row: rows that fell out of the step leave none, a prompt's end has one for each that was forked.
- * (What was forked is preempted before what it was forked from.) */
-static void list_draws(kvf_engine *e, uint32_t n_out) {
+/* Who draws from which row: rows that fell out of the step leave none, a prompt's end has one for each that was forked. */
+static void list_draws(kvf_engine *e, const kvf_step *step, uint32_t n_out) {
     e->n_draws = 0;
     for (uint32_t i = 0; i < n_out; i++) {
+        const kvf__live *of =
+            step->items[e->sampled[i]].user; /* it may have been preempted, and what it was forked to not */
         kvf__live *r = e->rows[e->sampled[i]];
+        kvf__group *g = of->group;
         const float *logits = e->logits + (size_t)i * e->info->n_vocab;
-        if (!r) continue;
-        bool beam = r->group && r->group->beams;
-        e->draws[e->n_draws++] = (kvf__draw){.live = r, .group = beam ? r->group : NULL, .logits = logits};
-        if (!r->group || beam) continue;
-        for (uint32_t k = 0; k < r->group->width; k++) {
-            kvf__live *sample = r->group->members[k];
-            if (!sample || sample->draws_from != r) continue;
+        bool beam = g && g->beams;
+        if (r) e->draws[e->n_draws++] = (kvf__draw){.live = r, .group = beam ? g : NULL, .logits = logits};
+        for (uint32_t k = 0; g && !beam && k < g->width; k++) {
+            kvf__live *sample = g->members[k];
+            if (!sample || sample->draws_from != of) continue;
             sample->draws_from = NULL;
             e->draws[e->n_draws++] = (kvf__draw){.live = sample, .logits = logits};
         }
     }
 }
 
-/* What has no token to generate ends with its prompt, and all that was forked off with it. */
-static void end_empty(kvf_engine *e, kvf__live *r) {
-    kvf__group *g = r->group;
-    for (uint32_t k = 0; g && !g->beams && k < g->width; k++) {
-        kvf__live *sample = g->members[k];
-        if (sample && sample->draws_from == r) kvf__live_finish(e, sample, KVF_FINISH_LENGTH, NULL);
+static void tell_logits(const kvf_engine *e) {
+    for (uint32_t i = 0; i < e->n_draws; i++) {
+        const kvf__live *r = e->draws[i].live;
+        if (!r->on_logits || (r->group && r->group->ranked)) continue;
+        r->on_logits(r->user, r->index, r->group ? r->group->id : r->id, r->n_known - r->n_prompt, e->draws[i].logits);
     }
-    kvf__live_finish(e, r, KVF_FINISH_LENGTH, NULL);
+}
+
+/* What has no token to generate ends with its prompt, and before it all that was forked off and has not drawn. */
+static void end_empty(kvf_engine *e, const kvf_step *step) {
+    for (kvf__live *r = e->first, *next; r; r = next) {
+        next = r->next;
+        if (r->draws_from) kvf__live_finish(e, r, KVF_FINISH_LENGTH, NULL);
+    }
+    for (uint32_t i = step->n_decode; i < step->n_items; i++)
+        if (e->rows[i] && step->items[i].prompt_ends && e->rows[i]->max_tokens == 0)
+            kvf__live_finish(e, e->rows[i], KVF_FINISH_LENGTH, NULL);
 }
 
 /* Sampling in parallel, then tokens, callbacks and ends in order. */
 static kvf_status sample(kvf_engine *e, const kvf_step *step, uint32_t n_out, kvf_error *err) {
-    list_draws(e, n_out);
+    list_draws(e, step, n_out);
+    tell_logits(e);
     kvf__stream_for(e->stream, e->n_draws, draw_one, e);
     for (uint32_t i = 0; i < e->n_draws; i++) {
         if (e->draws[i].group) continue;
@@ -258,8 +382,7 @@ static kvf_status sample(kvf_engine *e, const kvf_step *step, uint32_t n_out, kv
         kvf_status st = g && kvf__beams_ready(g) ? kvf__beams_advance(e, g, err) : KVF_OK;
         if (st) return st;
     }
-    for (uint32_t i = step->n_decode; i < step->n_items; i++) /* nothing to generate */
-        if (e->rows[i] && step->items[i].prompt_ends && e->rows[i]->max_tokens == 0) end_empty(e, e->rows[i]);
+    end_empty(e, step);
     return KVF_OK;
 }
 
@@ -328,7 +451,9 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     if ((st = kvf_view_fill(e->manager, 0, e->seqs, step.n_items, &e->view)))
         return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
     note_full_bytes(e);
+    note_blocks(e, &step);
     if ((st = forward(e, &step, n_out, err)) || (st = kvf__engine_transfers_end(e, err))) return st;
+    keep_logprobs(e, &step);
     if ((st = kvf_sched_done(e->sched))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_steps++;
     kvf__engine_keep_sums(e, &step);

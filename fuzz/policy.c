@@ -66,8 +66,9 @@ static void change(kvf_policy_state *state, const kvf_policy_options *o, const h
         const kvf_layer_size *now_sizes = kvf_policy_sizes(state, 0);
         if (!st) FUZZ_MUST(!sized == !now_sizes, "sizes");
         if (!st && sized) FUZZ_MUST(!memcmp(sizes, now_sizes, h->n_layers * sizeof *sizes), "the sizes previewed");
-        if (i != 1 || !o->ops->budget) continue;
-        st = o->ops->budget(state, 0, o->ops->metric ? variance : NULL, h->n_prompt, &err);
+        if (i != 1) continue;
+        kvf_policy_ops ops = kvf_policy_ops_resolve(o->ops);
+        st = ops.budget(state, 0, ops.metric ? variance : NULL, h->n_prompt, &err);
         FUZZ_MUST(st == KVF_OK || err.text[0], kvf_status_name(st));
     }
     free(variance);

@@ -5,25 +5,30 @@
 #include "model/ops.h"
 #include "model/weights.h"
 
-enum { ROWS_AN_ITEM = 8 };
+enum {
+    ROWS_AN_ITEM = 8,
+    TARGET_ROWS = 64 /* whose logits are there at a time, for the probabilities of targets */
+};
 
-/* One slab. Rows are tokens of the step; after the last layer's attention, the rows that logits are wanted of. */
+/* One slab. Rows are tokens of the step; after the last layer's attention, those of them that something is wanted of. */
 struct kvf_activations {
     const kvf_model *model;
     kvf_allocator allocator;
     size_t slab_bytes;
     uint32_t max_tokens, max_seqs, max_slots, n_threads;
     kvf__cpu cpu;
-    float *x;           /* (max_tokens, n_embd): the residual stream */
-    float *norm;        /* (max_tokens, n_embd) */
-    float *qkv;         /* (max_tokens, q + kv + kv) */
-    float *attention;   /* (max_tokens, q) */
-    float *gate_up;     /* (max_tokens, n_ff + n_ff) */
-    float *rotation;    /* (max_tokens, n_rot): cos and sin of every pair */
-    uint32_t *position; /* (max_tokens) */
-    float **col_sums;   /* (max_seqs): of the layer at hand */
-    float *scratch;     /* (n_threads, scratch_floats of the weights) */
-    void *quantised;    /* (max_tokens, the widest input of a product): activations in 8 bits */
+    float *x;                                  /* (max_tokens, n_embd): the residual stream */
+    float *norm;                               /* (max_tokens, n_embd) */
+    float *qkv;                                /* (max_tokens, q + kv + kv) */
+    float *attention;                          /* (max_tokens, q) */
+    float *gate_up;                            /* (max_tokens, n_ff + n_ff) */
+    float *rotation;                           /* (max_tokens, n_rot): cos and sin of every pair */
+    uint32_t *position;                        /* (max_tokens) */
+    float **col_sums, **last_sums, **sq_sums;  /* (max_seqs): of the layer at hand */
+    uint32_t *out_at, *target_row, *target_at; /* (max_tokens): see keep_wanted_rows */
+    float *target_logits;                      /* (TARGET_ROWS, n_vocab) */
+    float *scratch;                            /* (n_threads, scratch_floats of the weights) */
+    void *quantised;                           /* (max_tokens, the widest input of a product): activations in 8 bits */
     void *workspace;
     size_t workspace_bytes;
 };
@@ -38,7 +43,8 @@ typedef struct pass {
     const kvf__fast_ops *fast_ops; /* or NULL */
     kvf_forward f;
     kvf_view view;
-    uint32_t n_rows;
+    uint32_t n_rows, n_targets;
+    uint32_t target_begin;    /* of the targets at hand */
     uint32_t q, kv;           /* floats of a token's Q; of its K, and of its V */
     const float *norm_weight; /* of the norm at hand */
     const float *qkv_bias;    /* of the layer at hand; or NULL */
@@ -58,7 +64,11 @@ static bool carve(kvf_activations *a, kvf__slab *s) {
     a->gate_up = kvf__slab_take(s, n, (size_t)info->n_ff * 2 * f);
     a->rotation = kvf__slab_take(s, n, a->model->n_rot * f);
     a->position = kvf__slab_take(s, n, sizeof *a->position);
-    a->col_sums = kvf__slab_take(s, a->max_seqs, sizeof *a->col_sums);
+    float ***sums[] = {&a->col_sums, &a->last_sums, &a->sq_sums};
+    for (size_t i = 0; i < 3; i++) *sums[i] = kvf__slab_take(s, a->max_seqs, sizeof **sums[i]);
+    uint32_t **rows[] = {&a->out_at, &a->target_row, &a->target_at};
+    for (size_t i = 0; i < 3; i++) *rows[i] = kvf__slab_take(s, n, sizeof **rows[i]);
+    a->target_logits = kvf__slab_take(s, KVF__MIN(n, (size_t)TARGET_ROWS), info->n_vocab * f);
     a->scratch = kvf__slab_take(s, a->n_threads, a->model->weights->scratch_floats * f);
     size_t widest = KVF__MAX(KVF__MAX((size_t)info->n_embd, q), (size_t)info->n_ff);
     size_t quantised_bytes = kvf__gemm_quantised_bytes(a->max_tokens, (uint32_t)widest);
@@ -239,6 +249,11 @@ static kvf_status check_rows(pass *p) {
         if (f->tokens[i] >= n_vocab)
             return kvf__fail(p->err, KVF_E_INVALID, "token %u at row %u: must be below the vocabulary's size, %u",
                              f->tokens[i], i, n_vocab);
+    for (uint32_t i = 0; f->targets && i < n; i++)
+        if (f->targets[i] >= n_vocab && f->targets[i] != KVF_NO_TOKEN)
+            return kvf__fail(p->err, KVF_E_INVALID,
+                             "targets[%u] %u: must be below the vocabulary's size, %u, or KVF_NO_TOKEN", i,
+                             f->targets[i], n_vocab);
     for (uint32_t i = 0; i < f->n_out; i++)
         if (f->out_rows[i] >= n || (i && f->out_rows[i] <= f->out_rows[i - 1]))
             return kvf__fail(p->err, KVF_E_INVALID, "out_rows[%u] %u: must ascend and be below the number of rows, %u",
@@ -258,6 +273,8 @@ static kvf_status begin(pass *p, const kvf_forward *forward) {
                           : !f->tokens && f->q_begin[p->view.n_seqs] ? "tokens"
                           : f->n_out && !f->out_rows                 ? "out_rows"
                           : f->n_out && !f->logits                   ? "logits"
+                          : f->targets && !f->logprobs               ? "logprobs"
+                          : f->prompt_last && !f->last_begin         ? "last_begin"
                                                                      : NULL;
     if (missing) return kvf__fail(p->err, KVF_E_INVALID, "kvf_forward: %s is NULL", missing);
     st = check_shapes(p);
@@ -281,6 +298,9 @@ static void prepare(pass *p) {
             a->position[row] = p->view.next_pos[i] - (f->q_begin[i + 1] - row);
     p->mass = (kvf_mass){.struct_size = sizeof p->mass,
                          .col_sums = f->prompt_sums ? a->col_sums : NULL,
+                         .last_sums = f->prompt_last ? a->last_sums : NULL,
+                         .last_begin = f->last_begin,
+                         .sq_sums = f->prompt_squares ? a->sq_sums : NULL,
                          .col_stride = f->prompt_stride,
                          .row = f->row,
                          .row_stride = f->row_stride,
@@ -313,12 +333,17 @@ static uint32_t window_of(const pass *p) {
     return longest > window ? window : 0;
 }
 
+static void sums_of_layer(const pass *p, float *const *sums, uint32_t layer, uint32_t n_heads, float **out) {
+    for (uint32_t i = 0; sums && i < p->view.n_seqs; i++)
+        out[i] = sums[i] ? sums[i] + (size_t)layer * n_heads * p->f.prompt_stride : NULL;
+}
+
 static kvf_status attend(pass *p, uint32_t layer) {
     const kvf_forward *f = &p->f;
     kvf_attention *c = &p->attention;
-    size_t layer_sums = (size_t)layer * p->m->info.n_q_heads * f->prompt_stride;
-    for (uint32_t i = 0; f->prompt_sums && i < p->view.n_seqs; i++)
-        p->a->col_sums[i] = f->prompt_sums[i] ? f->prompt_sums[i] + layer_sums : NULL;
+    sums_of_layer(p, f->prompt_sums, layer, p->m->info.n_q_heads, p->a->col_sums);
+    sums_of_layer(p, f->prompt_last, layer, p->m->info.n_q_heads, p->a->last_sums);
+    sums_of_layer(p, f->prompt_squares, layer, p->m->info.n_kv_heads, p->a->sq_sums);
     c->layer = layer;
     c->window = window_of(p);
     c->seq_begin = 0;
@@ -336,15 +361,24 @@ static kvf_status attend(pass *p, uint32_t layer) {
     return st || !f->after_layer ? st : f->after_layer(f->ctx, layer, &p->mass);
 }
 
-/* What follows the last attention matters only for the rows that logits are wanted of. */
-static void keep_out_rows(pass *p) {
-    for (uint32_t i = 0; i < p->f.n_out; i++) {
-        uint32_t row = p->f.out_rows[i];
-        if (row == i) continue;
-        memcpy(x_row(p, i), x_row(p, row), p->m->info.n_embd * sizeof(float));
-        memcpy(p->a->attention + (size_t)i * p->q, p->a->attention + (size_t)row * p->q, p->q * sizeof(float));
+/* What follows the last attention matters only for the rows that logits, or the probability of a target, are wanted of.
+ * Notes where these are afterwards. */
+static void keep_wanted_rows(pass *p) {
+    const kvf_activations *a = p->a;
+    uint32_t n = 0, n_out = 0;
+    for (uint32_t row = 0; row < p->n_rows; row++) {
+        bool out = n_out < p->f.n_out && p->f.out_rows[n_out] == row;
+        bool target = p->f.targets && p->f.targets[row] != KVF_NO_TOKEN;
+        if (out) a->out_at[n_out++] = n;
+        if (target) a->target_row[p->n_targets] = row, a->target_at[p->n_targets++] = n;
+        if (!out && !target) continue;
+        if (row != n) {
+            memcpy(x_row(p, n), x_row(p, row), p->m->info.n_embd * sizeof(float));
+            memcpy(a->attention + (size_t)n * p->q, a->attention + (size_t)row * p->q, p->q * sizeof(float));
+        }
+        n++;
     }
-    p->n_rows = p->f.n_out;
+    p->n_rows = n;
 }
 
 static kvf_status run_layer(pass *p, uint32_t layer) {
@@ -359,7 +393,7 @@ static kvf_status run_layer(pass *p, uint32_t layer) {
     each_row(p, bias_and_rope_row);
     st = attend(p, layer);
     if (st) return st;
-    if (layer + 1 == info->n_layers) keep_out_rows(p);
+    if (layer + 1 == info->n_layers) keep_wanted_rows(p);
     if (p->n_rows == 0) return KVF_OK;
     st = multiply(p, a->attention, p->q, &w->attn_output, a->x, n_embd, true);
     if (st) return st;
@@ -368,6 +402,32 @@ static kvf_status run_layer(pass *p, uint32_t layer) {
     if (st) return st;
     each_row(p, swiglu_row);
     return multiply(p, a->gate_up, 2 * (size_t)n_ff, &w->ffn_down, a->x, n_embd, true);
+}
+
+/* Logits of n rows of the final norm, which come to stand in place of the residual stream: nobody reads that any more. */
+static kvf_status head(pass *p, const uint32_t *at, uint32_t n, float *logits) {
+    uint32_t n_embd = p->m->info.n_embd;
+    for (uint32_t i = 0; i < n; i++) memcpy(x_row(p, i), p->a->norm + (size_t)at[i] * n_embd, n_embd * sizeof(float));
+    p->n_rows = n;
+    return n ? multiply(p, p->a->x, n_embd, &p->m->weights->output, logits, p->m->info.n_vocab, false) : KVF_OK;
+}
+
+static void target_logprob(void *ctx, uint32_t i, uint32_t thread) {
+    const pass *p = ctx;
+    uint32_t row = p->a->target_row[p->target_begin + i], n_vocab = p->m->info.n_vocab;
+    (void)thread;
+    p->f.logprobs[row] = kvf__token_logprob(p->a->target_logits + (size_t)i * n_vocab, n_vocab, p->f.targets[row]);
+}
+
+/* Some rows at a time: the logits of all would take rows x vocabulary. */
+static kvf_status target_logprobs(pass *p) {
+    for (uint32_t n; p->target_begin < p->n_targets; p->target_begin += n) {
+        n = KVF__MIN(p->n_targets - p->target_begin, (uint32_t)TARGET_ROWS);
+        kvf_status st = head(p, p->a->target_at + p->target_begin, n, p->a->target_logits);
+        if (st) return st;
+        kvf__stream_for(p->stream, n, target_logprob, p);
+    }
+    return KVF_OK;
 }
 
 kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activations, kvf_stream *stream,
@@ -385,6 +445,6 @@ kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activation
     }
     if (p.n_rows == 0) return KVF_OK;
     normalise(&p, model->weights->output_norm);
-    uint32_t n_embd = model->info.n_embd, n_vocab = model->info.n_vocab;
-    return multiply(&p, activations->norm, n_embd, &model->weights->output, p.f.logits, n_vocab, false);
+    st = head(&p, activations->out_at, p.f.n_out, p.f.logits);
+    return st ? st : target_logprobs(&p);
 }

@@ -23,6 +23,9 @@ void kvf__rope(float *heads, uint32_t n_heads, uint32_t head_dim, const float *r
 /* The same with the pairs (i, i + n_pairs). */
 void kvf__rope_halves(float *heads, uint32_t n_heads, uint32_t head_dim, const float *rotation, uint32_t n_pairs);
 
+/* Natural log of the probability of a token at temperature 1; -inf where its logit is NaN. */
+double kvf__token_logprob(const float *logits, uint32_t n_vocab, uint32_t token);
+
 void kvf__rms_norm_avx2(const float *x, const float *weight, uint32_t n, float epsilon, float *out);
 void kvf__swiglu_avx2(float *gate, const float *up, uint32_t n);
 

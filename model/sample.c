@@ -3,6 +3,7 @@
 
 #include "base/base.h"
 #include "kvfold/model.h"
+#include "model/ops.h"
 
 typedef struct item {
     float logit;
@@ -187,6 +188,10 @@ static double log_probability(const float *logits, uint32_t n_vocab, uint32_t to
     if (isnan(logits[token])) return -INFINITY;
     return (logits[token] < best ? (double)logits[token] - (double)best : 0.0) -
            log(sum_of_weights(logits, n_vocab, best));
+}
+
+double kvf__token_logprob(const float *logits, uint32_t n_vocab, uint32_t token) {
+    return log_probability(logits, n_vocab, token, largest(logits, n_vocab));
 }
 
 uint32_t kvf_sample(const kvf_sampling *sampling, uint64_t step, const float *logits, uint32_t n_vocab, void *scratch,

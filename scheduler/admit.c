@@ -5,7 +5,7 @@
 
 /* A policy that never evicts gives the same pages, within rounding, whether a token was prefilled or decoded; all others,
  * and those whose column sums are the prompt's alone, must see the first run again. */
-static bool evicts(const kvf__req *r) { return r->bounded || kvf_policy_evicts(&r->options) || r->needs_sums; }
+static bool evicts(const kvf__req *r) { return r->bounded || kvf_policy_evicts(&r->options) || r->needs.extent; }
 
 /* Of tables that have got so many tokens, chunk by chunk. A window lets go of what is before it. */
 static uint64_t blocks_for(const kvf_sched *s, uint32_t slots) {
@@ -43,10 +43,17 @@ static uint64_t child_blocks(const kvf_sched *s, const kvf__req *r, const kvf_po
         bool sized = need->budget_tokens < r->n_prompt && !o->defer_first_decode;
         return sized ? KVF__MIN(need->steady_blocks, blocks_for(s, r->max_table_slots)) : r->n_blocks;
     }
-    if (!kvf_policy_n_arrays(o) && !o->ops->match) return s->n_tables;
-    if (o->rho >= 1.0 && o->budget_tokens == 0) return s->n_tables;
+    if (!kvf_policy_evicts(o)) return s->n_tables;
     uint64_t slots = (uint64_t)need->budget_tokens + KVF__MAX(o->evict_every, s->block_size / 2);
     return s->n_tables + blocks_for(s, (uint32_t)KVF__MIN(slots, r->max_table_slots));
+}
+
+static void size_needs(kvf__req *r) {
+    uint32_t needs = kvf_policy_needs(&r->options);
+    r->needs = (kvf__needs){.sums = (needs & KVF_NEEDS_COL_SUMS) != 0,
+                            .all = (needs & (KVF_NEEDS_SQUARES | KVF_NEEDS_LOGPROBS)) != 0,
+                            .n_last = needs & KVF_NEEDS_LAST_ROWS ? r->options.score_window : 0};
+    r->needs.extent = r->needs.sums || r->needs.all || r->needs.n_last;
 }
 
 /* Fills in what follows from n_prompt, max_new and options; refuses what could not even run alone. */
@@ -60,18 +67,18 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
     if (s->windows) need.prompt_blocks = KVF__MIN(need.prompt_blocks, blocks_for(s, r->n_prompt + 1));
     r->bounded = need.bounded != 0;
     r->budget = kvf_policy_evicts(&r->options) ? need.budget_tokens : UINT32_MAX;
-    r->needs_sums = (kvf_policy_needs(&r->options) & KVF_NEEDS_COL_SUMS) != 0;
+    size_needs(r);
     r->needs_scores = kvf_policy_n_arrays(&r->options) > 0;
     r->evicts = evicts(r);
     r->replays = r->evicts || s->config.replay_all;
     /* The last token is sampled and never computed. */
     uint64_t last = (uint64_t)r->n_prompt + KVF__MAX(r->max_new, 1) - 1;
     r->max_table_slots = (uint32_t)KVF__MIN(last, s->config.max_context - 1);
-    if (r->needs_sums && r->n_prompt > s->config.max_prefill_tokens)
+    if (r->needs.extent && r->n_prompt > s->config.max_prefill_tokens)
         return kvf__fail(
             &s->error, KVF_E_NEVER_FITS,
-            "n_prompt %u: policy %s sums the prompt's columns, for which there is room for max_prefill_tokens %u: "
-            "raise that, shorten the prompt, or use a policy that needs no column sums",
+            "n_prompt %u: policy %s keeps figures of the prompt, for which there is room for max_prefill_tokens %u: "
+            "raise that, shorten the prompt, or use a policy that needs no such figures",
             r->n_prompt, r->options.ops->name, s->config.max_prefill_tokens);
     uint64_t blocks = need.prompt_blocks;
     if (r->bounded) {
@@ -101,6 +108,8 @@ uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r) {
     uint64_t blocks = blocks_for(s, KVF__MAX(r->n_prefill, KVF__MIN(r->n_prefill + 1, r->max_table_slots)));
     return KVF__MAX(blocks, r->n_blocks);
 }
+
+uint64_t kvf__sched_prompt_blocks(const kvf_sched *s, const kvf__req *r) { return blocks_for(s, r->n_prompt); }
 
 /* Blocks spread evenly, the rest over the first tables. Which table will need them is not known yet; what is promised
  * counts in the pool as a whole. */
@@ -151,7 +160,7 @@ kvf_status kvf__sched_take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks)
         reserve.growth = 1;
     } else if (kvf__sched_shared_blocks(s, r)) {
         reserve.growth = 1;
-        blocks = KVF__MIN(blocks_for(s, r->n_prefill) + r->n_steady, found + r->n_blocks);
+        if (!r->varied || !r->n_held) blocks = KVF__MIN(blocks_for(s, r->n_prefill) + r->n_steady, found + r->n_blocks);
     }
     want_blocks(s, blocks);
     return kvf__sched_attach(s, r, &reserve);
@@ -186,7 +195,8 @@ kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r) {
     const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
     if (!sizes) return KVF_OK;
     for (uint32_t t = 0; t < s->n_tables; t++) {
-        uint32_t reserve = sizes[t / s->n_groups].reserve;
+        kvf_layer_size size = sizes[t / s->n_groups];
+        uint32_t reserve = size.reserve == UINT32_MAX ? size.keep : size.reserve; /* it may grow after its event */
         s->want[t] = reserve == UINT32_MAX ? 0 : KVF__MIN(reserve, r->max_table_slots);
     }
     kvf_reserve reserve = reserve_of(s, r);
@@ -267,7 +277,7 @@ undo:
 
 /* All or nothing: the request stays as it is unless everything was there. */
 kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
-    if (r->needs_sums && !kvf__sched_take_extent(s, r)) return KVF__ADMIT_LATER;
+    if (kvf__group_needs(s, r).extent && !kvf__sched_take_extent(s, r)) return KVF__ADMIT_LATER;
     kvf__admission result = open_sequence(s, r);
     if (result == KVF__ADMIT_NO_BLOCKS && r->match.n_tokens && s->running.n == 0) {
         kvf__sched_forget_match(r); /* nobody else will make room: what was found has to */

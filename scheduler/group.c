@@ -53,11 +53,35 @@ void kvf__group_dissolve(kvf_sched *s, kvf__req *leader) {
 
 /* ---- What they are promised ---------------------------------------------------------------------- */
 
+kvf__needs kvf__group_needs(kvf_sched *s, const kvf__req *leader) {
+    kvf__needs needs = leader->needs;
+    for (kvf__req *r = kvf__sched_at(s, leader->held); r; r = kvf__sched_at(s, r->next)) {
+        needs.extent |= r->needs.extent;
+        needs.sums |= r->needs.sums;
+        needs.all |= r->needs.all;
+        needs.n_last = KVF__MAX(needs.n_last, r->needs.n_last);
+    }
+    return needs;
+}
+
+/* With options of their own all share the prompt as it is, and each goes to blocks of its own. */
+uint64_t kvf__group_varied_blocks(const kvf_sched *s, const kvf__req *leader) {
+    return kvf__sched_prompt_blocks(s, leader) + leader->child_blocks;
+}
+
+bool kvf__group_takes(const kvf_sched *s, const kvf__req *leader, const kvf__req *r, uint64_t *needed) {
+    uint64_t with = *needed + r->child_blocks;
+    if (leader->n_held + 2 > s->config.max_running || with > KVF__MIN(s->n_blocks, s->n_score_pages)) return false;
+    *needed = with;
+    return true;
+}
+
 /* The leader's share. Its tables stay what the others share: once they evict, each goes to blocks of its own, and those
  * that are shared fall free with the last. So one table more is counted; where requests are forked again and again, one
  * for every two of them. */
 static uint64_t leader_blocks(const kvf_sched *s, const kvf__req *r, uint32_t n) {
     uint64_t own = kvf__sched_admission_blocks(s, r);
+    if (r->varied && n > 1) return kvf__group_varied_blocks(s, r);
     uint32_t n_bases = n < 2 || !r->bounded ? 0 : r->forks ? n / 2 : 1;
     return KVF__MAX(own, (uint64_t)r->child_blocks * (n_bases ? 1 + n_bases : 0));
 }
@@ -89,7 +113,7 @@ kvf_status kvf__group_reserve(kvf_sched *s, kvf__req *leader) {
         status = kvf_seq_create(s->config.manager, &r->seq);
         if (status != KVF_OK) break;
         s->n_reserved++;
-        status = kvf__sched_reserve_blocks(s, leader, r->seq, leader->child_blocks);
+        status = kvf__sched_reserve_blocks(s, r, r->seq, r->child_blocks);
     }
     if (status == KVF_OK) /* last, since it is counted once */
         status = kvf__sched_take_admission(s, leader, leader_blocks(s, leader, 1 + leader->n_held));
@@ -127,7 +151,7 @@ void kvf__group_take_budget(kvf__req *r, const kvf__req *to) {
     r->child_blocks = to->child_blocks;
     r->evicts = to->evicts;
     r->replays = to->replays;
-    r->needs_sums = to->needs_sums;
+    r->needs = to->needs;
     r->needs_scores = to->needs_scores;
 }
 
@@ -217,6 +241,67 @@ kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader) {
     return KVF_OK;
 }
 
+/* A child that shares the prompt and has all before it: no event yet, no score page, a state of its own options. */
+static kvf_status fork_varied(kvf_sched *s, const kvf__req *leader, kvf__req *r) {
+    kvf_manager *manager = s->config.manager;
+    kvf_status status = kvf_seq_fork(manager, leader->seq, copies(s), &r->seq);
+    if (status != KVF_OK) return status;
+    status = kvf_seq_index(manager, r->seq, &r->seq_index);
+    if (status == KVF_OK) status = kvf_policy_open(s->config.policies, r->seq_index, &r->options, &s->error);
+    if (status == KVF_OK) status = kvf__sched_reserve_blocks(s, r, r->seq, r->child_blocks);
+    if (status != KVF_OK) unfork_state(s, r);
+    return status;
+}
+
+/* Held ones become what their leader is: requests whose prompt has ended. */
+static void release_varied(kvf_sched *s, kvf__req *leader) {
+    while (leader->n_held) {
+        kvf__req *r = kvf__sched_at(s, leader->held);
+        kvf_seq seq = r->seq;
+        r->seq = 0; /* no promise to give back */
+        kvf__group_leave(s, r);
+        r->seq = seq;
+        r->n_computed = leader->n_computed;
+        r->n_prefill = leader->n_prefill;
+        r->state = KVF__REQ_PROMPT_END;
+        r->sized = r->unpromised = false;
+        r->forked = true;
+        kvf__sched_insert(s, &s->running, r);
+    }
+    leader->forked = true;
+}
+
+/* The promises of admission come back as they are wanted: none while the forks are made, then each one's own. */
+kvf_status kvf__group_fork_varied(kvf_sched *s, kvf__req *leader) {
+    kvf__group_unreserve(s, leader);
+    uint32_t first_copy = copies(s)->n;
+    kvf_status status = kvf__sched_reserve_blocks(s, leader, leader->seq, 0);
+    for (kvf__req *r = kvf__sched_at(s, leader->held); r && status == KVF_OK; r = kvf__sched_at(s, r->next))
+        status = fork_varied(s, leader, r);
+    if (status == KVF_OK) status = kvf__sched_reserve_blocks(s, leader, leader->seq, leader->child_blocks);
+    if (status == KVF_OK) {
+        release_varied(s, leader);
+        return KVF_OK;
+    }
+    for (kvf__req *r = kvf__sched_at(s, leader->held); r; r = kvf__sched_at(s, r->next)) unfork_state(s, r);
+    drop_copies(s, first_copy);
+    kvf_status back = kvf__sched_reserve_blocks(s, leader, leader->seq, kvf__sched_admission_blocks(s, leader));
+    (void)back; /* as far as there is room: it goes on alone, or back to the queue */
+    return status;
+}
+
+/* What follows from options: those of its own stay, of a group's it takes what the leader has come to. */
+static void take_options(kvf_sched *s, const kvf__req *leader, kvf__req *r) {
+    if (r->varied && r->seq) {
+        kvf_status status = kvf_policy_open(s->config.policies, r->seq_index, &r->options, &s->error);
+        (void)status; /* they were checked at the submission, for the same sizes */
+    }
+    if (r->varied) return;
+    r->n_blocks = leader->n_blocks;
+    r->bounded = leader->bounded;
+    r->bounds = leader->bounds;
+}
+
 /* The first held one takes the leader's place, with all that it has: the prompt is computed once. */
 bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
     kvf__req *r = kvf__group_unhold(s, leader);
@@ -226,15 +311,13 @@ bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
     r->state = leader->state;
     r->n_computed = leader->n_computed;
     r->n_prefill = leader->n_prefill;
-    r->n_blocks = leader->n_blocks;
-    r->bounded = leader->bounded;
-    r->bounds = leader->bounds;
     r->extent_begin = leader->extent_begin;
     r->unpromised = leader->unpromised;
     r->sized = leader->sized;
     r->seq = leader->seq;
     r->seq_index = leader->seq_index;
     r->match = leader->match;
+    take_options(s, leader, r);
     r->held = leader->held;
     r->n_held = leader->n_held;
     for (kvf__req *h = kvf__sched_at(s, r->held); h; h = kvf__sched_at(s, h->next)) h->leader = kvf__sched_slot(s, r);

@@ -3,7 +3,7 @@
 
 #include "scheduler/sched.h"
 
-static kvf_step_item make_item(const kvf_sched *s, const kvf__req *r, kvf_step_kind kind, uint32_t n_tokens) {
+static kvf_step_item make_item(kvf_sched *s, const kvf__req *r, kvf_step_kind kind, uint32_t n_tokens) {
     uint32_t end = r->n_computed + n_tokens;
     kvf_step_item item = {
         .request = r->name,

@@ -13,18 +13,20 @@ static kvf_prefix_key key_of(const kvf__req *r, uint32_t n_tokens) {
 
 void kvf__sched_forget_match(kvf__req *r) { r->match = (kvf_prefix_match){.struct_size = sizeof r->match}; }
 
-/* A policy that sums the prompt's columns continues only from a snapshot of them. In a whole prompt that was found the
- * last query runs again. */
+/* A policy that sums the prompt's columns continues only from a snapshot of them, and one that goes by its last queries before
+ * these; of squares and probabilities there is no snapshot. In a whole prompt that was found the last query runs again. */
 void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     kvf__sched_forget_match(r);
     r->n_prefill = r->replays ? r->n_prompt : r->n_known;
-    if (!caches(s, r) || r->prefix.no_hits) return;
+    kvf__needs needs = kvf__group_needs(s, r);
+    if (!caches(s, r) || r->prefix.no_hits || needs.all || (needs.n_last && r->n_prompt <= needs.n_last)) return;
     kvf_prefix_key key = key_of(r, r->n_prefill);
     kvf_prefix_options options = kvf_prefix_options_default();
-    options.need_snapshot = r->needs_sums;
-    options.partial = !r->needs_sums;
+    options.need_snapshot = needs.sums;
+    options.partial = !options.need_snapshot;
     options.host = s->tiers;
     if (r->not_whole && r->n_prefill > 2) options.max_tokens = r->n_prefill - 2;
+    if (needs.n_last) options.max_tokens = r->n_prompt - needs.n_last;
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
     if (status == KVF_OK && r->match.n_snapshot_tokens > r->match.n_tokens && r->match.n_tokens % s->block_size == 0) {
         /* The last token stands alone in its block, which an attach does not take: the snapshot could go with it before it
@@ -74,7 +76,7 @@ uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t be
 }
 
 /* What an item has to do with the cache. */
-void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *item) {
+void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item) {
     if (item->kind != KVF_STEP_PREFILL || !caches(s, r)) return;
     uint32_t end = item->token_begin + item->n_tokens;
     bool first = r->match.n_tokens && item->token_begin == r->match.n_tokens;
@@ -82,7 +84,7 @@ void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *
         item->match = &r->match;
         item->logits_only = r->match.n_snapshot_tokens > r->match.n_tokens;
     }
-    if (!r->needs_sums || item->logits_only) return;
+    if (!kvf__group_needs(s, r).sums || item->logits_only) return;
     item->take_snapshot = end == r->prefix.prefix_end || end == r->n_prefill || end % s->config.chunk == 0;
     if (end == r->prefix.prefix_end)
         item->snapshot_flags = KVF_SNAPSHOT_KEEP_LONG;
@@ -96,9 +98,8 @@ void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill) {
     if (!caches(s, r)) return;
     if (!prefill && (r->evicts || r->prefix.prompt_only || r->n_computed % s->block_size)) return;
     kvf_prefix_key key = key_of(r, r->n_computed);
-    kvf_prefix_store_options options = {.struct_size = sizeof options,
-                                        .flags =
-                                            r->needs_sums && r->n_computed == r->n_prefill ? KVF_PREFIX_PARTIAL : 0};
+    bool partial = r->n_computed == r->n_prefill && kvf__group_needs(s, r).sums;
+    kvf_prefix_store_options options = {.struct_size = sizeof options, .flags = partial ? KVF_PREFIX_PARTIAL : 0};
     kvf_status status = kvf_prefix_store(s->config.manager, r->seq, &key, r->n_computed, &options, NULL);
     (void)status;
 }

@@ -33,6 +33,14 @@ typedef enum kvf__req_state {
 /* A live request that is not held is in exactly one list: the queue when it waits or is swapped, else the running list. Both ascend by
  * arrival, then by name. n_held > 0 only before the prompt's end and with n_known = n_prompt.
  * n_computed <= n_known <= n_prompt + max_new. A waiting one has n_computed = 0 and seq = 0. */
+/* What a policy must see of its prompt. */
+typedef struct kvf__needs {
+    bool extent;     /* anything: it has accumulators while its prompt runs */
+    bool sums;       /* column sums: it goes on from a snapshot of them */
+    bool all;        /* of every query something that no snapshot has: it finds nothing in the prefix cache */
+    uint32_t n_last; /* queries at the prompt's end that have to run: what it finds ends before them */
+} kvf__needs;
+
 typedef struct kvf__req {
     kvf_request name; /* 0: the slot is free */
     uint32_t prev, next;
@@ -44,7 +52,8 @@ typedef struct kvf__req {
     uint32_t n_blocks;        /* bounded or bounds: what admission counts; else the most it needed when preempted */
     uint32_t budget;          /* tokens a layer keeps; UINT32_MAX: all */
     uint32_t extent_begin;    /* KVF__SLOT_NONE: holds none */
-    bool bounded, replays, needs_sums, needs_scores;
+    bool bounded, replays, needs_scores;
+    kvf__needs needs;
     bool bounds;     /* its budget was tightened and the promise not yet had: with it, or in the queue, it is bounded */
     bool evicts;     /* its tables may shrink: generated tokens are not stored in the prefix cache */
     bool unpromised; /* unbounded, alone and short of blocks: it lives from the free pool */
@@ -53,6 +62,7 @@ typedef struct kvf__req {
     bool forks;      /* the caller forks and finishes it as beam search does */
     bool untold;     /* a fork that found no room: its next token can be told while it waits */
     bool forked;     /* its tables may share blocks: what it is owed changes with what others give up */
+    bool varied; /* its group's options differ: forked off before the prompt's events, each with a state of its own */
     kvf_request arrival;
     uint32_t child_blocks; /* what admission counts for each further sample */
     uint32_t n_held, held; /* a leader's: how many, and the first one's slot */
@@ -132,7 +142,7 @@ uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r);
 kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r,
                              const kvf_reserve *reserve); /* the new sequence takes its match */
 uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t begin);
-void kvf__sched_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *item);
+void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item);
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill);
 
 /* swap.c: preemption to the host */
@@ -159,6 +169,7 @@ kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r);
 kvf_status kvf__sched_reserve_blocks(kvf_sched *s, const kvf__req *r, kvf_seq seq,
                                      uint64_t n_blocks);                     /* spread evenly */
 uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r); /* of one request by itself */
+uint64_t kvf__sched_prompt_blocks(const kvf_sched *s, const kvf__req *r);    /* of its prompt, nothing evicted */
 void kvf__sched_release(kvf_sched *s, kvf__req *r); /* running: gives up all it holds, leaves the list */
 void kvf__sched_give_sequence(kvf_sched *s, kvf__req *r);
 void kvf__sched_requeue(kvf_sched *s, kvf__req *r);                    /* running: preempted, not reported */
@@ -167,6 +178,12 @@ void kvf__sched_drop(kvf_sched *s, kvf__req *r);                       /* in any
 
 /* group.c: samples of one prompt, forks */
 uint32_t kvf__group_fit(const kvf_sched *s, const kvf__req *r, uint32_t n, uint64_t *needed); /* the largest, <= n */
+/* Samples with options of their own: the blocks of a leader, and whether a further one can be held with it. *needed: the
+ * blocks of those there are. */
+uint64_t kvf__group_varied_blocks(const kvf_sched *s, const kvf__req *leader);
+bool kvf__group_takes(const kvf_sched *s, const kvf__req *leader, const kvf__req *r, uint64_t *needed);
+kvf__needs kvf__group_needs(kvf_sched *s, const kvf__req *leader); /* it, and those that are held for it */
+kvf_status kvf__group_fork_varied(kvf_sched *s, kvf__req *leader); /* all or none */
 void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r); /* r is in no list, and follows those held already */
 kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader);       /* the first one, in no list */
 kvf_status kvf__group_check(kvf_sched *s, const kvf__req *r, uint32_t n); /* whether n of it can be held together */

@@ -132,8 +132,8 @@ static kvf_status find(kvf_sched *s, kvf_request name, kvf__req **out) {
 }
 
 static kvf_status check_request(kvf_sched *s, const kvf_sched_request *given) {
-    if (!given->options)
-        return kvf__fail(&s->error, KVF_E_INVALID, "options: is NULL: fill them with kvf_policy_options_init");
+    if (given->sample_options && given->forks)
+        return kvf__fail(&s->error, KVF_E_INVALID, "sample_options: what is forked again and again has one policy");
     if (given->n_prompt == 0) return kvf__fail(&s->error, KVF_E_INVALID, "n_prompt 0: a prompt has at least 1 token");
     if (given->n_prompt >= s->config.max_context)
         return kvf__fail(&s->error, KVF_E_NEVER_FITS,
@@ -152,6 +152,43 @@ static kvf_status check_request(kvf_sched *s, const kvf_sched_request *given) {
                          "n_samples %u: max_waiting is %u and %u wait: run steps, or ask for fewer", given->n_samples,
                          s->config.max_waiting, n_waiting);
     return KVF_OK;
+}
+
+/* The options of a sample, and what follows from them. */
+static kvf_status size_sample(kvf_sched *s, const kvf_policy_options *options, kvf__req *candidate) {
+    if (!options)
+        return kvf__fail(&s->error, KVF_E_INVALID, "options: is NULL: fill them with kvf_policy_options_init");
+    kvf_status status = kvf_policy_options_read(&candidate->options, options, &s->error);
+    return status == KVF_OK ? kvf__sched_size_request(s, candidate) : status;
+}
+
+/* Samples with options of their own. All are sized before the first has a slot: what cannot be refuses them all. Behind one
+ * prompt are as many as the pool can hold together. */
+static kvf_status submit_varied(kvf_sched *s, const kvf_sched_request *given, const kvf__req *base, kvf_request *out) {
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < given->n_samples && status == KVF_OK; i++) {
+        kvf__req candidate = *base;
+        status = size_sample(s, given->sample_options[i], &candidate);
+    }
+    kvf__req *leader = NULL;
+    uint64_t needed = 0;
+    for (uint32_t i = 0; i < given->n_samples && status == KVF_OK; i++) {
+        kvf__req candidate = *base;
+        candidate.varied = given->n_samples > 1;
+        candidate.user = given->sample_users ? given->sample_users[i] : given->user;
+        status = size_sample(s, given->sample_options[i], &candidate);
+        kvf__req *r = kvf__sched_take_slot(s, &candidate);
+        if (leader && kvf__group_takes(s, leader, r, &needed)) {
+            kvf__group_hold(s, leader, r);
+        } else {
+            kvf__sched_insert(s, &s->queue, r);
+            leader = r;
+            needed = kvf__group_varied_blocks(s, r);
+        }
+        if (given->sample_names) given->sample_names[i] = r->name;
+        if (i == 0) *out = r->name;
+    }
+    return status;
 }
 
 /* As many groups as it takes: the samples behind one prompt are no more than the pool can hold together. */
@@ -189,10 +226,8 @@ kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, 
                           .n_known = given.n_prompt,
                           .forks = given.forks != 0,
                           .state = KVF__REQ_WAITING};
-    status = kvf__config_read(&candidate.options, sizeof candidate.options, given.options, "kvf_policy_options",
-                              &sched->error);
-    candidate.options.struct_size = sizeof candidate.options;
-    if (status == KVF_OK) status = kvf__sched_size_request(sched, &candidate);
+    if (given.sample_options) return submit_varied(sched, &given, &candidate, out);
+    status = size_sample(sched, given.options, &candidate);
     return status == KVF_OK ? submit_groups(sched, &given, &candidate, out) : status;
 }
 
@@ -240,6 +275,24 @@ static kvf_status prompt_without_room(kvf_sched *s, kvf__req *r) {
     return status;
 }
 
+kvf_status kvf_sched_fork_prompt(kvf_sched *sched, kvf_request request) {
+    kvf__req *r;
+    kvf_status status = find(sched, request, &r);
+    if (status != KVF_OK) return status;
+    if (r->state != KVF__REQ_PROMPT_END || (r->n_held && !r->varied))
+        return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: %s", (unsigned long long)request,
+                         r->n_held ? "its samples have its options: kvf_sched_prompt_done forks them"
+                                   : "its prompt has not just ended");
+    if (r->n_held) status = kvf__group_fork_varied(sched, r);
+    if (status == KVF_E_NO_BLOCKS && sched->running.n == 1) { /* one after the other then */
+        kvf__group_dissolve(sched, r);
+        return KVF_OK;
+    }
+    if (status == KVF_E_NO_BLOCKS) return prompt_without_room(sched, r);
+    if (status != KVF_OK) return kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
+    return KVF_OK;
+}
+
 kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
     kvf_status status = find(sched, request, &r);
@@ -248,6 +301,11 @@ kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
         return kvf__fail(&sched->error, KVF_E_STATE,
                          "request %llu: its prompt has not just ended: call this once after an item with prompt_ends",
                          (unsigned long long)request);
+    if (r->n_held && r->varied)
+        return kvf__fail(
+            &sched->error, KVF_E_STATE,
+            "request %llu: %u samples with options of their own are held: kvf_sched_fork_prompt comes first",
+            (unsigned long long)request, r->n_held);
     status = kvf__sched_reserve_sized(sched, r);
     if (status == KVF_OK && r->n_held) {
         status = kvf__group_fork(sched, r);
@@ -310,8 +368,12 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
 /* A candidate with the new budget, checked as at its submission. */
 static kvf_status change_candidate(kvf_sched *s, const kvf__req *r, double rho, uint32_t budget_tokens, kvf__req *to) {
     *to = *r;
-    if (r->options.ops == kvf_policy_find("full"))
-        return kvf__fail(&s->error, KVF_E_INVALID, "policy full: has no budget to change, it keeps every token");
+    if (r->varied && (r->n_held || r->state == KVF__REQ_HELD))
+        return kvf__fail(&s->error, KVF_E_STATE, "request %llu: its samples have options of their own",
+                         (unsigned long long)r->name);
+    if (kvf_policy_ops_resolve(r->options.ops).flags & KVF_POLICY_KEEPS_ALL)
+        return kvf__fail(&s->error, KVF_E_INVALID, "policy %s: has no budget to change, it keeps every token",
+                         r->options.ops->name);
     to->options.rho = rho;
     to->options.budget_tokens = budget_tokens;
     if (r->seq && kvf_policy_needs(&r->options)) to->options.budget_may_change = 1; /* it goes on observing */

@@ -11,7 +11,7 @@
 #include "base/base.h"
 #include "kvfold/attention.h"
 
-enum { MAX_SEQS = 4, LAYERS = 2, LAYER = 1 };
+enum { MAX_SEQS = 4, LAYERS = 2, LAYER = 1, LAST = 4 }; /* LAST: newest tokens of a sequence that last_sums takes */
 
 /* tokens[i] new tokens of sequence i after context[i] slots; in group j the context is j * 9 slots shorter where it
  * can be. */
@@ -36,9 +36,9 @@ typedef struct world {
     uint64_t *row_offset;
 } world;
 
-/* Outputs, dense: (token, head, d), (token, head), (seq, head, slot), (seq, kv head, slot). */
+/* Outputs, dense: (token, head, d), (token, head), (seq, head, slot) twice, (seq, kv head, slot) twice. */
 typedef struct results {
-    float *out, *lse, *cols, *row;
+    float *out, *lse, *cols, *last, *row, *squares;
     size_t n_out, n_lse, n_cols, n_row;
 } results;
 
@@ -228,14 +228,18 @@ static inline results make_results(const world *w) {
     r.out = zeros(r.n_out, sizeof(float));
     r.lse = zeros(r.n_lse, sizeof(float));
     r.cols = zeros(r.n_cols, sizeof(float));
+    r.last = zeros(r.n_cols, sizeof(float));
     r.row = zeros(r.n_row, sizeof(float));
+    r.squares = zeros(r.n_row, sizeof(float));
     return r;
 }
 static inline void free_results(results *r) {
     free(r->out);
     free(r->lse);
     free(r->cols);
+    free(r->last);
     free(r->row);
+    free(r->squares);
 }
 
 /* A call over all sequences, without queries, outputs and workspace. */
@@ -273,9 +277,15 @@ static inline void give_workspace(const world *w, kvf_attention *a, uint32_t n_t
 typedef struct plan {
     kvf_cpu_path path;
     uint32_t n_threads, chunk, seq_begin, seq_end;
-    bool decode, no_cols;
+    bool decode, no_cols, no_last, no_squares;
     const uint8_t *gqa, *row_wanted;
 } plan;
+
+/* The position before which queries do not count among the last. */
+static inline uint32_t last_begin_of(const shape *s, uint32_t seq) {
+    uint32_t end = s->context[seq] + (s->window ? s->dropped : 100) + s->tokens[seq];
+    return end - KVF__MIN(end, (uint32_t)LAST);
+}
 
 /* One step: tokens [done, done + chunk) of each sequence, where there are any. */
 static inline bool run_step(world *w, const plan *p, kvf_stream *stream, uint32_t done, results *r) {
@@ -292,13 +302,17 @@ static inline bool run_step(world *w, const plan *p, kvf_stream *stream, uint32_
     if (n == 0) return false;
     float *q = zeros(n * w->q_stride, 4), *out = zeros(n * w->q_stride, 4), *lse = zeros((size_t)n * w->n_q, 4);
     float *k = zeros(n * w->kv_stride, 4), *v = zeros(n * w->kv_stride, 4);
-    float *cols[MAX_SEQS];
+    float *cols[MAX_SEQS], *last[MAX_SEQS], *squares[MAX_SEQS];
+    uint32_t last_begin[MAX_SEQS];
     for (uint32_t i = 0; i < s->n_seqs; i++) {
         size_t from = w->q_begin[i] + done, rows = q_begin[i + 1] - q_begin[i];
         memcpy(q + q_begin[i] * w->q_stride, w->q + from * w->q_stride, rows * w->q_stride * 4);
         memcpy(k + q_begin[i] * w->kv_stride, w->k + from * w->kv_stride, rows * w->kv_stride * 4);
         memcpy(v + q_begin[i] * w->kv_stride, w->v + from * w->kv_stride, rows * w->kv_stride * 4);
         cols[i] = r->cols + (size_t)i * w->n_q * w->stride;
+        last[i] = r->last + (size_t)i * w->n_q * w->stride;
+        squares[i] = r->squares + (size_t)i * w->n_kv * w->stride;
+        last_begin[i] = last_begin_of(s, i);
     }
     kvf_mass mass = {.struct_size = sizeof mass,
                      .col_sums = p->no_cols ? NULL : cols,
@@ -307,7 +321,10 @@ static inline bool run_step(world *w, const plan *p, kvf_stream *stream, uint32_
                      .row_stride = w->stride,
                      .row_wanted = p->row_wanted,
                      .row_gqa = p->gqa,
-                     .lse = lse};
+                     .lse = lse,
+                     .last_sums = p->no_last ? NULL : last,
+                     .last_begin = p->no_last ? NULL : last_begin,
+                     .sq_sums = p->no_squares ? NULL : squares};
     kvf_attention a = make_call(w);
     a.seq_begin = p->seq_begin;
     a.seq_end = p->seq_end;
@@ -367,7 +384,7 @@ static inline results run_naive(const world *w, const uint8_t *gqa) {
     results r = make_results(w);
     const shape *s = &w->s;
     uint32_t d = s->head_dim;
-    double *p = zeros(w->stride, sizeof *p), scale = 1 / sqrt((double)d);
+    double *p = zeros(w->stride, sizeof *p), *reduced = zeros(w->stride, sizeof *p), scale = 1 / sqrt((double)d);
     for (uint32_t seq = 0; seq < s->n_seqs; seq++)
         for (uint32_t t = 0; t < s->tokens[seq]; t++)
             for (uint32_t h = 0; h < w->n_q; h++) {
@@ -392,18 +409,23 @@ static inline results run_naive(const world *w, const uint8_t *gqa) {
                     r.out[(token * w->n_q + h) * d + i] = (float)x;
                 }
                 for (uint32_t j = 0; j < n; j++) {
-                    float *row = r.row + dense_at(w, seq, kv, j), x = (float)(p[j] / sum);
-                    r.cols[((size_t)seq * w->n_q + h) * w->stride + j] += x;
-                    uint32_t mode = gqa ? gqa[seq] : KVF_GQA_SUM;
-                    if (h % s->per_kv == 0)
-                        *row = x;
+                    double x = p[j] / sum;
+                    size_t column = ((size_t)seq * w->n_q + h) * w->stride + j, at = dense_at(w, seq, kv, j);
+                    r.cols[column] += (float)x;
+                    if (t + LAST >= s->tokens[seq]) r.last[column] += (float)x;
+                    uint32_t mode = gqa ? gqa[seq] : KVF_GQA_SUM, in_group = h % s->per_kv;
+                    if (in_group == 0)
+                        reduced[j] = x;
                     else if (mode == KVF_GQA_SUM)
-                        *row += x;
-                    else if (mode == KVF_GQA_MAX && x > *row)
-                        *row = x;
+                        reduced[j] += x;
+                    else if (mode == KVF_GQA_MAX && x > reduced[j])
+                        reduced[j] = x;
+                    r.row[at] = (float)reduced[j];
+                    if (in_group + 1 == s->per_kv) r.squares[at] += (float)(reduced[j] * reduced[j]);
                 }
             }
     free(p);
+    free(reduced);
     return r;
 }
 
@@ -420,9 +442,12 @@ static inline void expect_near(const results *a, const results *b, double bound,
                                bool row) {
     cr_assert(worst(a->out, b->out, a->n_out) <= bound, "%s: out off by %g", what, worst(a->out, b->out, a->n_out));
     cr_assert(worst(a->lse, b->lse, a->n_lse) <= bound, "%s: lse off by %g", what, worst(a->lse, b->lse, a->n_lse));
-    if (cols)
-        cr_assert(worst(a->cols, b->cols, a->n_cols) <= bound, "%s: column sums off by %g", what,
-                  worst(a->cols, b->cols, a->n_cols));
+    const float *sums[][2] = {{a->cols, b->cols}, {a->last, b->last}, {a->squares, b->squares}};
+    for (uint32_t i = 0; i < 3 && cols; i++) {
+        size_t n = i < 2 ? a->n_cols : a->n_row;
+        cr_assert(worst(sums[i][0], sums[i][1], n) <= bound, "%s: sums %u by column off by %g", what, i,
+                  worst(sums[i][0], sums[i][1], n));
+    }
     if (row)
         cr_assert(worst(a->row, b->row, a->n_row) <= bound, "%s: row off by %g", what, worst(a->row, b->row, a->n_row));
 }
@@ -431,7 +456,9 @@ static inline void expect_same(const results *a, const results *b, const char *w
     cr_assert_arr_eq(a->out, b->out, a->n_out * sizeof(float), "%s: out", what);
     cr_assert_arr_eq(a->lse, b->lse, a->n_lse * sizeof(float), "%s: lse", what);
     cr_assert_arr_eq(a->cols, b->cols, a->n_cols * sizeof(float), "%s: column sums", what);
+    cr_assert_arr_eq(a->last, b->last, a->n_cols * sizeof(float), "%s: column sums of the last queries", what);
     cr_assert_arr_eq(a->row, b->row, a->n_row * sizeof(float), "%s: row", what);
+    cr_assert_arr_eq(a->squares, b->squares, a->n_row * sizeof(float), "%s: sums of squares", what);
 }
 
 static inline const char *path_name(kvf_cpu_path path) {

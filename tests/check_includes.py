@@ -20,7 +20,7 @@ LIBRARIES = [  # header pattern, folders that may include it
     (r"pcre2\.h", ("model", "tests")),
     (r"jansson\.h", ("tools", "bench", "tests")),
     (r"(zlib|zstd)\.h", ("tools", "tests")),
-    (r"xxhash\.h", ("blockmgr", "engine", "bench")),
+    (r"xxhash\.h", ("blockmgr", "engine", "tools", "bench")),
     (r"criterion/.*", ("tests",)),
     (r"cuda.*|cublas.*|nccl.*|mpi\.h", ("*/cuda", "comm", "tests")),
 ]

@@ -123,8 +123,8 @@ refused tokenize_nothing 2 'give one of TEXT' tokenize
 refused tokenize_two 2 'give one of TEXT' tokenize x --file y
 refused decode_word 2 'whole numbers' tokenize --model "$model" --decode 1,x
 refused decode_outside 2 'vocabulary' tokenize --model "$model" --decode 4294967295
-refused eval_measure 2 'kvfold eval nll' eval ppl
-refused eval_no_measure 2 'nll is missing' eval
+refused eval_measure 2 'eval ppl: the measures are nll, divergence' eval ppl
+refused eval_no_measure 2 'MEASURE is missing' eval
 refused eval_no_prompt 2 'give --prompt N' eval nll --ids x
 refused eval_no_text 2 'one of --ids FILE and --text FILE' eval nll --prompt 3
 HOME=$work XDG_CACHE_HOME=$work refused default_model_missing 2 'scripts/fetch_model.sh' run --prompt x
@@ -620,6 +620,7 @@ END
 . "$here/command_resume.sh"
 . "$here/command_edges.sh"
 . "$here/command_profile.sh"
+. "$here/command_eval.sh"
 
 if [ $# -eq 3 ]; then
     for options in "" "--part vary --fast-activations"; do

@@ -148,7 +148,15 @@ static const char *const policies[] = {
     "d2o serving rho=0.4 min_tokens=16",
     "d2o authors rho=0.3",
     "d2o rho=0.3 min_tokens=16 merge=mass merge_keys=0 gate=0.2",
+    "fold rho=0.3 min_tokens=16 gate=0.2",
     "d2o rho=0.3 min_tokens=16 scope=layer gqa=max sinks_extra=1 score=prompt_plus_current evict_every=5",
+    "roco rho=0.4 min_tokens=16 evict_every=3",
+    "snapkv rho=0.4 min_tokens=16 window=16 score_window=16",
+    "pyramidkv rho=0.4 min_tokens=16 window=8 score_window=8 budget_unit=block",
+    "cam rho=0.4 min_tokens=16",
+    "cam h2o rho=0.4 min_tokens=16 cam_mode=sample cam_seed=5 evict_every=4",
+    "sirllm rho=0.4 min_tokens=16",
+    "d2o rho=0.3 min_tokens=16 score=window score_window=12 evict_every=2",
     "d2o budget_tokens=64",
 };
 enum { N_POLICIES = sizeof policies / sizeof *policies };

@@ -111,6 +111,17 @@ static void run(unsigned long seed, unsigned long n_operations, sums *n) {
         config.n_host_blocks = 1 + (uint32_t)(salt >> 8) % N_HOST_MAX;
         config.n_host_score_pages = 64;
     }
+    /* Layers of two classes, every seventh time. */
+    const uint32_t layer_class[3] = {0, 1, (uint32_t)(salt >> 8) & 1};
+    kvf_block_class classes[2] = {{.n_blocks = 1 + (uint32_t)(salt >> 44) % (config.n_blocks - 1)}};
+    classes[1].n_blocks = config.n_blocks - classes[0].n_blocks;
+    classes[0].n_host_blocks = config.n_host_blocks / 2;
+    classes[1].n_host_blocks = config.n_host_blocks - classes[0].n_host_blocks;
+    if (seed % 7 == 3 && config.n_layers > 1) {
+        config.n_classes = 2;
+        config.classes = classes;
+        config.layer_class = layer_class;
+    }
     seed_now = seed;
     world_open(w, config, seed);
     w->deferred = salt >> 5 & 1;
@@ -128,8 +139,10 @@ static void run(unsigned long seed, unsigned long n_operations, sums *n) {
     for (uint32_t q = 0; q < N_SEQS; q++) op_free(w, q);
     op_copies_done(w);
     op_forget(w, 0);
-    MUST(w->m->blocks.n_free == w->n_blocks && w->m->host_blocks.n_free == w->n_host && !w->m->cache.n_nodes,
-         "blocks are missing", w->m->blocks.n_free, w->m->host_blocks.n_free);
+    kvf_occupancy o = {.struct_size = sizeof o};
+    MUST(!kvf_occupancy_read(w->m, &o, NULL) && o.blocks.n_free == w->n_blocks && o.host_blocks.n_free == w->n_host &&
+             !w->m->cache.n_nodes,
+         "blocks are missing", o.blocks.n_free, o.host_blocks.n_free);
     kvf_manager_destroy(w->m);
 }
 

@@ -246,8 +246,8 @@ static inline void check_seqs(const world *w) {
 }
 
 /* What is free holds nothing: who has it still shows. */
-static inline void poison(world *w, const kvf__pool *p, int tier) {
-    for (uint32_t b = 0; b < p->n; b++)
+static inline void poison(world *w, const kvf__pool *p, uint32_t n, int tier) {
+    for (uint32_t b = 0; b < n; b++)
         if (*kvf__state(p, b) == KVF__APART && !kvf__pool_refs(p, b))
             for (uint32_t s = 0; s < BS; s++) memory(w, tier, b)[s] = POISON;
 }
@@ -260,8 +260,8 @@ static inline void check_all(world *w, const wseq *stored) {
         abort();
     }
     note_nodes(w, stored);
-    poison(w, &w->m->blocks, DEVICE);
-    poison(w, &w->m->host_blocks, HOST);
+    poison(w, w->m->blocks, w->n_blocks, DEVICE);
+    poison(w, w->m->host_blocks, w->n_host, HOST);
     check_nodes(w);
     check_seqs(w);
     kvf_occupancy o = {.struct_size = sizeof o};
@@ -273,34 +273,26 @@ static inline void check_all(world *w, const wseq *stored) {
          o.host_blocks.n_free, o.host_blocks.n_held);
 }
 
+/* The fewest free blocks of a class. */
+static inline uint32_t fewest_free(const world *w) {
+    uint32_t n = UINT32_MAX;
+    for (uint32_t i = 0; i < w->m->config.n_classes; i++) n = KVF__MIN(n, w->m->blocks[i].n_free);
+    return n;
+}
+
 /* Everything that a failed call must leave alone. */
 static inline uint64_t fingerprint(const world *w) {
     const kvf_manager *m = w->m;
     const kvf__cache *c = &m->cache;
     uint64_t h = 1;
-    uint32_t figures[] = {m->blocks.n_free,
-                          m->blocks.n_idle,
-                          m->blocks.n_promised,
-                          m->blocks.n_held_max,
-                          m->blocks.n_shared,
-                          m->pages.n_free,
-                          m->pages.n_promised,
-                          m->n_seqs,
-                          c->n_nodes,
-                          c->pages.n_free,
-                          c->first,
-                          c->last,
-                          c->order.n,
-                          m->compacting,
-                          m->n_swapped,
-                          m->host_blocks.n_free,
-                          m->host_blocks.n_idle,
-                          m->host_blocks.n_held_max,
-                          m->host_pages.n_free,
-                          c->n_here,
-                          c->n_on_host,
-                          c->host_order.n,
-                          c->bare.n};
+    uint32_t figures[] = {
+        m->pages.n_free, m->pages.n_promised, m->n_seqs,      c->n_nodes,   c->pages.n_free, c->first,
+        c->last,         c->order.n,          m->compacting,  m->n_swapped, c->n_here,       m->host_pages.n_free,
+        c->n_on_host,    c->bare.n,           c->host_order.n};
+    for (uint32_t i = 0; i < 2 * m->config.n_classes; i++) {
+        const kvf__pool *p = i % 2 ? &m->host_blocks[i / 2] : &m->blocks[i / 2];
+        h = mix(mix(mix(mix(mix(h, p->n_free), p->n_idle), p->n_promised), p->n_least), p->n_shared);
+    }
     for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) h = mix(h, figures[i]);
     const uint64_t *stats = (const uint64_t *)(const void *)&c->stats;
     for (size_t i = 1; i < offsetof(kvf_prefix_stats, n_nodes) / 8; i++) h = mix(h, stats[i]);

@@ -60,7 +60,7 @@ static inline void op_append(world *w, uint32_t q, uint32_t n_tokens, uint32_t q
     MUST(!promised || status == KVF_OK, "a promised append has failed", q, n_tokens);
     if (went(w, status, before)) {
         if (w->m->cache.stats.evicted != evicted)
-            MUST(w->m->blocks.n_free < w->n_tables, "evicted though blocks were free", w->m->blocks.n_free, 0);
+            MUST(fewest_free(w) < w->n_tables, "evicted though blocks were free", fewest_free(w), 0);
         drop_leading(w, s);
         if (s2) drop_leading(w, s2);
         run_copies(w, n_copies);
@@ -352,7 +352,7 @@ static inline void op_begin(world *w, uint32_t n_items, const uint32_t *q, const
         for (uint32_t g = 0; g < n_groups; g++) {
             uint32_t t = kvf__seq_index(w->items[i].seq) * w->n_tables + w->items[i].layer * n_groups + g;
             for (uint32_t b = 0; b < kvf__n_blocks(w->m, t); b++)
-                needs |= kvf__pool_refs(&w->m->blocks, kvf__row(w->m, t)[b]) > 1;
+                needs |= kvf__pool_refs(w->m->blocks, kvf__row(w->m, t)[b]) > 1;
         }
     kvf_status status = kvf_compact_begin(w->m, w->items, n, &w->compaction);
     MUST(needs || status == KVF_OK, "a private compaction has failed", n, status);
@@ -438,7 +438,7 @@ static inline void op_hold(world *w, uint32_t h, uint32_t id) {
         }
     } else if (!w->n_items) { /* a compaction under way may still write what it holds */
         kvf_status status = kvf_block_hold(w->m, id, &x->handle);
-        MUST(status == (kvf__pool_holders(&w->m->blocks, id) ? KVF_OK : KVF_E_STALE), "hold", id, status);
+        MUST(status == (kvf__pool_holders(w->m->blocks, id) ? KVF_OK : KVF_E_STALE), "hold", id, status);
         if (status) {
             x->handle = 0;
         } else {
@@ -452,16 +452,20 @@ static inline void op_hold(world *w, uint32_t h, uint32_t id) {
 /* ---- The host ------------------------------------------------------------------------------------------------------------ */
 
 static inline void op_offload(world *w, uint32_t max_nodes) {
-    uint32_t n_copies = w->list.n, n = 99, n_bare = w->m->cache.bare.n, spare = kvf__pool_spare(&w->m->blocks);
+    uint32_t n_copies = w->list.n, n = 99, n_bare = w->m->cache.bare.n;
+    bool roomy = true, may_pin = true; /* for so many, on the host and here */
+    for (uint32_t i = 0; i < w->m->config.n_classes; i++) {
+        roomy &= w->m->host_blocks[i].n_free >= max_nodes * w->m->cache.class_tables[i];
+        may_pin &= kvf__pool_spare(&w->m->blocks[i]) >= max_nodes * w->m->cache.class_tables[i];
+    }
     uint64_t offloaded = w->m->cache.stats.offloaded, evicted = w->m->cache.stats.evicted;
     if (!w->n_host || w->list.n + 2 * N_BLOCKS_MAX > N_COPIES) return;
-    uint32_t n_free = w->m->host_blocks.n_free;
     MUST(!kvf_prefix_offload(w->m, max_nodes, &w->list, &n), "offload", max_nodes, 0);
     MUST(n <= max_nodes && n <= n_bare && w->list.n - n_copies == n * w->n_tables, "offload", n, w->list.n - n_copies);
     MUST(w->m->cache.stats.offloaded - offloaded == n, "offloaded", w->m->cache.stats.offloaded, n);
-    if (n_free >= max_nodes * w->n_tables) {
+    if (roomy) {
         MUST(w->m->cache.stats.evicted == evicted, "evicted though the host has room", evicted, 0);
-        if (spare >= max_nodes * w->n_tables) MUST(n == KVF__MIN(max_nodes, n_bare), "offload", n, n_bare);
+        if (may_pin) MUST(n == KVF__MIN(max_nodes, n_bare), "offload", n, n_bare);
     }
     run_copies(w, n_copies);
     check_all(w, NULL);
@@ -488,7 +492,7 @@ static inline void op_forget(world *w, int what) {
     if (what == 1) MUST(!kvf_prefix_drop(w->m, NULL, 0), "drop", 0, 0);
     if (what == 2) MUST(!kvf_prefix_drop(w->m, "a", 1), "drop", 0, 0);
     if (what > 2) MUST(!kvf_prefix_tick(w->m, w->m->cache.now + (uint64_t)what - 2), "tick", 0, 0);
-    if (what == 0) MUST(!w->m->cache.n_nodes && !w->m->blocks.n_idle, "clear", w->m->cache.n_nodes, 0);
+    if (what == 0) MUST(!w->m->cache.n_nodes && !w->m->blocks->n_idle, "clear", w->m->cache.n_nodes, 0);
     check_all(w, NULL);
 }
 

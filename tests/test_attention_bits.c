@@ -63,7 +63,9 @@ Test(attention_bits, any_batch) {
                 memcpy(parts.out + q * d, r.out + q * d, n * d * sizeof(float));
                 memcpy(parts.lse + q, r.lse + q, n * sizeof(float));
                 memcpy(parts.row + seq * row, r.row + seq * row, row * sizeof(float));
+                memcpy(parts.squares + seq * row, r.squares + seq * row, row * sizeof(float));
                 memcpy(parts.cols + seq * col, r.cols + seq * col, col * sizeof(float));
+                memcpy(parts.last + seq * col, r.last + seq * col, col * sizeof(float));
                 free_results(&r);
             }
             expect_same(&parts, &all, decode ? "decode" : "prefill");
@@ -91,6 +93,36 @@ Test(attention_bits, tiled_paths_agree) {
                 same_as(w, &scalar, (plan){.path = path, .decode = decode, .gqa = gqa}, what);
             }
             free_results(&scalar);
+        }
+        free_world(w);
+    }
+}
+
+/* The sums that go by column, each alone, are what they are together; the others stay as they were. */
+Test(attention_bits, each_sum_alone) {
+    static const uint8_t gqa[MAX_SEQS] = {KVF_GQA_SUM, KVF_GQA_MAX, KVF_GQA_FIRST};
+    for (size_t i = 0; i < N_SHAPES; i++) {
+        world *w = make_world(shapes[i], i + 16);
+        for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_REF; path++) {
+            results none = make_results(w), all = run_plan(w, (plan){.path = path, .chunk = 5, .gqa = gqa});
+            for (uint32_t k = 0; k < 3; k++) {
+                char what[60];
+                snprintf(what, sizeof what, "shape %zu, %s, sum %u", i, path_name(path), k);
+                results want = all;
+                if (k != 0) want.cols = none.cols;
+                if (k != 1) want.last = none.last;
+                if (k != 2) want.squares = none.squares;
+                same_as(w, &want,
+                        (plan){.path = path,
+                               .n_threads = 2,
+                               .gqa = gqa,
+                               .no_cols = k != 0,
+                               .no_last = k != 1,
+                               .no_squares = k != 2},
+                        what);
+            }
+            free_results(&none);
+            free_results(&all);
         }
         free_world(w);
     }

@@ -379,6 +379,8 @@ typedef struct broken {
     kvf_mass mass;
     uint32_t q_begin[3], rows[64];
     uint8_t gqa[2];
+    uint32_t last_begin[2];
+    float *cols[2]; /* the same memory */
 } broken;
 
 enum { APPEND = 1, PREFILL = 2, DECODE = 4, ATTEND = PREFILL | DECODE, ALL = 7 };
@@ -409,9 +411,12 @@ static void restore(broken *b) {
     b->mass = (kvf_mass){.struct_size = sizeof b->mass,
                          .row = b->mass.row,
                          .row_stride = w->stride,
-                         .col_sums = b->mass.col_sums,
+                         .col_sums = b->cols,
                          .col_stride = w->stride,
-                         .row_gqa = b->gqa};
+                         .row_gqa = b->gqa,
+                         .last_sums = b->cols,
+                         .last_begin = b->last_begin,
+                         .sq_sums = b->cols};
     void *workspace = b->a.workspace;
     size_t bytes = b->a.workspace_bytes;
     float *out = b->a.out;
@@ -440,9 +445,7 @@ static broken *make_broken(void) {
         b->w->next_pos[i]++;
     }
     b->mass.row = zeros(2 * 2 * b->w->stride, 4);
-    float **cols = zeros(2, sizeof *cols);
-    cols[0] = cols[1] = zeros(4 * b->w->stride, 4);
-    b->mass.col_sums = cols;
+    b->cols[0] = b->cols[1] = zeros(4 * b->w->stride, 4);
     b->a = make_call(b->w);
     give_workspace(b->w, &b->a, 1);
     b->a.out = zeros(2 * b->w->q_stride, 4);
@@ -452,8 +455,7 @@ static broken *make_broken(void) {
 
 static void free_broken(broken *b) {
     free(b->mass.row);
-    free((void *)b->mass.col_sums[0]);
-    free((void *)b->mass.col_sums);
+    free(b->cols[0]);
     free(b->a.workspace);
     free(b->a.out);
     free_world(b->w);
@@ -517,7 +519,12 @@ Test(attention_pages, errors_of_arguments_and_workspace) {
     BROKEN(ATTEND, bad, "scale nan: must be finite", b->a.scale = fabsf(NAN));
     BROKEN(PREFILL, bad, "col_stride 20: the longest table has 21 slots", b->mass.col_stride = 20);
     BROKEN(DECODE, bad, "row_stride 20: the longest table has 21 slots", b->mass.row_stride = 20);
-    BROKEN(DECODE, bad, "row_gqa[1] 3: ", b->gqa[1] = 3);
+    BROKEN(ATTEND, bad, "row_gqa[1] 3: ", b->gqa[1] = 3);
+    BROKEN(PREFILL, bad, "col_stride 20: the longest table has 21 slots", b->mass.col_stride = 20;
+           b->mass.col_sums = b->mass.last_sums = NULL);
+    BROKEN(PREFILL, bad, "last_begin is NULL", b->mass.last_begin = NULL);
+    BROKEN(PREFILL, bad, "next_pos is NULL: last_sums", b->view.next_pos = NULL);
+    BROKEN(PREFILL, bad, "sequence 0: 1 query rows: next_pos is 0", b->view.next_pos = (uint32_t[]){0, 9});
     BROKEN(ATTEND, bad, "path 5: must be a kvf_cpu_path", b->a.path = (kvf_cpu_path)5);
     if (!kvf_cpu_has_path(KVF_CPU_AVX2))
         BROKEN(ATTEND, KVF_E_UNSUPPORTED, "path 3: this CPU lacks AVX2", b->a.path = KVF_CPU_AVX2);

@@ -12,6 +12,7 @@ static const char *const policies[] = {
     "d2o serving rho=0.4 min_tokens=16",
     "d2o authors rho=0.3",
     "d2o rho=0.3 min_tokens=16 merge=mass merge_keys=0 gate=0.2",
+    "fold rho=0.3 min_tokens=16 gate=0.2",
     "d2o rho=0.3 min_tokens=16 scope=layer gqa=max sinks_extra=1 score=prompt_plus_current evict_every=5",
     "d2o budget_tokens=64",
 };
@@ -21,13 +22,17 @@ enum { N_POLICIES = sizeof policies / sizeof *policies };
 
 Test(engine, rho_1_is_full_bit_for_bit) {
     kvf_engine_config c = config_of(400);
-    struct answer full, d2o, h2o;
+    struct answer full, other;
+    const char *name;
     answer_alone(&c, &full, 150, 1, 40, "full");
-    answer_alone(&c, &d2o, 150, 1, 40, "d2o rho=1");
-    answer_alone(&c, &h2o, 150, 1, 40, "h2o rho=1");
-    expect_same(&full, &d2o, 0, "d2o");
-    expect_same(&full, &h2o, 0, "h2o");
     cr_expect_eq(full.held, full.full);
+    for (uint32_t i = 1; (name = kvf_policy_name(i)); i++) {
+        char policy[64];
+        snprintf(policy, sizeof policy, "%s rho=1", name);
+        answer_alone(&c, &other, 150, 1, 40, policy);
+        expect_same(&full, &other, 0, policy);
+        cr_expect_eq(other.held, other.full, "%s", policy);
+    }
 }
 
 Test(engine, a_request_is_the_same_alone_and_in_a_batch) {

@@ -229,6 +229,8 @@ Test(engine_mix, a_budget_is_that_of_all_samples) {
         for (int p = 0; p < N_POLICIES; p++) {
             bool looser = at % 2;
             if (!strcmp(policies[p], "full") || strstr(policies[p], "authors")) continue;
+            if (at > 4 && (strstr(policies[p], "snapkv") || strstr(policies[p], "pyramidkv")))
+                continue; /* refused by then */
             struct job *group = calloc(1 + N, sizeof *group);
             for (uint32_t i = 0; i <= N; i++) { /* the samples together, then each by itself */
                 kvf_engine *e = create(&c);

@@ -12,6 +12,7 @@ static const char *const policies[] = {
     "d2o rho=0.3 min_tokens=16",
     "d2o authors rho=0.3",
     "d2o rho=0.3 min_tokens=16 merge=mass merge_keys=0 gate=0.2",
+    "fold rho=0.3 min_tokens=16 gate=0.2",
     "d2o budget_tokens=64",
     "d2o rho=1",
 };
@@ -89,6 +90,25 @@ Test(engine_prefix, results_are_those_without) {
             free(off);
             free(on);
         }
+}
+
+/* The second finds no sums and computes the prompt anew: of its blocks the cache takes the partly filled last one alone, and
+ * its merges change the rows in there. The third finds that block. */
+Test(engine_prefix, a_merge_leaves_what_is_cached) {
+    static const char *const three[] = {"full", "d2o rho=0.4 min_tokens=16", "d2o rho=0.6 min_tokens=16"};
+    struct answer *a = calloc(6, sizeof *a);
+    for (int cache = 0; cache < 2; cache++)
+        for (uint32_t n_blocks = 60; n_blocks <= 400; n_blocks += 340) {
+            kvf_engine_config c = config_of(n_blocks);
+            c.deterministic = 1;
+            c.prefix_cache = cache;
+            kvf_engine *e = create(&c);
+            for (int i = 0; i < 3; i++) submit_long(e, &a[cache * 3 + i], 45, 45, 0, 0, three[i], 20);
+            run(e);
+            kvf_engine_destroy(e);
+            for (int i = 0; i < 3 && cache; i++) expect_same(&a[i], &a[3 + i], 0, three[i]);
+        }
+    free(a);
 }
 
 /* By hand: what each prompt finds. A policy that sums columns goes on from a chunk's end, prefix_end or the whole prompt. */

@@ -23,7 +23,7 @@ typedef struct list {
 
 typedef struct naive {
     kvf_policy_options o;
-    uint32_t n_layers, n_kv, d, next_pos;
+    uint32_t n_layers, n_kv, d, next_pos, rows[MAX_LAYERS]; /* rows: of score window, since the last whole one */
     kvf_dtype dtype;
     list *lists; /* [n_layers][n_kv] */
     uint64_t merged, dropped, events;
@@ -44,15 +44,42 @@ static int by_rank(const void *pa, const void *pb) {
     return a->pos < b->pos ? -1 : a->pos > b->pos;
 }
 
+static double norm_of_v(const naive *m, const token *t) {
+    double sum = 0;
+    for (uint32_t e = 0; e < m->d; e++) sum += t->v[e] * t->v[e];
+    return sqrt(sum);
+}
+
+/* What the slots are worth, by the options. */
+static void naive_worth(const naive *m, const list *x, uint32_t window, double *worth) {
+    uint32_t order[MAX_SLOTS], n = 0, half = m->o.score_pool / 2;
+    double raw[MAX_SLOTS];
+    for (uint32_t s = 0; s < x->n; s++) {
+        const token *t = &x->t[s];
+        double a = t->prompt + t->current, seen = m->next_pos - t->pos;
+        if (m->o.score == KVF_SCORE_MEAN) a /= seen;
+        if (m->o.score == KVF_SCORE_SQRT) a /= sqrt(seen);
+        if (m->o.score_norm == KVF_SCORE_NORM_V) a *= norm_of_v(m, t);
+        raw[s] = worth[s] = m->o.ops->needs ? a : 0.0;
+    }
+    if (m->o.score_pool == 1) return;
+    for (uint32_t pos = 0; pos + window < m->next_pos; pos++)
+        for (uint32_t s = 0; s < x->n; s++)
+            if (x->t[s].pos == pos) order[n++] = s;
+    for (uint32_t i = 0; i < n; i++) {
+        double sum = 0;
+        for (uint32_t j = i >= half ? i - half : 0; j < n && j <= i + half; j++) sum += raw[order[j]];
+        worth[order[i]] = sum / m->o.score_pool;
+    }
+}
+
 static void naive_select(const naive *m, list *x, uint32_t keep, uint32_t window) {
     static rank ranks[MAX_SLOTS];
+    double worth[MAX_SLOTS];
+    naive_worth(m, x, window, worth);
     for (uint32_t s = 0; s < x->n; s++) {
         bool recent = x->t[s].pos + window >= m->next_pos;
-        ranks[s] = (rank){recent                     ? 0
-                          : x->t[s].pos < m->o.sinks ? 1
-                                                     : 2,
-                          x->t[s].prompt + x->t[s].current, x->t[s].pos, s};
-        if (!m->o.ops->needs) ranks[s].score = 0.0;
+        ranks[s] = (rank){recent ? 0 : x->t[s].pos < m->o.sinks ? 1 : 2, worth[s], x->t[s].pos, s};
     }
     qsort(ranks, x->n, sizeof *ranks, by_rank);
     memset(x->is_gone, 0, sizeof x->is_gone);
@@ -181,6 +208,14 @@ static void naive_reorder(list *x, uint32_t keep, uint32_t kind) {
     x->n = keep;
 }
 
+/* Of no built-in one: compresses a prompt alone, by its last rows. */
+static const kvf_policy_ops prompt_only = {
+    .struct_size = sizeof prompt_only,
+    .name = "prompt_only",
+    .needs = KVF_NEEDS_LAST_ROWS,
+    .flags = KVF_POLICY_PROMPT_ONLY | KVF_POLICY_EQUAL_LAYERS,
+};
+
 /* ---- A run: the rigs in step, the model beside the first ---------------------------------------------------- */
 
 enum { N_RIGS = 6 }; /* 0: default; 1: fresh blocks; 2: two threads; 3: groups of one head; 4: plain C; 5: AVX2 */
@@ -247,6 +282,7 @@ static void run_token(run *x) {
  * does not add up, and the other rigs against the first. */
 static void run_compare(run *x) {
     rig *r = x->r[0];
+    kvf__roles roles = kvf__score_roles(&x->m.o);
     for (uint32_t l = 0; l < x->c.n_layers; l++)
         for (uint32_t h = 0; h < x->c.n_kv; h++) {
             list *t = list_of(&x->m, l, h);
@@ -274,10 +310,13 @@ static void run_compare(run *x) {
                     cr_assert_float_eq(r->pages.weight[i], t->t[s].weight, 1e-5 * t->t[s].weight);
                     cr_assert_float_eq(r->pages.bias[i], log(t->t[s].weight), 1e-5);
                 }
-                double *score[2] = {&t->t[s].prompt, &t->t[s].current};
-                for (uint32_t a = 0; a < r->c.n_arrays && x->m.o.ops->needs && s < t->scored; a++) {
-                    double got = *rig_score(r, 0, l, h, a, s);
-                    cr_assert_float_eq(got, *score[a], 1e-5 * fmax(1, fabs(got)));
+                double v_norm = norm_of_v(&x->m, &t->t[s]), *score[3] = {&t->t[s].prompt, &t->t[s].current, &v_norm};
+                for (uint32_t a = 0; a < 3 && s < t->scored; a++) {
+                    uint32_t array = a == 0 ? roles.score : a == 1 ? roles.recent : roles.v_norm;
+                    if (array == KVF__NONE) continue;
+                    double got = *rig_score(r, 0, l, h, array, s);
+                    cr_assert_float_eq(got, *score[a], 1e-5 * fmax(1, fabs(got)), "array %u: %g, expected %g", array,
+                                       got, *score[a]);
                     *score[a] = got;
                 }
             }
@@ -356,29 +395,38 @@ static void run_prompt(run *x, uint32_t n, uint32_t total) {
     uint32_t hq = c.n_kv * c.g, stride = MAX_SLOTS;
     float *sums = malloc((size_t)c.n_layers * hq * stride * sizeof *sums);
     for (size_t i = 0; i < (size_t)c.n_layers * hq * stride; i++) sums[i] = (float)exp(rig_normal(&x->seed));
-    for (uint32_t l = 0; l < c.n_layers; l++)
+    for (uint32_t l = 0; l < c.n_layers; l++) {
+        x->m.rows[l] = 0;
         for (uint32_t h = 0; h < c.n_kv; h++)
             for (uint32_t s = 0; s < list_of(&x->m, l, h)->n; s++) {
                 double of_group[8] = {0};
                 for (uint32_t q = 0; q < c.g; q++) of_group[q] = sums[((size_t)l * hq + h * c.g + q) * stride + s];
                 token *t = &list_of(&x->m, l, h)->t[s];
-                t->prompt = (s < list_of(&x->m, l, h)->scored ? t->prompt : 0) + reduce(x->m.o.gqa, of_group, c.g);
+                bool window = x->m.o.score == KVF_SCORE_WINDOW;
+                double before = window ? t->prompt + t->current : t->prompt;
+                if (s >= list_of(&x->m, l, h)->scored || (window && n >= x->m.o.score_window)) before = 0;
+                t->prompt = before * x->m.o.score_decay + reduce(x->m.o.gqa, of_group, c.g);
                 t->current = 0;
             }
+    }
+    kvf_policy_ops ops = kvf_policy_ops_resolve(x->m.o.ops);
+    bool last = kvf_policy_needs(&x->m.o) & KVF_NEEDS_LAST_ROWS;
     kvf_event events[MAX_LAYERS];
     for (int i = 0; i < N_RIGS; i++) {
         rig *r = x->r[i];
-        x->sums[i][0] = r->prompt_sums[0] = x->m.o.ops->needs ? sums : NULL;
+        x->sums[i][0] = x->m.o.ops->needs ? sums : NULL;
+        r->prompt_sums[0] = kvf_policy_needs(&x->m.o) & KVF_NEEDS_COL_SUMS ? sums : NULL;
+        r->prompt_last[0] = last ? sums : NULL;
         r->prompt_stride = stride;
         double *variance = calloc((size_t)c.n_layers * hq, sizeof *variance);
         kvf_policy_batch b = rig_batch(r);
         bool first = n == total;
-        if (first && x->m.o.ops->metric) OK(x->m.o.ops->metric(r->state, r->stream, &b, 0, n, variance, err));
-        OK(x->m.o.ops->budget(r->state, 0, first && x->m.o.ops->metric ? variance : NULL, total, err));
+        if (first && ops.metric) OK(ops.metric(r->state, r->stream, &b, 0, n, variance, err));
+        OK(ops.budget(r->state, 0, first && ops.metric ? variance : NULL, total, err));
         free(variance);
     }
     run_events(x, events, run_due(x, KVF_AT_PROMPT_END, KVF_EVENT_PROMPT, x->m.o.ops->needs != 0, events));
-    for (int i = 0; i < N_RIGS; i++) x->sums[i][0] = x->r[i]->prompt_sums[0] = NULL;
+    for (int i = 0; i < N_RIGS; i++) x->sums[i][0] = x->r[i]->prompt_sums[0] = x->r[i]->prompt_last[0] = NULL;
     free(sums);
     run_compare(x);
 }
@@ -388,15 +436,20 @@ static void run_step(run *x) {
     uint32_t k = x->m.o.evict_every ? x->m.o.evict_every : x->c.bs / 2;
     run_events(x, events, run_due(x, KVF_BEFORE_APPEND, KVF_EVENT_PROMPT, false, events));
     run_token(x);
-    for (uint32_t l = 0; l < x->c.n_layers && x->m.o.ops->needs; l++) {
+    for (uint32_t l = 0; l < x->c.n_layers && kvf_policy_observes(&x->m.o); l++) {
         float row[MAX_HEADS * MAX_SLOTS];
+        bool window = x->m.o.score == KVF_SCORE_WINDOW, whole = window && ++x->m.rows[l] == x->m.o.score_window;
+        if (whole) x->m.rows[l] = 0;
         for (uint32_t h = 0; h < x->c.n_kv; h++) {
             list *t = list_of(&x->m, l, h);
             for (uint32_t s = 0; s < t->n; s++) {
                 float a = row[h * MAX_SLOTS + s] = (float)rig_uniform(&x->seed) * 0.2f;
-                bool two = x->m.o.score == KVF_SCORE_PROMPT_PLUS_CURRENT, old = s + 1 < t->n;
-                t->t[s].prompt = two ? (old ? t->t[s].prompt : 0) : (old ? t->t[s].prompt : 0) + a;
-                t->t[s].current = two ? a : 0;
+                bool two = x->m.o.score == KVF_SCORE_PROMPT_PLUS_CURRENT || window, old = s + 1 < t->n;
+                token *y = &t->t[s];
+                if (!old) y->prompt = y->current = 0;
+                y->prompt += two ? 0 : a;
+                y->current = two ? a + (window ? y->current : 0) : 0;
+                if (whole) y->prompt = y->current, y->current = 0;
             }
             t->scored = t->n;
         }
@@ -408,7 +461,10 @@ static void run_step(run *x) {
     for (uint32_t l = 0, i = 0; l < x->c.n_layers && sizes; l++) { /* due exactly when S + k is reached */
         uint32_t slots = list_of(&x->m, l, 0)->n, keep = sizes[l].keep;
         bool due = i < n && events[i].layer == l;
-        cr_assert_eq(due, keep != UINT32_MAX && (deferred ? slots > keep : slots >= keep + k));
+        if (x->m.o.ops == &prompt_only)
+            cr_assert(!due && (keep == UINT32_MAX || sizes[l].reserve == UINT32_MAX));
+        else
+            cr_assert_eq(due, keep != UINT32_MAX && (deferred ? slots > keep : slots >= keep + k));
         i += due;
     }
     run_events(x, events, n);
@@ -417,9 +473,14 @@ static void run_step(run *x) {
 
 static void draw(run *x, kvf_policy_options *o, uint32_t turn) {
     static const uint32_t gs[] = {1, 3, 4, 8}, ds[] = {64, 96, 128}, sizes[] = {8, 16, 32};
-    static const char *const policies[] = {"d2o", "d2o", "d2o", "h2o", "streaming"};
+    static const char *const policies[] = {"d2o", "d2o", "fold", "h2o", "streaming"};
+    static const char *const more[] = {"uniform", "evict", "reciprocal", "exp_decay"};
     uint64_t *s = &x->seed;
-    OK(kvf_policy_options_init(o, policies[turn % 5], NULL, err));
+    bool own = turn % 10 == 9;
+    if (own)
+        OK(kvf_policy_options_init_ops(o, &prompt_only, err));
+    else
+        OK(kvf_policy_options_init(o, turn % 10 == 6 ? more[turn / 10 % 4] : policies[turn % 5], NULL, err));
     x->c = (rig_config){.n_seqs = 1,
                         .n_layers = 1 + (uint32_t)(rig_random(s) % 3),
                         .g = gs[turn % 4],
@@ -439,19 +500,23 @@ static void draw(run *x, kvf_policy_options *o, uint32_t turn) {
     o->merge = turn % 5 < 3 ? (kvf_merge)(turn / 3 % 5) : KVF_MERGE_NONE;
     o->merge_keys = rig_random(s) % 3 != 0;
     o->scope = rig_random(s) % 2 ? KVF_SCOPE_HEAD : KVF_SCOPE_LAYER;
-    o->score = rig_random(s) % 3 ? KVF_SCORE_ACCUMULATE : KVF_SCORE_PROMPT_PLUS_CURRENT;
-    o->metric = (kvf_metric)(rig_random(s) % 3);
+    o->score = rig_random(s) % 3 ? (kvf_score)(turn / 2 % 5) : KVF_SCORE_ACCUMULATE;
+    o->score_window = 5 + (uint32_t)(rig_random(s) % 30); /* shorter and longer than a segment */
+    o->score_norm = rig_random(s) % 3 ? KVF_SCORE_NORM_NONE : KVF_SCORE_NORM_V;
+    o->score_pool = rig_random(s) % 4 ? 1 : 3 + 2 * (uint32_t)(rig_random(s) % 31);
+    o->score_decay = rig_random(s) % 3 ? 1.0 : rig_uniform(s);
+    o->window = rig_random(s) % 4 ? 0 : 1 + (uint32_t)(rig_random(s) % 40);
+    o->metric = (kvf_metric)(rig_random(s) % 5);
     o->evict_every = rig_random(s) % 2 ? 1 : 8;
     if (rig_random(s) % 3 == 0) o->evict_every = 0;
     if (rig_random(s) % 3 == 0) o->budget_unit = KVF_BUDGET_BLOCK;
     if (o->budget_unit == KVF_BUDGET_TOKEN && rig_random(s) % 4 == 0) o->redistribute = 0;
     if (x->c.n_layers == 3 && rig_random(s) % 2 == 0) o->full_layers[o->n_full_layers++] = -1;
     if (rig_random(s) % 5 == 0) o->gate = 0.5;
-    o->defer_first_decode = rig_random(s) % 4 == 0;
+    o->defer_first_decode = !own && rig_random(s) % 4 == 0;
     o->n_parts = (uint32_t)(rig_random(s) % 4);
     x->c.mass = o->merge == KVF_MERGE_MASS;
-    x->c.n_arrays = o->score == KVF_SCORE_PROMPT_PLUS_CURRENT ? 2 : 1 + (uint32_t)(rig_random(s) % 2);
-    if (x->c.n_arrays == 2 && o->score == KVF_SCORE_ACCUMULATE) x->c.n_arrays = 1;
+    x->c.n_arrays = KVF__MAX(kvf_policy_n_arrays(o), 1u);
 }
 
 Test(policy_events, naive_model_agrees_and_all_ways_are_bit_equal) {

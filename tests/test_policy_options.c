@@ -21,7 +21,7 @@ Test(policy_options, every_value_reads_back_as_itself) {
                                              {"d2o", NULL}};
     uint32_t n;
     const kvf_policy_option_info *list = kvf_policy_option_list(&n);
-    cr_assert_eq(n, 23);
+    cr_assert_eq(n, 33);
     for (size_t p = 0; p < sizeof presets / sizeof *presets; p++) {
         kvf_policy_options o = init(presets[p][0], presets[p][1]), copy = init("d2o", "paper");
         copy.ops = o.ops;
@@ -30,6 +30,8 @@ Test(policy_options, every_value_reads_back_as_itself) {
         cr_assert(memcmp(&o, &copy, offsetof(kvf_policy_options, gate)) == 0);
         cr_assert(o.evict_every == copy.evict_every && o.defer_first_decode == copy.defer_first_decode);
         cr_assert(o.budget_may_change == copy.budget_may_change && !o.budget_may_change);
+        cr_assert(memcmp(&o.budget_bytes, &copy.budget_bytes, sizeof o - offsetof(kvf_policy_options, budget_bytes)) ==
+                  0);
         OK(kvf_policy_options_check(&o, 32, 16, err));
     }
     kvf_policy_options o = init("d2o", NULL);
@@ -90,9 +92,18 @@ Test(policy_options, bad_values_name_option_value_and_remedy) {
         {"rho", "0.2e999", "must be"},
         {"budget_tokens", "15", "budget_tokens 15: must be 0 or [16, 1073741824]"},
         {"budget_tokens", "99999999999", "must be"},
+        {"budget_bytes", "-1", "budget_bytes -1: must be bytes, as 0 or 64MiB"},
+        {"budget_bytes", "64MB", "must be"},
+        {"budget_bytes", "999999999999GiB", "must be"},
+        {"metric_share", "0", "metric_share 0: must be in (0, 1]"},
+        {"score_pool", "4", "score_pool 4: must be odd, in [1, 63]"},
+        {"score_pool", "65", "must be"},
+        {"score_window", "0", "score_window 0: must be in [1, 1048576]"},
+        {"score_norm", "k", "must be none|v"},
+        {"score_decay", "1.5", "must be in [0, 1]"},
         {"min_tokens", "-1", "must be"},
         {"min_tokens", "4294967296", "must be"},
-        {"metric", "head", "metric head: must be head_minmax|raw|layer_minmax"},
+        {"metric", "head", "metric head: must be head_minmax|raw|layer_minmax|mass|entropy"},
         {"metric", "raw|layer_minmax", "must be"},
         {"layer_sign", "0", "layer_sign 0: must be 1|-1"},
         {"layer_strength", "-1", "must be"},
@@ -125,7 +136,7 @@ Test(policy_options, bad_values_name_option_value_and_remedy) {
     FAILS(kvf_policy_option_set(&o, "rhoo", "1", err), KVF_E_NOT_FOUND, "rhoo");
     FAILS(kvf_policy_option_set(&o, "rh", "1", err), KVF_E_NOT_FOUND, "rh");
     FAILS(kvf_policy_option_set(&o, NULL, "1", err), KVF_E_NOT_FOUND, "NULL");
-    FAILS(kvf_policy_options_init(&o, "lru", NULL, err), KVF_E_NOT_FOUND, "full, d2o, h2o and streaming");
+    FAILS(kvf_policy_options_init(&o, "lru", NULL, err), KVF_E_NOT_FOUND, "full, d2o, fold, ");
     FAILS(kvf_policy_options_init(&o, "d2o", "fast", err), KVF_E_NOT_FOUND, "default, paper, serving, authors");
     FAILS(kvf_policy_options_init(&o, "h2o", "paper", err), KVF_E_NOT_FOUND, "policy h2o has default");
 }
@@ -143,7 +154,7 @@ Test(policy_options, check_finds_what_was_set_by_field) {
     BAD(bad.budget_tokens = 3, "budget_tokens 3");
     BAD(bad.layer_sign = 0, "layer_sign 0");
     BAD(bad.layer_strength = INFINITY, "layer_strength inf");
-    BAD(bad.metric = (kvf_metric)3, "metric");
+    BAD(bad.metric = (kvf_metric)5, "metric");
     BAD(bad.gqa = (kvf_gqa)9, "gqa");
     BAD(bad.m_parts = 0, "nm 3:0");
     BAD(bad.n_full_layers = 65, "full_layers");
@@ -172,7 +183,7 @@ Test(policy_options, presets_are_those_of_the_papers) {
     cr_assert(h.ops->metric == NULL && h.min_tokens == 64 && h.score == KVF_SCORE_ACCUMULATE);
     for (uint32_t i = 0; kvf_policy_name(i); i++)
         cr_assert_str_eq(kvf_policy_find(kvf_policy_name(i))->name, kvf_policy_name(i));
-    cr_assert(kvf_policy_find("d2") == NULL && kvf_policy_find(NULL) == NULL && kvf_policy_name(4) == NULL);
+    cr_assert(kvf_policy_find("d2") == NULL && kvf_policy_find(NULL) == NULL && kvf_policy_name(99) == NULL);
 }
 
 /* The words of a table cell: '|' would end it. */
@@ -184,25 +195,59 @@ static void cell(char *out, const char *text) {
     *out = '\0';
 }
 
+/* The presets whose value is another than d2o's paper preset's, by value: "0 (serving); 1:1 (authors, h2o)". */
+static void differences(char *out, size_t capacity, const char *name) {
+    kvf_policy_options paper = init("d2o", NULL);
+    const char *policy;
+    char seen[32][64];
+    size_t used = 0, n_seen = 0;
+    struct {
+        const char *label, *policy, *preset;
+    } all[32] = {{"serving", "d2o", "serving"}, {"authors", "d2o", "authors"}, {"cam:h2o", "cam", "h2o"}};
+    uint32_t n = 3;
+    for (uint32_t i = 0; (policy = kvf_policy_name(i)); i++)
+        if (strcmp(policy, "full") && strcmp(policy, "d2o"))
+            all[n].label = all[n].policy = policy, all[n++].preset = NULL;
+    out[0] = '\0';
+    for (uint32_t i = 0; i < n; i++) {
+        kvf_policy_options o = init(all[i].policy, all[i].preset);
+        char value[64], other[64];
+        OK(kvf_policy_option_get(&o, name, value, sizeof value));
+        OK(kvf_policy_option_get(&paper, name, other, sizeof other));
+        bool known = !strcmp(value, other);
+        for (size_t k = 0; k < n_seen; k++) known = known || !strcmp(seen[k], value);
+        if (known) continue;
+        used += (size_t)snprintf(out + used, capacity - used, "%s%s (%s", n_seen ? "; " : "", value, all[i].label);
+        for (uint32_t j = i + 1; j < n; j++) {
+            kvf_policy_options p = init(all[j].policy, all[j].preset);
+            OK(kvf_policy_option_get(&p, name, other, sizeof other));
+            if (!strcmp(other, value)) used += (size_t)snprintf(out + used, capacity - used, ", %s", all[j].label);
+        }
+        used += (size_t)snprintf(out + used, capacity - used, ")");
+        memcpy(seen[n_seen++], value, sizeof value);
+    }
+}
+
+static void row_of(char *row, size_t capacity, const kvf_policy_option_info *info) {
+    kvf_policy_options paper = init("d2o", NULL);
+    char values[256], differ[512];
+    cell(values, info->values);
+    differences(differ, sizeof differ, info->name);
+    snprintf(row, capacity, "| `%s` | %s | %s | %s | %s | %s |\n", info->name, values, get(&paper, info->name), differ,
+             info->per_request ? "yes" : "no", info->summary);
+}
+
 Test(policy_options, docs_have_the_same_table) {
     FILE *f = fopen(KVF_SOURCE_DIR "/docs/options.md", "r");
     cr_assert(f, "docs/options.md is missing");
-    kvf_policy_options presets[] = {init("d2o", "paper"), init("d2o", "serving"), init("d2o", "authors"),
-                                    init("h2o", NULL), init("streaming", NULL)};
     uint32_t n, i = 0;
     const kvf_policy_option_info *list = kvf_policy_option_list(&n);
-    char line[1024], row[1024], values[256];
+    char line[1024], row[1024];
     while (fgets(line, sizeof line, f)) {
         if (strncmp(line, "| `", 3)) continue;
         cr_assert(i < n, "one row too many: %s", line);
-        cell(values, list[i].values);
-        int len = snprintf(row, sizeof row, "| `%s` | %s |", list[i].name, values);
-        for (size_t p = 0; p < sizeof presets / sizeof *presets; p++)
-            len += snprintf(row + len, sizeof row - (size_t)len, " %s |", get(&presets[p], list[i].name));
-        snprintf(row + len, sizeof row - (size_t)len, " %s | %s |\n", list[i].per_request ? "yes" : "no",
-                 list[i].summary);
+        row_of(row, sizeof row, &list[i++]);
         cr_assert_str_eq(line, row);
-        i++;
     }
     fclose(f);
     cr_assert_eq(i, n, "%u rows for %u options", i, n);

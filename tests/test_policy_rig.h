@@ -25,7 +25,11 @@ typedef struct rig {
     uint32_t *rows, *score_rows, *n_slots, *next_pos, *seq_index, *spare;
     uint64_t *row_offset;
     float **prompt_sums; /* [n_seqs], NULL or the caller's */
+    float **prompt_last; /* the same */
     size_t prompt_stride;
+    float *const *prompt_squares; /* [n_seqs], or NULL */
+    const float *const *prompt_logprobs;
+    const float *logprobs;
     kvf_view view;
     kvf_pages pages;
     kvf_score_pages scores;
@@ -135,6 +139,7 @@ static inline rig *rig_new(rig_config c) {
     r->next_pos = calloc(c.n_seqs, sizeof *r->next_pos);
     r->seq_index = calloc(c.n_seqs, sizeof *r->seq_index);
     r->prompt_sums = calloc(c.n_seqs, sizeof *r->prompt_sums);
+    r->prompt_last = calloc(c.n_seqs, sizeof *r->prompt_last);
     r->row_offset = malloc(r->n_tables * sizeof *r->row_offset);
     for (uint32_t t = 0; t < r->n_tables; t++) r->row_offset[t] = (uint64_t)t * r->per_table;
     for (uint32_t i = 0; i < c.n_seqs; i++) r->seq_index[i] = i;
@@ -160,9 +165,9 @@ static inline rig *rig_new(rig_config c) {
 }
 
 static inline void rig_free(rig *r) {
-    void *all[] = {r->rows,           r->score_rows,   r->n_slots,     r->next_pos,    r->seq_index,
-                   r->spare,          r->row_offset,   r->prompt_sums, r->pages.k,     r->pages.pos,
-                   r->pages.key_norm, r->pages.weight, r->pages.bias,  r->scores.base, r->workspace};
+    void *all[] = {r->rows,       r->score_rows,  r->n_slots,   r->next_pos,   r->seq_index,      r->spare,
+                   r->row_offset, r->prompt_sums, r->pages.k,   r->pages.pos,  r->pages.key_norm, r->pages.weight,
+                   r->pages.bias, r->scores.base, r->workspace, r->prompt_last};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     kvf_policy_state_destroy(r->state);
     kvf_plan_destroy(r->plan);
@@ -223,7 +228,11 @@ static inline kvf_policy_batch rig_batch(rig *r) {
                               .pages = &r->pages,
                               .scores = &r->scores,
                               .prompt_sums = r->prompt_sums,
+                              .prompt_last = r->prompt_last,
                               .prompt_stride = r->prompt_stride,
+                              .prompt_squares = r->prompt_squares,
+                              .prompt_logprobs = r->prompt_logprobs,
+                              .logprobs = r->logprobs,
                               .workspace = r->workspace,
                               .workspace_bytes = r->workspace_bytes,
                               .path = r->c.path};
@@ -236,8 +245,8 @@ static inline void rig_observe(rig *r, uint32_t layer, float *row, size_t stride
     b.layer = layer;
     b.row_end = r->c.n_seqs;
     b.mass = &mass;
-    const kvf_policy_ops *ops = kvf_policy_get_options(r->state, r->seq_index[0])->ops;
-    if (ops->observe) OK(ops->observe(r->state, r->stream, &b, err));
+    const kvf_policy_options *o = kvf_policy_get_options(r->state, r->seq_index[0]);
+    if (kvf_policy_observes(o)) OK(kvf_policy_ops_resolve(o->ops).observe(r->state, r->stream, &b, err));
 }
 
 /* match, gate, apply and what commit would do. fresh: a bit per event and group (modulo 64) says that the table moves
@@ -266,10 +275,10 @@ static inline void rig_events(rig *r, const kvf_event *events, uint32_t n, uint6
         b.compaction = &compaction;
         b.compaction_item = item_of;
     }
-    const kvf_policy_ops *ops = kvf_policy_get_options(r->state, r->seq_index[events[0].row])->ops;
-    OK(ops->match(r->state, r->stream, &b, r->plan, err));
-    OK(ops->gate(r->state, r->stream, &b, r->plan, err));
-    OK(ops->apply(r->state, r->stream, &b, r->plan, err));
+    kvf_policy_ops ops = kvf_policy_ops_resolve(kvf_policy_get_options(r->state, r->seq_index[events[0].row])->ops);
+    OK(ops.match(r->state, r->stream, &b, r->plan, err));
+    OK(ops.gate(r->state, r->stream, &b, r->plan, err));
+    OK(ops.apply(r->state, r->stream, &b, r->plan, err));
     for (uint32_t i = 0; i < n; i++) {
         for (uint32_t g = 0; g < n_groups && item_of[i] != UINT32_MAX; g++) {
             const uint32_t *from = dst[item_of[i] * n_groups + g];

@@ -8,6 +8,7 @@
 
 #include "kvfold/profile.h"
 #include "test_blockmgr_util.h"
+#include "view_mirror.h"
 
 enum { SEQS = 6, LAYERS = 2, GROUPS = 2, TABLES = LAYERS * GROUPS, BS = 8, SLOTS = 44, ROW = 6 };
 enum { BLOCKS_MAX = 64, COPIES_MAX = 1024, NONE = -1, KV = 0, SCORE = 1 };
@@ -35,6 +36,7 @@ typedef struct world {
     uint64_t seed, rng;
     uint32_t step, next_tag, next_cell;
     uint32_t n_host, n_host_pages;
+    uint32_t n_classes, layer_class[LAYERS];
     const char *op;
     seq s[SEQS];
     kvf_copy items[2][COPIES_MAX];
@@ -42,6 +44,7 @@ typedef struct world {
     pending pend[2 * COPIES_MAX];
     uint32_t n_pend;
     uint32_t mem[2][2][BLOCKS_MAX][BS]; /* (device or host, KV or SCORE, id, slot) */
+    view_mirror mirror;
 } world;
 
 #define CHECK(w, cond, ...)                                                                                          \
@@ -60,6 +63,7 @@ static inline uint32_t rnd(world *w, uint32_t n) {
     w->rng ^= w->rng << 17;
     return (uint32_t)((w->rng * 0x2545f4914f6cdd1du) >> 33) % n;
 }
+static inline uint32_t class_at(const world *w, uint32_t k) { return w->layer_class[k / GROUPS]; }
 static inline uint32_t ceil_bs(uint32_t n) { return (n + BS - 1) / BS; }
 static inline uint32_t over(uint32_t a, uint32_t b) { return a > b ? a - b : 0; }
 static inline uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -146,9 +150,16 @@ static inline const uint32_t *row_of(const world *w, const seq *s, uint32_t k) {
     OK(kvf_seq_table(w->m, s->handle, k / GROUPS, k % GROUPS, NULL, NULL, &row));
     return row;
 }
+/* All fills go through here: a copy is right only when it gets every list. */
+static inline void fill_view(world *w, uint32_t which, const kvf_seq *seqs, uint32_t n_seqs, kvf_view *v) {
+    OK(kvf_view_fill(w->m, which, seqs, n_seqs, v));
+    const char *wrong = mirror_send(&w->mirror, w->m, which, seqs, v);
+    CHECK(w, !wrong, "view %u: %s\n", which, wrong);
+}
+
 static inline const uint32_t *score_row_of(world *w, const seq *s, uint32_t k) {
     kvf_view v;
-    OK(kvf_view_fill(w->m, 0, &s->handle, 1, &v));
+    fill_view(w, 0, &s->handle, 1, &v);
     return v.score_rows + v.row_offset[k];
 }
 
@@ -170,7 +181,12 @@ static inline void write_slot(world *w, int what, uint32_t id, uint32_t slot, ui
 static inline void compare(world *w) {
     kvf_error err = {""};
     CHECK(w, kvf_audit(w->m, &err) == KVF_OK, "audit: %s\n", err.text);
-    uint32_t n_swapped = 0;
+    uint32_t n_swapped = 0, n_here = 0;
+    kvf_seq here[SEQS];
+    kvf_view v;
+    for (int i = 0; i < SEQS; i++)
+        if (w->s[i].alive && !w->s[i].swapped) here[n_here++] = w->s[i].handle;
+    fill_view(w, 1, here, n_here, &v);
     for (int i = 0; i < SEQS; i++) {
         const seq *s = &w->s[i];
         int swapped = 77;

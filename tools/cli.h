@@ -18,12 +18,14 @@ enum {
     KVF__EXIT_SIGNAL = 128     /* plus the signal's number */
 };
 
+enum { KVF__WORDS_MAX = 256 }; /* arguments that are no options, of any command */
+
 /* The options of all commands: each uses the part its tables name. */
 typedef struct kvf__cli {
-    const char *words[2];
+    const char *words[KVF__WORDS_MAX];
     uint32_t n_words;
     const char *model, *input, *prompt, *output, *system, *chat_template, *compare, *compare_output, *stats;
-    const char *policy, *preset, *kv_dtype, *ids, *text, *file, *decode;
+    const char *policy, *preset, *kv_dtype, *ids, *file, *decode;
     kvf__arg_list policy_options; /* names and values as given */
     kvf__arg_list stop, served_names;
     uint32_t block_size, heads_per_group, chunk, threads, max_running, context, max_tokens, top_k, n_prompt;
@@ -36,7 +38,12 @@ typedef struct kvf__cli {
     const char *report, *trace, *record, *metrics; /* occupancy: page, Chrome trace, request trace, figures */
     const char *densities, *arrivals;              /* kvfold profile, as are those below */
     uint32_t n_blocks, n_layers, n_kv_heads, n_q_heads, head_dim, limit, generate, prefix_groups, shared_tokens;
+    kvf__arg_list texts, policies, dialogues; /* kvfold eval, as are those below; texts: one where it was --prompt */
+    const char *contexts, *rhos, *seeds, *depths, *tasks, *placement, *tables;
+    uint32_t scored, windows, offset, samples, batch;
+    uint64_t eval_memory; /* most memory for K and V; 0: not given */
     double rate, burst, prompt_mean, prompt_sigma, output_mean, output_sigma, grouped, speed, step_ms, token_us;
+    const char *html, *markdown, *baseline, *only, *except, *resample; /* kvfold eval report */
 } kvf__cli;
 
 /* options.c: the commands, ended by one without a name, and the defaults. */
@@ -50,6 +57,7 @@ int kvf__tokenize_command(const void *cli);
 int kvf__info_command(const void *cli);
 int kvf__eval_command(const void *cli);
 int kvf__profile_command(const void *cli);
+int kvf__eval_report(const kvf__cli *cli); /* of eval, when its first word is `report` */
 
 /* ---- setup.c ---------------------------------------------------------------------------------------- */
 
@@ -64,6 +72,9 @@ bool kvf__model_path(const kvf__cli *cli, char path[KVF__PATH_BYTES]);
 /* An engine for it. any: requests may bring policy options of their own, so pages have room for what any of them needs.
  * NULL after a message. */
 kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_policy_options *policy, bool any);
+/* The two halves of that, for who knows better how large it has to be. */
+kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model);
+kvf_engine *kvf__engine_open(const kvf_engine_config *config);
 
 /* "d2o" or "d2o:serving" in two; false when a part is too long. */
 typedef struct kvf__policy_name {

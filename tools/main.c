@@ -70,6 +70,9 @@ static int run_command(const kvf__command *command, int argc, char **argv) {
     kvf__arg_list_free(&cli.policy_options);
     kvf__arg_list_free(&cli.stop);
     kvf__arg_list_free(&cli.served_names);
+    kvf__arg_list_free(&cli.texts);
+    kvf__arg_list_free(&cli.policies);
+    kvf__arg_list_free(&cli.dialogues);
     return code;
 }
 

@@ -260,16 +260,93 @@ static const kvf__arg info_args[] = {
 static const kvf__arg_group info_group = {"Options", info_args, N(info_args), NULL};
 
 static const kvf__arg eval_args[] = {
+    {"policies", "LIST",
+     "what is held against the full cache: [LABEL=]POLICY[:PRESET][,OPTION=VALUE]... with ; between them "
+     "(\"h2o;d2o:authors;mine=d2o,score=sqrt\"), or all; may be given several times. The options of policies below hold for "
+     "all of them, before their own",
+     "all", KVF__ARG_LIST, AT(policies), 0, 0, NULL},
+    {"rhos", "LIST", "shares of the prompt's blocks that may be held", "0.2", KVF__ARG_TEXT, AT(rhos), 0, 0, NULL},
+    {"contexts", "LIST", "tokens of a prompt", "1024", KVF__ARG_TEXT, AT(contexts), 0, 0, NULL},
+    {"seeds", "LIST", "of tasks, and of policies that draw", "0", KVF__ARG_TEXT, AT(seeds), 0, 0, NULL},
+    {"text", "FILE",
+     "a text to measure on, or what facts are hidden in; FILE, KIND=FILE or KIND:NAME=FILE with one of novel, essay, code, "
+     "dialogue, problems, text; - is standard input; may be given several times",
+     NULL, KVF__ARG_LIST, AT(texts), 0, 0, NULL},
+    {"scored", "N", "tokens scored after each prompt", "256", KVF__ARG_COUNT, AT(scored), 1, 1048576, NULL},
+    {"windows", "N", "places of each text, one after another", "1", KVF__ARG_COUNT, AT(windows), 1, 65536, NULL},
+    {"offset", "N", "token of the text at which the first begins", "0", KVF__ARG_COUNT, AT(offset), 0, U32_LIMIT, NULL},
+    {"samples", "N", "samples of each task, depth and context", "10", KVF__ARG_COUNT, AT(samples), 1, 65536, NULL},
+    {"tasks", "LIST", "of recall: single, multikey, multivalue, tracking", "single,multikey,multivalue,tracking",
+     KVF__ARG_TEXT, AT(tasks), 0, 0, NULL},
+    {"placement", "WHERE", "of the question: inside the compressed prompt, after it was compressed, or both", "both",
+     KVF__ARG_CHOICE, AT(placement), 0, 0, "inside|after|both"},
+    {"depths", "LIST", "of the needle: 0 is the prompt's begin, 1 its end", "0,0.25,0.5,0.75,1", KVF__ARG_TEXT,
+     AT(depths), 0, 0, NULL},
+    {"dialogue", "FILE", "dialogues, one JSON object a line; may be given several times", NULL, KVF__ARG_LIST,
+     AT(dialogues), 0, 0, NULL},
+    {"tables", "LIST", "of ablation: the paper's tables 4, 6, 7, 8, 9", "all", KVF__ARG_TEXT, AT(tables), 0, 0, NULL},
+};
+static const kvf__arg_group eval_group = {"What is measured", eval_args, N(eval_args), NULL};
+
+static const kvf__arg eval_run_args[] = {
+    {"output", "FILE", "records, one JSON object a line; - is standard output", "-", KVF__ARG_TEXT, AT(output), 0, 0,
+     NULL},
+    {"resume", NULL,
+     "go on with --output FILE of an earlier run: cells that are there are skipped, a torn last line is dropped; refused when "
+     "the model, a text or an option that changes figures is another",
+     NULL, KVF__ARG_FLAG, AT(resume), 0, 0, NULL},
+    {"force", NULL, "--resume all the same; without --resume: write over what is there", NULL, KVF__ARG_FLAG, AT(force),
+     0, 0, NULL},
+    {"batch", "N", "cells that share one computation of a prompt, at most", "64", KVF__ARG_COUNT, AT(batch), 1, 120,
+     NULL},
+    {"kv-memory", "SIZE", "most memory for K and V; it is taken as needed. With --prompt: the pool, 512MiB",
+     "half of the machine's", KVF__ARG_BYTES, AT(eval_memory), 0, 0, NULL},
+    {"kv-dtype", "TYPE", "type of K and V: fp16, bf16 or fp32", "fp16", KVF__ARG_CHOICE, AT(kv_dtype), 0, 0,
+     "fp16|bf16|fp32"},
+    {"block-size", "N", "tokens a block holds: 8, 16, 32, 64, 128 or 256", "16", KVF__ARG_COUNT, AT(block_size), 8, 256,
+     "8|16|32|64|128|256"},
+    {"heads-per-group", "N", "KV heads that share a block table; divides the model's KV heads", "all of a layer",
+     KVF__ARG_COUNT, AT(heads_per_group), 1, 1024, NULL},
+    {"chunk", "N", "tokens of a prompt computed in one step; a multiple of the block size", "512", KVF__ARG_COUNT,
+     AT(chunk), 8, 1048576, NULL},
+    {"context", "N", "positions a prompt and what follows it may have together", "the model's", KVF__ARG_COUNT,
+     AT(context), 2, U32_LIMIT, NULL},
+    {"deterministic", NULL, "figures are the same to the bit for any batch, threads and chunk", NULL, KVF__ARG_FLAG,
+     AT(deterministic), 0, 0, NULL},
+    {"fast-activations", NULL, "as kvfold run has it", NULL, KVF__ARG_FLAG, AT(fast_activations), 0, 0, NULL},
+    {"quiet", NULL, "no progress, no warnings", NULL, KVF__ARG_FLAG, AT(quiet), 0, 0, NULL},
+};
+static const kvf__arg_group eval_run_group = {"The run", eval_run_args, N(eval_run_args), NULL};
+
+static const kvf__arg eval_single_args[] = {
+    {"prompt", "N", "tokens of --text or --ids that are the prompt; those after it are scored, one step each", NULL,
+     KVF__ARG_COUNT, AT(n_prompt), 1, U32_LIMIT, NULL},
     {"ids", "FILE", "tokens: a JSON list, or an object with `token_ids` or `ids`; - is standard input", NULL,
      KVF__ARG_TEXT, AT(ids), 0, 0, NULL},
-    {"text", "FILE", "text to tokenize in place of --ids", NULL, KVF__ARG_TEXT, AT(text), 0, 0, NULL},
-    {"prompt", "N", "tokens that are the prompt; those after it are scored, one step each", NULL, KVF__ARG_COUNT,
-     AT(n_prompt), 1, U32_LIMIT, NULL},
     {"max-tokens", "N", "most tokens to score", "all", KVF__ARG_COUNT, AT(max_tokens), 1, U32_LIMIT, NULL},
     {"json", NULL, "one JSON object, with nll of every token", NULL, KVF__ARG_FLAG, AT(json), 0, 0, NULL},
-    {"quiet", NULL, "no warnings", NULL, KVF__ARG_FLAG, AT(quiet), 0, 0, NULL},
 };
-static const kvf__arg_group eval_group = {"What is scored", eval_args, N(eval_args), NULL};
+static const kvf__arg_group eval_single_group = {"One text and one policy, reported at once (nll --prompt N)",
+                                                 eval_single_args, N(eval_single_args), NULL};
+
+static const kvf__arg eval_report_args[] = {
+    {"html", "FILE", "one page with the plots: score by ratio, NLL by position, needle maps, layers, texts", NULL,
+     KVF__ARG_TEXT, AT(html), 0, 0, NULL},
+    {"markdown", "FILE", "tables for a document: over all, and by context", NULL, KVF__ARG_TEXT, AT(markdown), 0, 0,
+     NULL},
+    {"baseline", "NAME",
+     "what every policy is held against: a policy of the records, or best: the best of the published "
+     "ones at each rho",
+     "h2o; best where there is none", KVF__ARG_TEXT, AT(baseline), 0, 0, NULL},
+    {"only", "SOURCES", "of these sources alone; names with commas between them", NULL, KVF__ARG_TEXT, AT(only), 0, 0,
+     NULL},
+    {"except", "SOURCES", "without these, such as those that a policy was tuned on", NULL, KVF__ARG_TEXT, AT(except), 0,
+     0, NULL},
+    {"resample", "WHAT", "what the bootstrap draws: pairs (each place or sample by itself), or whole sources", "pairs",
+     KVF__ARG_CHOICE, AT(resample), 0, 0, "pairs|sources"},
+};
+static const kvf__arg_group eval_report_group = {"kvfold eval report (--json too: one object in place of the table)",
+                                                 eval_report_args, N(eval_report_args), NULL};
 
 /* ---- Commands ----------------------------------------------------------------------------------- */
 
@@ -280,7 +357,8 @@ static const kvf__arg_group *const tokenize_groups[] = {&tokenize_group, NULL};
 static const kvf__arg_group *const info_groups[] = {&info_group, NULL};
 static const kvf__arg_group *const profile_groups[] = {&replay_group, &make_group,      &pool_group,
                                                        &policy_group, &occupancy_group, NULL};
-static const kvf__arg_group *const eval_groups[] = {&eval_group, &model_group, &policy_group, &memory_group, NULL};
+static const kvf__arg_group *const eval_groups[] = {&eval_group,        &eval_run_group,    &model_group, &policy_group,
+                                                    &eval_single_group, &eval_report_group, NULL};
 
 static const char run_notes[] =
     "Input lines:\n"
@@ -329,6 +407,21 @@ static const char run_notes[] =
     "Exit status: 0 all requests ended well, 1 some did not, 2 nothing was run, 3 an output could not be written,\n"
     "  4 the engine failed, 130 interrupted (what had ended is written)";
 
+static const char eval_notes[] =
+    "Measures (docs/eval.md):\n"
+    "  nll             negative log-likelihood, in nats, of the tokens after a prompt, each step fed with the true token\n"
+    "  divergence      the same, with the divergence KL(full cache || policy) and whether both have the same likeliest token\n"
+    "  needle          a fact at each of --depths in a text, asked for at its end\n"
+    "  recall          facts of four tasks, generated from a seed\n"
+    "  multiturn       dialogues: the first turns are compressed, later ones follow\n"
+    "  ablation        divergence of the variants that the paper's tables compare\n"
+    "  report          what files of records say: means with intervals, and every policy against a baseline\n"
+    "  All policies and rhos over one prompt share its computation. Each may hold floor(rho * prompt * layers / block size)\n"
+    "  blocks on average over the steps scored; one that holds more runs with a lower rho, or its cell says why it is empty.\n"
+    "\n"
+    "Exit status: 0 all is written, 2 nothing was run, 3 the output could not be written, 4 the engine failed,\n"
+    "  130 interrupted (whole batches are written; --resume goes on)";
+
 const kvf__command kvf__commands[] = {
     {"run", "Generate: answers a prompt, or a file of requests as one batch.",
      "  kvfold run --prompt TEXT [options]\n  kvfold run --input FILE [--output FILE] [options]", run_notes, run_groups,
@@ -340,10 +433,14 @@ const kvf__command kvf__commands[] = {
      NULL, tokenize_groups, 0, 1, "TEXT", kvf__tokenize_command},
     {"info", "Show what a model file holds, and what its KV cache takes.", "  kvfold info [MODEL] [--json]", NULL,
      info_groups, 0, 1, "MODEL", kvf__info_command},
-    {"eval", "Measure how well a text is predicted through the compressed cache.",
-     "  kvfold eval nll (--ids FILE | --text FILE) --prompt N [options]",
-     "  nll: the negative log-likelihood, in nats, of every token after the prompt, each step fed with the true token.",
-     eval_groups, 1, 1, "nll", kvf__eval_command},
+    {"eval", "Measure policies against the full cache, at equal memory.",
+     "  kvfold eval nll|divergence --text FILE... [options]\n"
+     "  kvfold eval needle|recall [--text FILE...] [options]\n"
+     "  kvfold eval multiturn --dialogue FILE... [options]\n"
+     "  kvfold eval ablation --text FILE... [options]\n"
+     "  kvfold eval nll (--ids FILE | --text FILE) --prompt N [options]\n"
+     "  kvfold eval report FILE... [--html FILE] [--markdown FILE] [--json] [options]",
+     eval_notes, eval_groups, 1, KVF__WORDS_MAX, "MEASURE", kvf__eval_command},
     {"profile", "Replay a trace of requests against a pool, without a model.",
      "  kvfold profile TRACE [options]\n  kvfold profile --generate N [options]",
      "  TRACE: kvfold's own form (docs/trace.md), as kvfold run --record writes it, a table of the Azure LLM inference\n"
@@ -371,7 +468,18 @@ kvf__cli kvf__cli_default(void) {
     cli.prefix_cache = "on";
     cli.prefix_offload = "on";
     cli.preempt = "auto";
+    cli.rhos = "0.2";
+    cli.contexts = "1024";
+    cli.seeds = "0";
+    cli.tasks = "single,multikey,multivalue,tracking";
+    cli.placement = "both";
+    cli.depths = "0,0.25,0.5,0.75,1";
+    cli.scored = 256;
+    cli.windows = 1;
+    cli.samples = 10;
+    cli.batch = 64;
     cli.arrivals = "poisson";
+    cli.resample = "pairs";
     cli.n_kv_heads = 3;
     cli.head_dim = 64;
     cli.shared_tokens = 256;

@@ -18,6 +18,13 @@ bool kvf__progress_due(const kvf__progress *progress) {
     return progress->on && kvf__now() - progress->last_time >= interval_s;
 }
 
+void kvf__progress_text(kvf__progress *progress, const char *text) {
+    fprintf(stderr, "\r\033[K%.78s", text);
+    fflush(stderr);
+    shown = true;
+    progress->last_time = kvf__now();
+}
+
 void kvf__progress_show(kvf__progress *progress, uint64_t done, uint32_t running, uint64_t tokens, double used) {
     double now = kvf__now();
     kvf__short rate = kvf__show_rate(tokens - progress->last_tokens, now - progress->last_time);

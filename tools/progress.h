@@ -22,6 +22,9 @@ bool kvf__progress_due(const kvf__progress *progress);
 /* tokens: computed so far; used: share of the blocks in use, in [0, 1]. */
 void kvf__progress_show(kvf__progress *progress, uint64_t done, uint32_t running, uint64_t tokens, double used);
 
+/* The same line with a text of the caller's. */
+void kvf__progress_text(kvf__progress *progress, const char *text);
+
 /* Removes the line, if one is shown, so that something else can be written. */
 void kvf__progress_clear(void);
 

@@ -213,10 +213,10 @@ static bool overflows(replay *r) {
 static bool prompt_ends(replay *r, request *q) {
     uint32_t index;
     kvf_error err = {""};
-    const kvf_policy_ops *ops = r->options.ops;
+    kvf_policy_ops ops = kvf_policy_ops_resolve(r->options.ops);
     if (kvf_seq_index(r->manager, q->seq, &index)) return fail("sequence", kvf_manager_error(r->manager));
     density_of(r, q->of);
-    if (ops->budget && ops->budget(r->policies, index, ops->metric ? r->variance : NULL, q->of->n_prompt, &err))
+    if (ops.budget(r->policies, index, ops.metric ? r->variance : NULL, q->of->n_prompt, &err))
         return fail("budget", err.text);
     if (!first_events(r, q, KVF_AT_PROMPT_END)) return false;
     if (kvf_policy_n_arrays(&r->options)) {
@@ -229,7 +229,8 @@ static bool prompt_ends(replay *r, request *q) {
     if (!compact(r, q)) return false;
     if (!q->seq) return true;
     const kvf_layer_size *sizes = kvf_policy_sizes(r->policies, index);
-    if (sizes || !ops->match) kvf__occ_add_budget(r->occ, sizes, kvf_policy_density(r->policies, index));
+    if (sizes || !kvf_policy_evicts(&r->options))
+        kvf__occ_add_budget(r->occ, sizes, kvf_policy_density(r->policies, index));
     q->in_prompt = false;
     kvf_status st = kvf_sched_prompt_done(r->sched, q->id);
     if (st == KVF_E_NO_BLOCKS) { /* its exact sizes found no room: it waits and begins again */
@@ -267,7 +268,7 @@ static bool after_items(replay *r, const kvf_step *step) {
         const request *q = step->items[i].user;
         uint32_t index;
         bool sized = !kvf_seq_index(r->manager, q->seq, &index) && kvf_policy_sizes(r->policies, index);
-        if (!r->options.ops->match || !q->seq) continue;
+        if (!q->seq || !kvf_policy_evicts(&r->options)) continue;
         if (!(sized ? collect(r, q, KVF_AFTER_STEP) : first_events(r, q, KVF_AFTER_STEP)) || !compact(r, q))
             return false;
         if (!q->seq) continue;

@@ -13,6 +13,8 @@ void kvf__policy_label(const kvf_policy_options *options, const char *preset, ch
     snprintf(name, sizeof name, "%s%s%s", options->ops ? options->ops->name : "", *preset ? ":" : "", preset);
     if (kvf__policy_keeps_all(options))
         snprintf(text, capacity, "%s", name);
+    else if (options->budget_bytes)
+        snprintf(text, capacity, "%s, %llu bytes", name, (unsigned long long)options->budget_bytes);
     else if (options->budget_tokens)
         snprintf(text, capacity, "%s, %u tokens", name, options->budget_tokens);
     else

@@ -58,23 +58,7 @@ static void log_line(void *ctx, kvf_log_level level, const char *line) {
     if (level >= KVF_LOG_WARN) kvf__say("warning: %s", line);
 }
 
-/* The most score arrays that any policy and option asks for. */
-static uint32_t most_score_arrays(void) {
-    uint32_t most = 0;
-    const char *name;
-    for (uint32_t i = 0; (name = kvf_policy_name(i)); i++) {
-        kvf_policy_options options;
-        if (kvf_policy_options_init(&options, name, NULL, NULL)) continue;
-        uint32_t n = kvf_policy_n_arrays(&options);
-        if (n > most) most = n;
-        if (kvf_policy_option_set(&options, "score", "prompt_plus_current", NULL)) continue;
-        n = kvf_policy_n_arrays(&options);
-        if (n > most) most = n;
-    }
-    return most;
-}
-
-kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_policy_options *policy, bool any) {
+kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model) {
     kvf_engine_config config = kvf_engine_config_default();
     config.model = model;
     config.n_threads = cli->threads;
@@ -94,16 +78,26 @@ kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const
                      : !strcmp(cli->preempt, "recompute") ? KVF_PREEMPT_RECOMPUTE
                                                           : KVF_PREEMPT_AUTO;
     config.fast_activations = cli->fast_activations;
-    config.n_score_arrays = any ? most_score_arrays() : kvf_policy_n_arrays(policy);
-    config.want_mass_bias = any || policy->merge == KVF_MERGE_MASS;
-    config.profile = kvf__watch_profile(cli);
     if (!cli->quiet) config.log.write = log_line;
+    return config;
+}
+
+kvf_engine *kvf__engine_open(const kvf_engine_config *config) {
     kvf_engine *engine = NULL;
     kvf_error err = {""};
-    kvf_status st = kvf_engine_create(&config, &engine, &err);
+    kvf_status st = kvf_engine_create(config, &engine, &err);
     if (!st) return engine;
     kvf__say_option(err.text[0] ? err.text : kvf_status_text(st));
     return NULL;
+}
+
+kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_policy_options *policy, bool any) {
+    kvf_engine_config config = kvf__engine_config(cli, model);
+    uint32_t n_arrays = kvf_policy_n_arrays(policy);
+    config.n_score_arrays = any && n_arrays <= 3 ? 0 : n_arrays; /* the engine's own number serves every policy */
+    config.want_mass_bias = any || policy->merge == KVF_MERGE_MASS;
+    config.profile = kvf__watch_profile(cli);
+    return kvf__engine_open(&config);
 }
 
 /* ---- Policy ------------------------------------------------------------------------------------------- */
@@ -124,7 +118,7 @@ bool kvf__policy_name_read(const char *text, kvf__policy_name *name) {
 
 bool kvf__policy_is_budget(const char *option) {
     return kvf__name_equal(option, "rho") || kvf__name_equal(option, "budget_tokens") ||
-           kvf__name_equal(option, "min_tokens");
+           kvf__name_equal(option, "budget_bytes") || kvf__name_equal(option, "min_tokens");
 }
 
 bool kvf__policy_keeps_all(const kvf_policy_options *options) {
@@ -151,7 +145,10 @@ kvf_status kvf__policy_options(const kvf__cli *cli, const kvf__policy_name *name
 
 void kvf__policy_put(json_t *object, const kvf_policy_options *options) {
     json_object_set_new(object, "policy", json_string(options->ops ? options->ops->name : ""));
-    if (options->budget_tokens) {
+    if (options->budget_bytes) {
+        json_object_set_new(object, "rho", json_null());
+        json_object_set_new(object, "budget_bytes", json_integer((json_int_t)options->budget_bytes));
+    } else if (options->budget_tokens) {
         json_object_set_new(object, "rho", json_null());
         json_object_set_new(object, "budget_tokens", json_integer(options->budget_tokens));
     } else {

@@ -246,6 +246,75 @@ static void attend_item(void *ctx, uint32_t item, uint32_t thread) {
     finish_rows(p, &ch, &b);
 }
 
+/* Where the columns of one item are added up. The probabilities of a query head, and what those of its group come to so
+ * far, stand where the second pass packs no values. */
+typedef struct kvf__cols {
+    const kvf__chunk *ch;
+    float *p, *reduced;  /* (KVF_TILE) */
+    const float *bias;   /* of the first column, or NULL */
+    size_t first;        /* column in the caller's rows */
+    uint32_t last_token; /* of the chunk: the first that counts among the last */
+    kvf_gqa gqa;
+} kvf__cols;
+
+static float *sums_at(const kvf__call *c, float *const *sums, const kvf__cols *x, uint32_t row) {
+    return sums && sums[x->ch->seq] ? sums[x->ch->seq] + row * c->mass.col_stride + x->first : NULL;
+}
+
+static kvf__cols cols_of(const kvf__prefill *p, const kvf__chunk *ch, const kvf__block *b, uint32_t begin) {
+    const kvf__call *c = p->c;
+    uint32_t missing = missing_in(ch, begin);
+    kvf__cols x = {ch,
+                   b->v,
+                   b->v + KVF_TILE,
+                   b->bias ? b->bias + missing : NULL,
+                   begin + missing - ch->shift,
+                   ch->n_tokens,
+                   kvf__gqa_of(c, ch->seq)};
+    if (!c->mass.last_sums || !c->mass.last_sums[ch->seq]) return x;
+    uint32_t pos = c->view.next_pos[ch->seq] - ch->n_tokens, last = c->mass.last_begin[ch->seq];
+    x.last_token = KVF__MIN(last - KVF__MIN(last, pos), ch->n_tokens);
+    return x;
+}
+
+/* The first token of the chunk that anything is wanted of. */
+static uint32_t first_wanted(const kvf__call *c, const kvf__cols *x) {
+    bool all = (c->mass.col_sums && c->mass.col_sums[x->ch->seq]) || (c->mass.sq_sums && c->mass.sq_sums[x->ch->seq]);
+    return all ? 0 : x->last_token;
+}
+
+/* Squares take the group's probabilities together: heads come in order. Adding p to zeros leaves its bits. */
+static void add_square(const kvf__prefill *p, const kvf__cols *x, const float *logit, uint32_t n, uint32_t in_group,
+                       float *sums, const float *stats) {
+    const kvf__call *c = p->c;
+    float *q = in_group ? x->p : x->reduced, *reduced = x->reduced;
+    if (in_group && x->gqa == KVF_GQA_FIRST) {
+        if (in_group + 1 < c->n_per_kv) return;
+    } else {
+        memset(q, 0, n * sizeof *q);
+        p->k->col_sums(q, logit, n, c->scale, x->bias, stats[0], stats[1]);
+    }
+    if (in_group && x->gqa == KVF_GQA_SUM)
+        for (uint32_t j = 0; j < n; j++) reduced[j] += q[j];
+    else if (in_group && x->gqa == KVF_GQA_MAX)
+        for (uint32_t j = 0; j < n; j++) reduced[j] = q[j] > reduced[j] ? q[j] : reduced[j];
+    if (in_group + 1 == c->n_per_kv)
+        for (uint32_t j = 0; j < n; j++) sums[j] += reduced[j] * reduced[j];
+}
+
+/* One query head's probabilities over n columns, to all that wants them. */
+static void add_columns(const kvf__prefill *p, const kvf__cols *x, const float *logit, uint32_t n, uint32_t token,
+                        uint32_t in_group) {
+    const kvf__call *c = p->c;
+    uint32_t kv = x->ch->kv_head, h = kv * c->n_per_kv + in_group;
+    const float *stats = p->stats + ((size_t)(x->ch->first_row + token - c->token_begin) * c->a.n_q_heads + h) * 2;
+    float *cols = sums_at(c, c->mass.col_sums, x, h), *squares = sums_at(c, c->mass.sq_sums, x, kv);
+    float *last = token >= x->last_token ? sums_at(c, c->mass.last_sums, x, h) : NULL;
+    if (cols) p->k->col_sums(cols, logit, n, c->scale, x->bias, stats[0], stats[1]);
+    if (last) p->k->col_sums(last, logit, n, c->scale, x->bias, stats[0], stats[1]);
+    if (squares) add_square(p, x, logit, n, in_group, squares, stats);
+}
+
 /* Adds the probabilities of all queries of the chunk to a range of columns, query by query. */
 static void col_item(void *ctx, uint32_t item, uint32_t thread) {
     const kvf__prefill *p = ctx;
@@ -259,21 +328,20 @@ static void col_item(void *ctx, uint32_t item, uint32_t thread) {
     pack(p, &ch, begin, n, b.k, NULL);
     b.bias = gather_bias(&ch, begin, n, b.bias_room);
     b.n_rows = ch.n_tokens * c->n_per_kv;
+    kvf__cols cols = cols_of(p, &ch, &b, begin);
     uint32_t before = seen(&ch, 0) <= begin ? begin - seen(&ch, 0) + 1 : 0; /* tokens that see none of it */
+    before = KVF__MAX(before, first_wanted(c, &cols));
     for (uint32_t r = before * c->n_per_kv; r < b.n_rows; r += KVF__SUB_ROWS) {
         if (hidden_in(&ch, r / c->n_per_kv, begin) >= n) break; /* and from all later ones */
         uint32_t rows = KVF__MIN(KVF__SUB_ROWS, b.n_rows - r);
         logits(p, &ch, &b, r, rows, seen_in(&ch, (r + rows - 1) / c->n_per_kv, begin, n));
         for (uint32_t i = 0; i < rows; i++) {
-            uint32_t token = (r + i) / c->n_per_kv, h = ch.kv_head * c->n_per_kv + (r + i) % c->n_per_kv;
-            const float *stats = p->stats + ((size_t)(ch.first_row + token - c->token_begin) * c->a.n_q_heads + h) * 2;
+            uint32_t token = (r + i) / c->n_per_kv, in_group = (r + i) % c->n_per_kv;
             uint32_t n_seen = seen_in(&ch, token, begin, n), n_hidden = hidden_in(&ch, token, begin);
             float *logit = b.s + (size_t)i * KVF_TILE;
             if (n_hidden >= n_seen) continue;
             kvf__hide(c, logit, n_hidden);
-            p->k->col_sums(c->mass.col_sums[ch.seq] + (size_t)h * c->mass.col_stride + (begin + missing - ch.shift),
-                           logit + missing, n_seen - missing, c->scale, b.bias ? b.bias + missing : NULL, stats[0],
-                           stats[1]);
+            add_columns(p, &cols, logit + missing, n_seen - missing, token, in_group);
         }
     }
 }
@@ -287,9 +355,9 @@ static bool index_items(kvf__prefill *p, bool cols) {
         p->w->index[i - c->a.seq_begin] = n;
         for (uint32_t g = 0; g < c->view.n_groups && tokens; g++)
             longest = KVF__MAX(longest, kvf__columns_of(c, i, g).end);
-        uint32_t shares = !cols                      ? kvf__ceil_div(tokens, p->block_tokens)
-                          : c->mass.col_sums[i] != 0 ? kvf__ceil_div(longest, p->col_width)
-                                                     : 0;
+        uint32_t shares = !cols                   ? kvf__ceil_div(tokens, p->block_tokens)
+                          : kvf__wants_cols(c, i) ? kvf__ceil_div(longest, p->col_width)
+                                                  : 0;
         n += (uint64_t)shares * c->n_kv_heads;
         if (n > UINT32_MAX) return false;
     }
@@ -305,7 +373,7 @@ kvf_status kvf__cpu_prefill(kvf_stream *stream, const kvf__call *c, const kvf__w
         KVF_TILE, c->a.seq_end - c->a.seq_begin, 0};
     static const char *too_many = "prefill: more than 2^32 shares of work; split the batch";
     uint32_t enough = c->n_threads > 1 ? 4 * c->n_threads : 1;
-    bool cols = c->mass.col_sums != NULL;
+    bool cols = c->mass.col_sums || c->mass.last_sums || c->mass.sq_sums;
     for (; cols; p.col_width /= 2) { /* the second pass is counted first, so that a failure changes nothing */
         if (!index_items(&p, true)) return kvf__fail(err, KVF_E_OVERFLOW, "%s", too_many);
         if (p.n_items >= enough || p.col_width == 64) break;

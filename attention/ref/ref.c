@@ -69,16 +69,36 @@ static kvf__ref_head attend(const kvf__call *c, uint32_t seq, uint32_t token, ui
     return r;
 }
 
+/* Adds what a query head gives each slot to what wants it: queries come in order, and of each its heads. */
+static void add_mass(const kvf__call *c, const kvf__ref_head *r, uint32_t seq, uint32_t token, uint32_t h,
+                     const double *p, double *reduced) {
+    const kvf_mass *m = &c->mass;
+    float *cols = m->col_sums ? m->col_sums[seq] : NULL, *squares = m->sq_sums ? m->sq_sums[seq] : NULL;
+    float *last = kvf__counts_last(c, seq, token) ? m->last_sums[seq] : NULL;
+    uint32_t in_group = h % c->n_per_kv;
+    kvf_gqa gqa = kvf__gqa_of(c, seq);
+    for (uint32_t j = 0; j < r->n; j++) {
+        if (cols) cols[(size_t)h * m->col_stride + j] += (float)p[j];
+        if (last) last[(size_t)h * m->col_stride + j] += (float)p[j];
+        if (in_group == 0)
+            reduced[j] = p[j];
+        else if (gqa == KVF_GQA_SUM)
+            reduced[j] += p[j];
+        else if (gqa == KVF_GQA_MAX && p[j] > reduced[j])
+            reduced[j] = p[j];
+        if (squares && in_group + 1 == c->n_per_kv)
+            squares[(size_t)(h / c->n_per_kv) * m->col_stride + j] += (float)(reduced[j] * reduced[j]);
+    }
+}
+
 kvf_status kvf__ref_prefill(const kvf__call *c, const kvf__workspace *w, kvf_error *err) {
     (void)err;
-    double *p = (double *)(void *)w->rest;
+    double *p = (double *)(void *)w->rest, *reduced = p + c->max_slots;
     for (uint32_t i = c->a.seq_begin; i < c->a.seq_end; i++)
         for (uint32_t token = c->a.q_begin[i]; token < c->a.q_begin[i + 1]; token++)
             for (uint32_t h = 0; h < c->a.n_q_heads; h++) {
                 kvf__ref_head r = attend(c, i, token, h, p);
-                if (!c->mass.col_sums || !c->mass.col_sums[i]) continue;
-                float *sums = c->mass.col_sums[i] + (size_t)h * c->mass.col_stride;
-                for (uint32_t j = 0; j < r.n; j++) sums[j] += (float)p[j];
+                if (kvf__wants_cols(c, i)) add_mass(c, &r, i, token, h, p, reduced);
             }
     return KVF_OK;
 }
@@ -90,7 +110,8 @@ kvf_status kvf__ref_decode(const kvf__call *c, const kvf__workspace *w, kvf_erro
         for (uint32_t h = 0; h < c->a.n_q_heads; h++) {
             kvf__ref_head r = attend(c, i, c->a.q_begin[i], h, p);
             if (!c->mass.row || (c->mass.row_wanted && !c->mass.row_wanted[i])) continue;
-            uint32_t in_group = h % c->n_per_kv, gqa = c->mass.row_gqa ? c->mass.row_gqa[i] : KVF_GQA_SUM;
+            uint32_t in_group = h % c->n_per_kv;
+            kvf_gqa gqa = kvf__gqa_of(c, i);
             float *row = c->mass.row + ((size_t)i * c->n_kv_heads + h / c->n_per_kv) * c->mass.row_stride;
             for (uint32_t j = 0; j < r.n; j++) {
                 if (in_group == 0)

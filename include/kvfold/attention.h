@@ -68,9 +68,16 @@ typedef struct kvf_mass {
     float *row;
     size_t row_stride;
     const uint8_t *row_wanted; /* [view.n_seqs] or NULL: all */
-    const uint8_t *row_gqa;    /* [view.n_seqs] kvf_gqa, or NULL: sum */
+    const uint8_t *row_gqa;    /* [view.n_seqs] kvf_gqa, or NULL: sum; sq_sums too */
     /* Both: [n_tokens][n_q_heads], natural log of the softmax denominator of the scaled logits. */
     float *lse;
+    /* Prefill, by sequence of the view as col_sums; NULL, or an entry that is: not wanted. view.next_pos is read with last_sums.
+     * last_sums[i] is as col_sums[i], of the queries from position last_begin[i] on alone. */
+    float *const *last_sums;
+    const uint32_t *last_begin; /* [view.n_seqs]; required with last_sums */
+    /* sq_sums[i] is [n_kv_heads][col_stride]: of each query the square of what its probabilities for slot j come to over the
+     * query heads of the KV head, by row_gqa[i], is added to [kv_head][j], queries in order. */
+    float *const *sq_sums;
 } kvf_mass;
 
 typedef enum kvf_cpu_path {

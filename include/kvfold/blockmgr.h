@@ -5,6 +5,8 @@
  *   head group   the KV heads of a layer that share one block table; by default all of this rank's.
  *   block        block_size token slots of one head group's K and V; any block serves any layer,
  *                group and sequence: what one gives up another has at once.
+ *   class        layers whose blocks have equal bytes. Where some have other KV heads or another head_dim, each class has a pool of
+ *                its own; ids count on from class to class, so that an id says which class it is of.
  *   table        per (sequence, layer, head group): the block ids and the number of slots used.
  *                Tables of one sequence differ in length once a policy has evicted.
  *   score page   what one sequence has accumulated over one block's slots. From a pool of its own,
@@ -47,6 +49,16 @@ typedef uint64_t kvf_block;
 /* As a layer's window: the layer keeps nothing, its tables stay empty (it has no KV, or reads another layer's). */
 #define KVF_LAYER_NONE UINT32_MAX
 
+#define KVF_BLOCK_CLASSES_MAX 8u
+
+/* A pool of blocks for layers of one geometry. The first class has the ids from 0 on, the next those that follow, on the
+ * host likewise: in the memory of class c, an id stands at id - (blocks of the classes before it). */
+typedef struct kvf_block_class {
+    uint32_t n_blocks; /* 1.. */
+    uint32_t n_host_blocks;
+    uint64_t block_bytes; /* as kvf_manager_config.block_bytes */
+} kvf_block_class;
+
 typedef struct kvf_manager_config {
     size_t struct_size;
     uint32_t n_layers;            /* 1..1024 */
@@ -70,6 +82,14 @@ typedef struct kvf_manager_config {
     /* [n_layers], copied: 0: every position is kept (until a policy evicts it); KVF_LAYER_NONE; else the layer's window. Tables
      * of a window have no score pages and are never compacted. NULL: all 0. */
     const uint32_t *layer_windows;
+    uint32_t view_copies; /* 1: each view buffer has rows of its own and lists what has changed in them; 0: none */
+    /* Layers of different geometry: 1..KVF_BLOCK_CLASSES_MAX classes, copied; n_blocks and n_host_blocks are then 0 or the sums,
+     * block_bytes 0. A block is of its layer's class in every call; block_size and the number of head groups are the same in all, how many
+     * KV heads a group of a class has is the caller's business. Score pages have one pool: of the largest group. 0: one class. */
+    uint32_t n_classes;
+    const kvf_block_class *classes; /* [n_classes] */
+    const uint32_t
+        *layer_class; /* [n_layers], copied: each under n_classes, and each class with a layer. NULL: all 0 */
 } kvf_manager_config;
 
 /** A config with struct_size set and every default filled in; n_layers, n_kv_heads and n_blocks stay 0.
@@ -320,7 +340,7 @@ typedef struct kvf_compaction {
 /** Prepares a compaction: a table with any block that another sequence holds gets ceil(n_keep / block_size) fresh
  *  blocks, all such tables at once, and so does one with a block that kvf_block_hold or a pending copy holds; a private
  *  one is written in place. If several owners of a block are in the batch, all but the last get fresh blocks. Tables with
- *  cached blocks among those to be written get fresh blocks too as far as spare ones suffice for all of them; else,
+ *  cached blocks get fresh blocks too as far as spare ones suffice for all of them; else,
  *  sequence by sequence, their blocks and all that follows on them are taken out of the prefix cache. Until
  *  commit or cancel the sequences accept no append, fork or rollback.
  *  @param manager a manager with no compaction under way. @param items distinct (seq, layer). @param n_items how many,
@@ -346,11 +366,12 @@ KVF_API KVF_CHECK kvf_status kvf_compact_cancel(kvf_manager *manager);
 /* ---- The view ------------------------------------------------------------------------------ */
 
 /* What a kernel gets for a batch, all layers at once. Table t = (i * n_layers + layer) * n_groups + group for
- * the i-th sequence of the batch. rows[row_offset[t] + b] is its b-th block; slot s lies in block s / block_size. */
+ * the i-th sequence of the batch. rows[row_offset[t] + b] is its b-th block; slot s lies in block s / block_size.
+ * A row's place follows from kvf_seq_index and has room for max_slots; what lies beyond a table's blocks is KVF_NO_BLOCK. */
 typedef struct kvf_view {
     size_t struct_size;
     uint32_t n_seqs, n_layers, n_groups, heads_per_group, block_size;
-    const uint32_t *rows;       /* block ids; base address fixed for the manager's life */
+    const uint32_t *rows; /* block ids; base address fixed for the manager's life (with view_copies: of the buffer) */
     const uint32_t *score_rows; /* score page ids, same offsets; KVF_NO_BLOCK where a table has none */
     const uint64_t *row_offset; /* [n_seqs][n_layers][n_groups] */
     const uint32_t *n_slots;    /* [n_seqs][n_layers][n_groups] */
@@ -361,18 +382,67 @@ typedef struct kvf_view {
 /** Fills one of the manager's two view buffers (double buffered: a step may use one while the next is filled).
  *  @param manager a manager. @param which 0 or 1. @param seqs the batch, in the order kernels will see.
  *  @param n_seqs at most max_seqs. @param out the view, filled wholly (struct_size too): its arrays are the manager's
- *  and hold until the same buffer is filled again; n_slots are those of now, rows follow later growth.
+ *  and hold until the same buffer is filled again; n_slots are those of now, rows follow later growth or, with view_copies,
+ *  do not.
  *  @own the manager's. @threads as the manager. @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_LIMIT.
- *  @cost O(n_seqs * tables), no allocation. */
+ *  @cost O(n_seqs * tables), with view_copies the changed entries besides; no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_view_fill(kvf_manager *manager, uint32_t which, const kvf_seq *seqs, uint32_t n_seqs,
                                            kvf_view *out);
 
+/* ---- Copies of the view: a device's memory --------------------------------------------------- */
+
+/* A kernel reads copies of a view's arrays, one for each buffer, that begin with all bytes 0xff. They are kept by sending what
+ * a fill lists. The view's arrays, the source of what is sent, change only when the same buffer is filled again: by
+ * then the copies out of it must be done, and so while one step runs the next can be filled and sent from the other one. */
+
+typedef enum kvf_view_array {
+    KVF_VIEW_ROWS = 0, /* uint32_t, as all but ROW_OFFSET */
+    KVF_VIEW_SCORE_ROWS = 1,
+    KVF_VIEW_ROW_OFFSET = 2, /* uint64_t */
+    KVF_VIEW_N_SLOTS = 3,
+    KVF_VIEW_NEXT_POS = 4,
+    KVF_VIEW_SEQ_INDEX = 5,
+    KVF_VIEW_ARRAYS = 6 /* one more than the last of this version */
+} kvf_view_array;
+
+typedef struct kvf_view_range {
+    uint64_t first; /* entries [first, first + n) of the array */
+    uint32_t n;
+    uint32_t array; /* kvf_view_array */
+} kvf_view_range;
+
+typedef struct kvf_view_changes {
+    size_t struct_size;
+    const kvf_view_range *ranges; /* ascending in array, then in the order of the batch; none overlap */
+    uint32_t n_ranges;
+    uint64_t n_bytes; /* of their entries */
+} kvf_view_changes;
+
+/** What the last fill of a buffer has changed in its arrays, against the fill before it of the same buffer.
+ *  @param manager a manager with view_copies. @param which 0 or 1.
+ *  @param out filled wholly (struct_size too); the ranges hold until the same buffer is filled again.
+ *  @own the manager's. @threads as the manager.
+ *  @errors KVF_E_INVALID, KVF_E_UNSUPPORTED (no view_copies). @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_view_read_changes(const kvf_manager *manager, uint32_t which, kvf_view_changes *out);
+
+/** Forgets what a buffer holds: its next fill lists all of its batch, for a copy that begins anew.
+ *  @param manager a manager with view_copies. @param which 0 or 1.
+ *  @own nothing. @threads as the manager. @errors KVF_E_INVALID, KVF_E_UNSUPPORTED (no view_copies).
+ *  @cost O(max_seqs * tables * blocks of max_slots), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_view_forget(kvf_manager *manager, uint32_t which);
+
 /* ---- Blocks held outside a table ------------------------------------------------------------ */
 
-/** Takes one free block for a holder outside the tables.
+/** Takes one free block, of the first class, for a holder outside the tables.
  *  @param manager a manager. @param out its handle. @own the caller, kvf_block_release. @threads as the manager.
  *  @errors KVF_E_NO_BLOCKS. @cost O(1), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out);
+
+/** kvf_block_take of any class.
+ *  @param manager a manager. @param block_class under n_classes. @param out its handle.
+ *  @own the caller, kvf_block_release. @threads as the manager.
+ *  @errors KVF_E_NO_BLOCKS, KVF_E_INVALID (block_class). @cost O(1), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_block_take_of(kvf_manager *manager, uint32_t block_class, kvf_block *out);
 
 /** Adds a holder to a block that somebody holds.
  *  @param manager a manager. @param id the block's id (from a row or kvf_block_id). @param out a handle.
@@ -399,6 +469,7 @@ typedef struct kvf_pool_occupancy {
     uint32_t n_shared;   /* held by more than one holder */
 } kvf_pool_occupancy;
 
+/* Of several classes: sums over them, n_held_max and held_bytes_max too, though they may not have stood highest at one time. */
 typedef struct kvf_occupancy {
     size_t struct_size;
     kvf_pool_occupancy blocks, score_pages;
@@ -424,6 +495,14 @@ typedef struct kvf_layer_occupancy {
  *  @own plain values. @threads as the manager. @errors KVF_E_INVALID. @cost O(n_layers), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out,
                                                 kvf_layer_occupancy *layers);
+
+/** The pool of one class: device and host.
+ *  @param manager a manager. @param block_class under n_classes. @param blocks result. @param host_blocks result, or NULL.
+ *  @param n_cached_idle its blocks that nobody refers to, kept for the prefix cache, or NULL.
+ *  @own plain values. @threads as the manager. @errors KVF_E_INVALID. @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_class_occupancy(const kvf_manager *manager, uint32_t block_class,
+                                                 kvf_pool_occupancy *blocks, kvf_pool_occupancy *host_blocks,
+                                                 uint32_t *n_cached_idle);
 
 /** One sequence's figures per layer (n_blocks_max: since its creation).
  *  @param manager a manager. @param seq a sequence. @param layers [n_layers].

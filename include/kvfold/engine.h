@@ -9,7 +9,7 @@
  * One request may ask for several answers (n, best_of, beam_width). The prompt is then computed once and forked: what the
  * samples or beams have in common they share, until the first eviction of each makes that layer's table its own.
  *   n           sample i draws with the seed + i, and is what a request of its own with that seed would be; it ends when it
- *               ends.
+ *               ends. With sample_policies each has a policy of its own: the prompt is forked before anything is evicted.
  *   best_of     so many samples, of which the n with the best mean log-probability are the answers, all at the end.
  *   beam_width  W. At each step all continuations of the W hypotheses are ranked by the sum of their log-probabilities
  *               (temperature 1; ties: the earlier hypothesis, the lower id). Those that end (an end token, a stop string)
@@ -45,7 +45,7 @@ typedef struct kvf_engine_config {
     uint32_t max_running;        /* 0: 64 */
     uint32_t max_context;        /* 0: the model's */
     uint32_t max_prefill_tokens; /* 0: max_context */
-    uint32_t n_score_arrays;     /* score arrays a page has; a request that needs more is refused; 0: 1 */
+    uint32_t n_score_arrays;     /* score arrays a page has; a request that needs more is refused; 0: 3 */
     int want_mass_bias;          /* 1: pages carry weight and bias (merge=mass) */
     kvf_cpu_path path;
     kvf_log log;
@@ -107,6 +107,11 @@ typedef struct kvf_result {
     double score;                       /* mean log-probability; beams: sum / tokens ^ length_penalty */
     uint64_t own_blocks, shared_blocks; /* blocks at its end that nobody else holds; that a sibling holds too */
     uint32_t n_cached;                  /* prompt tokens that were found in the prefix cache */
+    /* Summed over n_block_steps decode steps (what is computed again after a preemption counts once): blocks its tables held
+     * while they attended, and blocks reserved for them: ceil((S + k) / block_size) a table, what it holds where it never evicts or
+     * its size is not known yet. Of samples each counts what it shares. */
+    uint64_t block_steps, reserved_block_steps;
+    uint32_t n_block_steps;
 } kvf_result;
 
 enum { KVF_TOP_LOGPROBS_MAX = 20, KVF_SAMPLES_MAX = 128 };
@@ -139,6 +144,14 @@ typedef struct kvf_generate {
     uint32_t cache_salt_bytes;
     uint32_t prefix_end; /* tokens of the prompt that others will share, a multiple of block_size; 0: unknown */
     int no_cache_hits;   /* 1: the prompt is computed anew, and can be found afterwards */
+    /* [n], each with its struct_size, copied; or NULL. Sample i goes by the i-th in place of policy: the prompt is computed once,
+     * with what all of them need of the attention's mass, and forked before it is compressed. Each sample is then what a
+     * request of its own with that policy would be; forced tokens are all samples'. Its budgets cannot be changed. Not with
+     * best_of above n, nor beams. */
+    const kvf_policy_options *sample_policies;
+    /* The logits of each step [n_vocab], before its token is drawn or forced; step counts from 0. Not for best_of above n, nor
+     * beams. Or NULL. */
+    void (*on_logits)(void *user, uint32_t index, kvf_request request, uint32_t step, const float *logits);
 } kvf_generate;
 
 typedef struct kvf_engine_stats {
@@ -176,7 +189,7 @@ KVF_API void kvf_engine_destroy(kvf_engine *engine);
  *  @param engine an engine. @param generate see above. @param out its number, or NULL. @param err names the thing, the value and the remedy, or NULL.
  *  @own nothing is kept but user. @threads as the engine; also from within a callback.
  *  @errors KVF_E_INVALID (no token, an id outside the vocabulary, options, a stop string of no bytes, n_top_logprobs, n, best_of,
- *  beam_width), KVF_E_NEVER_FITS, KVF_E_LIMIT, KVF_E_NO_MEMORY. on_finish is not called on failure.
+ *  beam_width, sample_policies), KVF_E_NEVER_FITS, KVF_E_LIMIT, KVF_E_NO_MEMORY. on_finish is not called on failure.
  *  @cost O(tokens * samples); allocates. */
 KVF_API KVF_CHECK kvf_status kvf_engine_submit(kvf_engine *engine, const kvf_generate *generate, kvf_request *out,
                                                kvf_error *err);
@@ -193,7 +206,7 @@ KVF_API KVF_CHECK kvf_status kvf_engine_step(kvf_engine *engine, int *more, kvf_
  *  budget is the same, and may then differ from those of the prompt's end.
  *  @param engine an engine. @param request a live one. @param rho, budget_tokens as the policy's options of that name.
  *  @param err names the thing, the value and the remedy, or NULL. @own nothing. @threads as the engine; also from within a callback.
- *  @errors KVF_E_NOT_FOUND, KVF_E_INVALID (range; policy full), KVF_E_STATE (no mass), KVF_E_NEVER_FITS, KVF_E_NO_BLOCKS (a looser
+ *  @errors KVF_E_NOT_FOUND, KVF_E_INVALID (range; policy full), KVF_E_STATE (no mass; sample_policies), KVF_E_NEVER_FITS, KVF_E_NO_BLOCKS (a looser
  *  budget for which there is no room now). Nothing changes on failure. @cost O(tables), and the compaction in the next step. */
 KVF_API KVF_CHECK kvf_status kvf_engine_set_budget(kvf_engine *engine, kvf_request request, double rho,
                                                    uint32_t budget_tokens, kvf_error *err);
@@ -230,6 +243,11 @@ KVF_API const kvf_manager *kvf_engine_manager(const kvf_engine *engine, const kv
 /** The sequence index a running request has in both, UINT32_MAX when it is not running.
  *  @param engine an engine. @param request a request. @own nothing. @threads as the engine. @errors none. @cost O(1). */
 KVF_API uint32_t kvf_engine_seq_index(const kvf_engine *engine, kvf_request request);
+
+/** The same for one sample of a request: in on_logits that of the policy which gave the logits.
+ *  @param engine an engine. @param request a request. @param sample its index. @own nothing. @threads as the engine, also from
+ *  within a callback. @errors none: UINT32_MAX when it is not running, and for beams. @cost O(requests). */
+KVF_API uint32_t kvf_engine_sample_seq_index(const kvf_engine *engine, kvf_request request, uint32_t sample);
 
 /* ---- Cached prompts in files ---------------------------------------------------------------- */
 

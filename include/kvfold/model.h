@@ -14,6 +14,8 @@
 extern "C" {
 #endif
 
+#define KVF_NO_TOKEN UINT32_MAX
+
 typedef struct kvf_model kvf_model;
 typedef struct kvf_tokenizer kvf_tokenizer;
 typedef struct kvf_activations kvf_activations;
@@ -105,20 +107,27 @@ typedef struct kvf_forward {
      * cost of logits that are off (docs/decisions/006-deterministic.md has by how much). A row's bits depend on the row
      * and the weights alone in these products, and are the same on every CPU. */
     int fast_activations;
+    /* Mass, as kvf_mass has it: sums over the queries from position last_begin[i] on ([n_seqs], each NULL or [n_layers][n_q_heads]
+     * [prompt_stride]; or NULL), and sums of squares (each NULL or [n_layers][n_kv_heads][prompt_stride]; or NULL; by row_gqa). */
+    float *const *prompt_last;
+    const uint32_t *last_begin; /* [n_seqs] */
+    float *const *prompt_squares;
+    /* The natural log of the probability that token row i gives to targets[i] goes to logprobs[i]; KVF_NO_TOKEN: not wanted,
+     * and left as it is. -inf where that token's logit is NaN. Takes the product with the output head for these rows. */
+    const uint32_t *targets; /* [n_tokens] or NULL */
+    double *logprobs;        /* [n_tokens] */
 } kvf_forward;
 
 /** Runs the pass: writes K and V of the new tokens into the pages, fills the mass and the logits.
  *  @param model a model. @param activations of it. @param stream where it runs. @param forward see above. @param err detail, or NULL.
  *  @own nothing is kept. @threads one at a time for an activations object.
- *  @errors KVF_E_INVALID (an id outside the vocabulary, sizes beyond the activations'), KVF_E_UNSUPPORTED (more positions than the
+ *  @errors KVF_E_INVALID (an id or a target outside the vocabulary, sizes beyond the activations'), KVF_E_UNSUPPORTED (more positions than the
  *  model's sliding window), those of after_layer, KVF_E_NO_MEMORY (the BLAS).
  *  @cost 2 * parameters * tokens operations and the attention; no allocation of ours. */
 KVF_API KVF_CHECK kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activations, kvf_stream *stream,
                                                const kvf_forward *forward, kvf_error *err);
 
 /* ---- Tokenizer ------------------------------------------------------------------------------------ */
-
-#define KVF_NO_TOKEN UINT32_MAX
 
 enum {
     KVF_ENCODE_SPECIAL = 1, /* control tokens written out in the text ("<|im_end|>") become themselves */

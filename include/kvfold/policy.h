@@ -29,9 +29,23 @@ typedef struct kvf_policy_state kvf_policy_state;
 
 /* ---- Options: one request's ------------------------------------------------------------------ */
 
-typedef enum kvf_metric { KVF_METRIC_HEAD_MINMAX, KVF_METRIC_RAW, KVF_METRIC_LAYER_MINMAX } kvf_metric;
+typedef enum kvf_metric {
+    KVF_METRIC_HEAD_MINMAX,
+    KVF_METRIC_RAW,
+    KVF_METRIC_LAYER_MINMAX,
+    KVF_METRIC_MASS,   /* tokens that hold metric_share of a head's column sums, mean over the heads */
+    KVF_METRIC_ENTROPY /* exp of the entropy of a head's column sums, mean over the heads */
+} kvf_metric;
 typedef enum kvf_budget_unit { KVF_BUDGET_TOKEN, KVF_BUDGET_BLOCK } kvf_budget_unit;
-typedef enum kvf_score { KVF_SCORE_ACCUMULATE, KVF_SCORE_PROMPT_PLUS_CURRENT } kvf_score;
+typedef enum kvf_score {
+    KVF_SCORE_ACCUMULATE,
+    KVF_SCORE_PROMPT_PLUS_CURRENT,
+    KVF_SCORE_MEAN,  /* accumulated, divided by the queries that saw the token */
+    KVF_SCORE_SQRT,  /* accumulated, divided by the root of their number */
+    KVF_SCORE_WINDOW /* the rows of the last score_window queries alone */
+} kvf_score;
+typedef enum kvf_score_norm { KVF_SCORE_NORM_NONE, KVF_SCORE_NORM_V } kvf_score_norm;
+typedef enum kvf_cam_mode { KVF_CAM_EXPECTED, KVF_CAM_SAMPLE } kvf_cam_mode;
 typedef enum kvf_scope { KVF_SCOPE_HEAD, KVF_SCOPE_LAYER } kvf_scope;
 typedef enum kvf_merge {
     KVF_MERGE_PAPER,
@@ -43,6 +57,7 @@ typedef enum kvf_merge {
 
 #define KVF_MAX_FULL_LAYERS 64
 #define KVF_MIN_BUDGET_TOKENS 16u
+#define KVF_MAX_SCORE_ARRAYS 8u
 
 /* Always filled by kvf_policy_options_init, then changed field by field or with kvf_policy_option_set: here zero is a value. */
 typedef struct kvf_policy_options {
@@ -72,6 +87,18 @@ typedef struct kvf_policy_options {
     int32_t defer_first_decode;
     int32_t
         budget_may_change; /* 1: with rho 1 attention is observed all the same, so that the budget can be tightened */
+    uint64_t budget_bytes; /* of K and V over all layers of all ranks, in place of rho * L; 0: none. See
+                            * kvf_policy_options_resolve */
+    double metric_share;   /* metric mass: the share of a head's column sums, (0, 1] */
+    uint32_t window;       /* M in tokens, in place of N:M; 0: N:M */
+    uint32_t score_window; /* w of score window: rows of the last w queries, of the last w to 2w - 1 in decode */
+    kvf_score_norm score_norm;
+    uint32_t score_pool; /* odd kernel of an average over neighbours by position, before the window; 1: none */
+    double score_decay;  /* factor of what was scored before, at the end of a later prompt segment, [0, 1] */
+    /* cam alone: see d2o_policy/cam.c. */
+    uint32_t cam_tokens; /* m: tokens that take an evicted value in, [1, 128] */
+    kvf_cam_mode cam_mode;
+    uint32_t cam_seed; /* of the draws of cam_mode sample */
 } kvf_policy_options;
 
 typedef struct kvf_policy_option_info {
@@ -86,12 +113,34 @@ typedef struct kvf_policy_option_info {
 KVF_API const kvf_policy_option_info *kvf_policy_option_list(uint32_t *n);
 
 /** Fills options with a policy's preset.
- *  @param options filled. @param policy "full", "d2o", "h2o", "streaming", or one a caller registered by pointer (then ops is
- *  set afterwards). @param preset "paper", "serving", "authors" for d2o; NULL or "default" for the policy's default.
+ *  @param options filled. @param policy a built-in one (kvf_policy_name).
+ *  @param preset "paper", "serving", "authors" for d2o; NULL or "default" for the policy's default.
  *  @param err names what is unknown and lists what there is, or NULL.
  *  @own plain values. @threads any. @errors KVF_E_NOT_FOUND. @cost O(1). */
 KVF_API KVF_CHECK kvf_status kvf_policy_options_init(kvf_policy_options *options, const char *policy,
                                                      const char *preset, kvf_error *err);
+
+/** Fills options for a policy of the caller's own: the defaults of d2o's paper preset, with ops in its place.
+ *  @param options filled. @param ops kept by pointer: it outlives every sequence that goes by it. @param err detail, or NULL.
+ *  @own ops stays the caller's. @threads any.
+ *  @errors KVF_E_INVALID (struct_size, no name, unknown needs or flags). @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_policy_options_init_ops(kvf_policy_options *options, const kvf_policy_ops *ops,
+                                                         kvf_error *err);
+
+/** Copies options that a caller of an earlier version may have filled: a field beyond their struct_size keeps its default.
+ *  @param out filled. @param in initialised, of any version. @param err detail, or NULL.
+ *  @own plain values. @threads any. @errors KVF_E_INVALID (NULL, struct_size), KVF_E_UNSUPPORTED (a later version's field is
+ *  set). @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_policy_options_read(kvf_policy_options *out, const kvf_policy_options *in,
+                                                     kvf_error *err);
+
+/** Turns budget_bytes into budget_tokens, for a model of so many layers; without budget_bytes nothing changes.
+ *  @param options initialised; budget_tokens set and budget_bytes cleared. @param n_layers of the model.
+ *  @param token_bytes of K and V of one token in one layer, over all ranks. @param err detail, or NULL.
+ *  @own plain values. @threads any.
+ *  @errors KVF_E_INVALID (less than KVF_MIN_BUDGET_TOKENS a layer; budget_tokens is set too). @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_policy_options_resolve(kvf_policy_options *options, uint32_t n_layers,
+                                                        uint64_t token_bytes, kvf_error *err);
 
 /** Sets one option from text ("0.2", "3:1", "0,1,last", "none"); '-' and '_' in the name are the same.
  *  @param options initialised. @param name see kvf_policy_option_list. @param value text.
@@ -113,18 +162,28 @@ KVF_API KVF_CHECK kvf_status kvf_policy_options_check(const kvf_policy_options *
                                                       uint32_t block_size, kvf_error *err);
 
 /** The vtable of a built-in policy, NULL when there is none of that name.
- *  @param name "full", "d2o", "h2o", "streaming". @own static. @threads any. @errors none. @cost O(1). */
+ *  @param name one of kvf_policy_name. @own static. @threads any. @errors none. @cost O(1). */
 KVF_API const kvf_policy_ops *kvf_policy_find(const char *name);
 
 /** The i-th built-in policy's name, NULL past the last.
  *  @param i from 0. @own static. @threads any. @errors none. @cost O(1). */
 KVF_API const char *kvf_policy_name(uint32_t i);
 
+/** The i-th preset of a built-in policy, "default" first, NULL past the last and for an unknown policy.
+ *  @param policy one of kvf_policy_name. @param i from 0. @own static. @threads any. @errors none. @cost O(1). */
+KVF_API const char *kvf_policy_preset(const char *policy, uint32_t i);
+
 /** Whether options can ever evict: not those of "full", nor with rho 1.
  *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). Returns 0 or 1. */
 KVF_API int kvf_policy_evicts(const kvf_policy_options *options);
 
-/** What options need of the attention's mass, KVF_NEEDS_*: nothing where nothing is ever evicted, unless budget_may_change.
+/** A policy's calls, the library's own where its vtable has none, so that each can be called: metric alone stays NULL where
+ *  layers are equal (KVF_POLICY_EQUAL_LAYERS, or no KVF_NEEDS_COL_SUMS).
+ *  @param ops a vtable. @own plain values. @threads any. @errors none: zeros for NULL. @cost O(1). */
+KVF_API kvf_policy_ops kvf_policy_ops_resolve(const kvf_policy_ops *ops);
+
+/** What options need of the attention's mass and of the caller, KVF_NEEDS_*: what the policy needs and what its options ask;
+ *  nothing where nothing is ever evicted, unless budget_may_change.
  *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). */
 KVF_API uint32_t kvf_policy_needs(const kvf_policy_options *options);
 
@@ -132,13 +191,18 @@ KVF_API uint32_t kvf_policy_needs(const kvf_policy_options *options);
  *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). */
 KVF_API uint32_t kvf_policy_n_arrays(const kvf_policy_options *options);
 
+/** Whether each decode step is to be observed: needs a row or log-probabilities, and has decode events.
+ *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). Returns 0 or 1. */
+KVF_API int kvf_policy_observes(const kvf_policy_options *options);
+
 /* ---- Sizes ------------------------------------------------------------------------------------ */
 
 typedef struct kvf_layer_size {
-    uint32_t keep;    /* S: slots kept after an event; UINT32_MAX: never evicts */
-    uint32_t hh;      /* of them heavy hitters, sinks included */
-    uint32_t window;  /* M */
-    uint32_t reserve; /* slots that admission counts: S + k; UINT32_MAX: never evicts */
+    uint32_t keep;   /* S: slots kept after an event; UINT32_MAX: never evicts */
+    uint32_t hh;     /* of them heavy hitters, sinks included */
+    uint32_t window; /* M */
+    uint32_t
+        reserve; /* slots that admission counts: S + k; UINT32_MAX: grows (it never evicts, or its prompt alone is) */
 } kvf_layer_size;
 
 /* What a request will need, before its sizes are known. Blocks over all layers and groups of this rank. */
@@ -294,6 +358,11 @@ typedef struct kvf_policy_batch {
     void *workspace;                  /* kvf_policy_workspace_bytes, 64-byte aligned */
     size_t workspace_bytes;
     kvf_cpu_path path;
+    /* What needs ask beside the sums, by row; NULL: none. */
+    float *const *prompt_last;           /* as prompt_sums, of the last score_window queries (KVF_NEEDS_LAST_ROWS) */
+    float *const *prompt_squares;        /* [n_layers][n_kv_heads][prompt_stride] (KVF_NEEDS_SQUARES) */
+    const float *const *prompt_logprobs; /* by position: log p of each prompt token (KVF_NEEDS_LOGPROBS) */
+    const float *logprobs;               /* observe: [n_seqs], log p of the token just appended */
 } kvf_policy_batch;
 
 typedef struct kvf_plan_entry {
@@ -347,21 +416,53 @@ KVF_API KVF_CHECK kvf_status kvf_policy_workspace_bytes(uint32_t n_threads, uint
 /* ---- The vtable ------------------------------------------------------------------------------------ */
 
 enum {
-    KVF_NEEDS_COL_SUMS = 1, /* column sums of the prompt */
-    KVF_NEEDS_ROW = 2       /* the decode row of every step */
+    KVF_NEEDS_COL_SUMS = 1,  /* column sums of the prompt */
+    KVF_NEEDS_ROW = 2,       /* the decode row of every step */
+    KVF_NEEDS_SQUARES = 4,   /* prompt: sums over the queries of the squared row, the query heads of a group as one */
+    KVF_NEEDS_LAST_ROWS = 8, /* prompt: column sums of its last score_window queries alone (asked by score window) */
+    KVF_NEEDS_LOGPROBS = 16  /* log p of each token given those before it */
 };
 
+enum {
+    KVF_POLICY_PROMPT_ONLY = 1,  /* no decode events: after its prompt's event a layer grows */
+    KVF_POLICY_EQUAL_LAYERS = 2, /* no metric: all layers weigh the same, unless there are weights */
+    KVF_POLICY_RECENT = 4,       /* S is sinks and window alone: no heavy hitters */
+    KVF_POLICY_KEEPS_ALL = 8     /* nothing is ever evicted */
+};
+
+/* The slots of one KV head in one event, in no order; all arrays by slot. */
+typedef struct kvf_policy_slots {
+    size_t struct_size;
+    const kvf_policy_options *options;
+    const kvf_layer_size *size;
+    uint32_t layer, kv_head; /* of this rank */
+    uint32_t n_slots, n_keep, next_pos;
+    uint32_t kind;              /* kvf_event_kind */
+    const uint32_t *pos;        /* [n_slots] */
+    const float *score;         /* as accumulated, or of the last whole window of rows; NULL: none */
+    const float *recent;        /* prompt_plus_current: the newest row; window: rows since then; else NULL */
+    const float *squares;       /* sums of squares; NULL without KVF_NEEDS_SQUARES */
+    const float *surprise;      /* -log p; NULL without KVF_NEEDS_LOGPROBS */
+    const float *v_norm;        /* norm of V; NULL without score_norm v */
+    const float *const *arrays; /* [n_arrays]: those above in their order, then the policy's own */
+    uint32_t n_arrays;
+    float *scratch; /* [2 * n_slots], the call's own */
+} kvf_policy_slots;
+
+struct kvf__fold; /* the library's own: d2o_policy/pages.h */
+
+/* Zero is the library's own for every call: a policy sets only what differs. */
 struct kvf_policy_ops {
     size_t struct_size;
     const char *name, *summary;
     uint32_t needs; /* KVF_NEEDS_* */
-    /* Adds a decode step's rows to the score pages; (optional) with no needs. */
+    /* Adds a decode step's rows to the score pages. */
     kvf_status (*observe)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_error *err);
-    /* Variance of the column sums per query head, [n_layers][n_q_heads_total], 0 for other ranks' heads;
-     * the caller adds the ranks up. (optional) defaults to equal layers. */
+    /* A number per query head from the column sums, [n_layers][n_q_heads_total], 0 for other ranks' heads; the caller adds
+     * the ranks up. The library's own: the variance, or what options.metric says. */
     kvf_status (*metric)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
                          uint32_t n_tokens, double *variance, kvf_error *err);
-    /* Layer weights from the reduced variances (NULL without metric), kept in the state; with B < L the sizes too. */
+    /* Layer weights from the reduced numbers (NULL without metric), kept in the state; with B < L the sizes too. */
     kvf_status (*budget)(kvf_policy_state *state, uint32_t seq, const double *variance, uint32_t n_tokens,
                          kvf_error *err);
     kvf_status (*match)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_plan *plan,
@@ -370,7 +471,25 @@ struct kvf_policy_ops {
                        kvf_error *err);
     kvf_status (*apply)(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
                         const kvf_plan *plan, kvf_error *err);
+    uint32_t flags; /* KVF_POLICY_* */
+    /* Score arrays of a page, at least those that needs and options ask for (what is beyond them starts at 0 and moves with
+     * the slots), at most KVF_MAX_SCORE_ARRAYS. */
+    uint32_t (*n_arrays)(const kvf_policy_options *options);
+    /* What each slot is worth, [n_slots]: the lowest go. Ties keep the lower position, NaN goes first, +INFINITY stays as
+     * long as anything else can go. Sinks and window are protected by the library and need no number. */
+    void (*worth)(const kvf_policy_slots *slots, float *worth);
+    /* What each layer weighs, [n_layers]: sizes are made proportional to it, with the exact total. density: F, or zeros
+     * without a metric. NaN and negative numbers count as 0. */
+    void (*weights)(const kvf_policy_options *options, uint32_t n_prompt, uint32_t budget, const double *density,
+                    uint32_t n_layers, double *weights);
+    /* How evicted rows enter kept ones, in place of merging (policies of the library alone). */
+    void (*fold)(const struct kvf__fold *head);
 };
+
+/** The library's own worth of slots, as options say: score (mean, sqrt, window), score_norm, score_pool.
+ *  @param slots of one KV head. @param worth [n_slots] result.
+ *  @own the caller's array. @threads any. @errors none. @cost O(n_slots), with score_pool O(n_slots log n_slots). */
+KVF_API void kvf_policy_worth(const kvf_policy_slots *slots, float *worth);
 
 #ifdef __cplusplus
 }

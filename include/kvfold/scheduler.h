@@ -19,6 +19,8 @@
  * first sample is finished, the next one takes its place. Afterwards each is a request like any other: preempted, it
  * gives up what it shares and computes its own prompt and tokens again. A request that was submitted with `forks` may
  * also be forked at any later step (kvf_sched_fork), as beam search does. A group's requests count as arrived together.
+ * Samples with options of their own (sample_options) are forked off before the prompt's events (kvf_sched_fork_prompt), so
+ * that each has its own: the prompt is computed once, with the column sums if any of them needs these.
  */
 #ifndef KVFOLD_SCHEDULER_H
 #define KVFOLD_SCHEDULER_H
@@ -66,6 +68,8 @@ typedef struct kvf_sched_request {
     int forks;                 /* 1: they will be forked and finished again, never more than n_samples at a time */
     void *const *sample_users; /* [n_samples] in place of user, or NULL; not kept */
     kvf_request *sample_names; /* [n_samples] filled with the names, ascending; or NULL; not kept */
+    const kvf_policy_options *const
+        *sample_options; /* [n_samples] in place of options, copied; or NULL; not with forks */
 } kvf_sched_request;
 
 typedef enum kvf_step_kind {
@@ -177,6 +181,15 @@ KVF_API KVF_CHECK kvf_status kvf_sched_token(kvf_sched *sched, kvf_request reque
  *  need more than what is free: the request is put back in the queue, preempted, and its samples with it).
  *  @cost O(n_layers), and O(its blocks) for each fork. */
 KVF_API KVF_CHECK kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request);
+
+/** Forks the samples off that are held for a prompt and have options of their own, before its events: all or none. Each then
+ *  has its own events over the shared prompt (kvf_sched_event_room promises the room) and its own kvf_sched_prompt_done, like
+ *  the request itself, whose accumulators hold the sums for all until then. kvf_sched_copies follows. Alone in the pool and
+ *  without room the samples wait in the queue, each for a prompt of its own.
+ *  @param sched a scheduler. @param request one whose prompt has ended. @own nothing. @threads as the scheduler.
+ *  @errors KVF_E_NOT_FOUND, KVF_E_STATE, KVF_E_NO_BLOCKS (the request is put back in the queue, preempted, and its samples
+ *  with it). @cost O(its blocks) for each sample. */
+KVF_API KVF_CHECK kvf_status kvf_sched_fork_prompt(kvf_sched *sched, kvf_request request);
 
 /** Forks a running request: the child knows the same tokens, shares every block, and has a policy state and score pages
  *  of its own (kvf_sched_copies). It is promised the parent's reservation. Where the pool or max_running has no room the

@@ -1,43 +1,6 @@
 // The page: sections in the order of questions. Everything it says is in data.
-const main = document.createElement("main");
-document.body.appendChild(main);
 const P = data.pool, L = data.layers;
 const sum = (rows, key) => rows.reduce((s, r) => s + (r[key] || 0), 0);
-
-function section(title, text, parent) {
-  const s = document.createElement("section");
-  s.innerHTML = `<h2>${title}</h2>${text ? `<p>${text}</p>` : ""}`;
-  (parent || main).appendChild(s);
-  return s;
-}
-function pair() {
-  const d = document.createElement("div");
-  d.className = "pair";
-  main.appendChild(d);
-  return d;
-}
-function draw(parent, paint) {
-  const box = document.createElement("div");
-  box.className = "plot";
-  parent.appendChild(box);
-  plot(box, paint);
-}
-// columns: [head, row => cell, "text" for words]; total: a last row, or nothing
-function table(parent, columns, rows, total) {
-  const cells = (r, tag) => columns.map(c => `<${tag}${c[2] ? ' class="text"' : ""}>${c[1](r)}</${tag}>`).join("");
-  const box = document.createElement("div");
-  box.className = "scroll";
-  box.innerHTML = `<table><thead><tr>${columns.map(c => `<th${c[2] ? ' class="text"' : ""}>${c[0]}</th>`).join("")}</tr></thead><tbody>` +
-    rows.map(r => `<tr>${cells(r, "td")}</tr>`).join("") + (total ? `<tr>${cells(total, "th")}</tr>` : "") + "</tbody></table>";
-  parent.appendChild(box);
-}
-function legend(parent, entries) {
-  const d = document.createElement("div");
-  d.className = "legend";
-  d.innerHTML = entries.map(([name, colour, dash]) =>
-    `<span><i class="${dash ? "dash" : ""}" style="${dash ? "border-color" : "background"}:var(${colour})"></i>${name}</span>`).join("");
-  parent.appendChild(d);
-}
 
 // ---- The head
 const head = document.createElement("header");

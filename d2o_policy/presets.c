@@ -1,0 +1,148 @@
+/* The built-in policies and their presets. */
+#include <math.h>
+#include <stdio.h>
+
+#include "d2o_policy/policy.h"
+
+/* In the order of kvf_policy_name. Each is a file of its own, which has its vtable and its default preset. */
+#define POLICIES(X)                                                                                                  \
+    X(full)                                                                                                          \
+    X(d2o)                                                                                                           \
+    X(fold) X(h2o) X(streaming) X(uniform) X(evict) X(reciprocal) X(exp_decay) X(roco) X(snapkv) X(pyramidkv) X(cam) \
+        X(sirllm)
+
+static const struct {
+    const kvf_policy_ops *ops;
+    const char *preset;
+    void (*fill)(kvf_policy_options *o); /* what differs from d2o's paper preset */
+} presets[] = {
+#define PRESET(name) {&kvf__policy_##name, "default", kvf__preset_##name},
+    POLICIES(PRESET)
+#undef PRESET
+        {&kvf__policy_d2o, "paper", kvf__preset_d2o},
+    {&kvf__policy_d2o, "serving", kvf__preset_d2o_serving},
+    {&kvf__policy_d2o, "authors", kvf__preset_d2o_authors},
+    {&kvf__policy_cam, "h2o", kvf__preset_cam_h2o},
+};
+enum { N_PRESETS = sizeof presets / sizeof *presets };
+
+static const kvf_policy_ops *const policies[] = {
+#define OPS(name) &kvf__policy_##name,
+    POLICIES(OPS)
+#undef OPS
+};
+enum { N_POLICIES = sizeof policies / sizeof *policies };
+
+static kvf_policy_options defaults(void) {
+    return (kvf_policy_options){
+        .struct_size = sizeof(kvf_policy_options),
+        .ops = &kvf__policy_d2o,
+        .rho = 0.2,
+        .min_tokens = 64,
+        .metric = KVF_METRIC_HEAD_MINMAX,
+        .layer_sign = 1,
+        .layer_strength = 1.0,
+        .redistribute = 1,
+        .budget_unit = KVF_BUDGET_TOKEN,
+        .n_parts = 3,
+        .m_parts = 1,
+        .sinks = 4,
+        .score = KVF_SCORE_ACCUMULATE,
+        .gqa = KVF_GQA_SUM,
+        .merge = KVF_MERGE_PAPER,
+        .merge_keys = 1,
+        .scope = KVF_SCOPE_HEAD,
+        .beta_new = 0.7,
+        .beta_old = 0.3,
+        .gate = NAN,
+        .evict_every = 1,
+        .metric_share = 0.9,
+        .score_window = 64,
+        .score_pool = 1,
+        .score_decay = 1.0,
+        .cam_tokens = 32,
+    };
+}
+
+kvf_status kvf_policy_options_read(kvf_policy_options *out, const kvf_policy_options *in, kvf_error *err) {
+    kvf_status st = kvf__config_read(out, sizeof *out, in, "kvf_policy_options", err);
+    if (st) return st;
+    size_t known = KVF__MIN(in->struct_size, sizeof *out);
+    unsigned char all[sizeof *out];
+    kvf_policy_options fill = defaults(); /* a field that the caller's version did not know keeps its default */
+    memcpy(all, &fill, sizeof all);
+    memcpy(all, out, known);
+    memcpy(out, all, sizeof all);
+    out->struct_size = sizeof *out;
+    return KVF_OK;
+}
+
+const char *kvf_policy_name(uint32_t i) { return i < N_POLICIES ? policies[i]->name : NULL; }
+
+const char *kvf_policy_preset(const char *policy, uint32_t i) {
+    const kvf_policy_ops *ops = kvf_policy_find(policy);
+    for (size_t p = 0; ops && p < N_PRESETS; p++)
+        if (presets[p].ops == ops && i-- == 0) return presets[p].preset;
+    return NULL;
+}
+
+const kvf_policy_ops *kvf_policy_find(const char *name) {
+    for (size_t i = 0; name && i < N_POLICIES; i++)
+        if (strcmp(policies[i]->name, name) == 0) return policies[i];
+    return NULL;
+}
+
+static kvf_status unknown_policy(const char *policy, kvf_error *err) {
+    char known[256] = "";
+    for (size_t i = 0, used = 0; i < N_POLICIES; i++) {
+        const char *comma = i == 0 ? "" : i + 1 == N_POLICIES ? " and " : ", ";
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", comma, policies[i]->name);
+        if (used >= sizeof known) break;
+    }
+    return kvf__fail(err, KVF_E_NOT_FOUND, "policy %.64s: there is %s", policy ? policy : "NULL", known);
+}
+
+kvf_status kvf_policy_options_init(kvf_policy_options *options, const char *policy, const char *preset,
+                                   kvf_error *err) {
+    const kvf_policy_ops *ops = kvf_policy_find(policy);
+    if (!options || !ops) return unknown_policy(policy, err);
+    char known[128] = "";
+    for (size_t i = 0; i < N_PRESETS; i++) {
+        if (presets[i].ops != ops) continue;
+        if (strcmp(presets[i].preset, preset ? preset : "default") == 0) {
+            *options = defaults();
+            options->ops = ops;
+            presets[i].fill(options);
+            return KVF_OK;
+        }
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", presets[i].preset);
+    }
+    return kvf__fail(err, KVF_E_NOT_FOUND, "preset %.64s: policy %s has %s", preset ? preset : "default", ops->name,
+                     known);
+}
+
+kvf_status kvf__policy_ops_check(const kvf_policy_ops *ops, kvf_error *err) {
+    const uint32_t needs = KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW | KVF_NEEDS_SQUARES | KVF_NEEDS_LAST_ROWS |
+                           KVF_NEEDS_LOGPROBS,
+                   flags = KVF_POLICY_PROMPT_ONLY | KVF_POLICY_EQUAL_LAYERS | KVF_POLICY_RECENT | KVF_POLICY_KEEPS_ALL;
+    kvf_policy_ops copy;
+    kvf_status st = kvf__config_read(&copy, sizeof copy, ops, "kvf_policy_ops", err);
+    if (st) return st;
+    if (!copy.name || !copy.name[0]) return kvf__fail(err, KVF_E_INVALID, "kvf_policy_ops: name must be set");
+    if (copy.needs & ~needs || copy.flags & ~flags)
+        return kvf__fail(err, KVF_E_INVALID,
+                         "policy %.64s: needs %#x, flags %#x: must be of KVF_NEEDS_* and KVF_POLICY_*", copy.name,
+                         copy.needs, copy.flags);
+    return KVF_OK;
+}
+
+kvf_status kvf_policy_options_init_ops(kvf_policy_options *options, const kvf_policy_ops *ops, kvf_error *err) {
+    if (!options || !ops)
+        return kvf__fail(err, KVF_E_INVALID, "kvf_policy_options_init_ops: options and ops must be set");
+    kvf_status st = kvf__policy_ops_check(ops, err);
+    if (st) return st;
+    *options = defaults();
+    options->ops = ops;
+    return KVF_OK;
+}

@@ -1,0 +1,14 @@
+/* tools/page.h: pages that need nothing else: the files of tools/page/ around figures as JSON. */
+#ifndef KVF_TOOLS_PAGE_H
+#define KVF_TOOLS_PAGE_H
+
+#include <jansson.h>
+#include <stdbool.h>
+
+typedef enum kvf__page { KVF__PAGE_OCCUPANCY, KVF__PAGE_SCORES } kvf__page;
+
+/* Takes data (NULL: out of memory), whose numbers are written with so many digits. False after a message, which names
+ * the option that asked for the page where it is not the file's. */
+bool kvf__page_write(kvf__page page, json_t *data, int digits, const char *path, const char *option);
+
+#endif
