@@ -238,8 +238,10 @@ kvf_status kvf__engine_set_prefix(kvf_engine *e, const kvf__live *r);
 /* transfer.c: copies of calls, and those that run beside the step */
 kvf_status kvf__engine_create_transfers(kvf_engine *e, kvf_error *err);
 kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *err);
-/* Cached blocks that may be needed soon go to the host. Before each plan. */
+/* Cached blocks that may be needed soon go to the host: beside the forward pass, and, before a plan that something waits for,
+ * at once. */
 kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err);
+kvf_status kvf__engine_offload_first(kvf_engine *e, kvf_error *err);
 /* Waits for what is under way. */
 kvf_status kvf__engine_transfers_end(kvf_engine *e, kvf_error *err);
 /* An empty list for kvf__engine_copies, with nothing under way; NULL: without a host tier, or that failed. */

@@ -116,26 +116,22 @@ static uint32_t wanted_nodes(const kvf_engine *e) {
     return AHEAD * step_nodes(e, e->max_running);
 }
 
-/* Whether a plan may do without what is pinned: something runs, and finds its blocks; then whatever waits may wait. Of beams
- * all may wait for one of them. */
-static bool may_go_on(const kvf_engine *e) {
-    kvf_occupancy now = {.struct_size = sizeof now};
-    if (kvf_occupancy_read(e->manager, &now, NULL)) return false;
-    bool runs = false;
-    for (const kvf__live *r = e->first; r; r = r->next) {
-        if (r->group && r->group->beams) return false;
-        runs |= r->seq != 0;
-    }
-    uint64_t spare = (uint64_t)now.blocks.n_free + now.n_cached_idle - now.blocks.n_promised;
-    return runs && spare >= step_blocks(e);
-}
-
-kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err) {
+static kvf_status offload(kvf_engine *e, kvf_error *err) {
     kvf__transfer *t = &e->transfers[OF_CACHED];
-    if (!e->offloads) return KVF_OK;
-    uint32_t n_nodes = wanted_nodes(e);
+    uint32_t n_nodes = e->offloads ? wanted_nodes(e) : 0;
     kvf_status st = n_nodes ? kvf_prefix_offload(e->manager, n_nodes, &t->list, NULL) : KVF_OK;
     if (st) return kvf__fail(err, st, "offload: %s", kvf_manager_error(e->manager));
     if (t->list.n) post(e, t);
-    return may_go_on(e) ? KVF_OK : kvf__engine_transfers_end(e, err);
+    return KVF_OK;
 }
+
+/* What waits may take much at once, and what has just ended has no copy yet. A plan finds nothing pinned: it ends requests
+ * that find no room. */
+kvf_status kvf__engine_offload_first(kvf_engine *e, kvf_error *err) {
+    const kvf__live *r = e->first;
+    while (r && r->seq) r = r->next;
+    kvf_status st = r ? offload(e, err) : KVF_OK;
+    return st ? st : kvf__engine_transfers_end(e, err);
+}
+
+kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err) { return offload(e, err); }

@@ -84,7 +84,7 @@ void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item) 
         item->match = &r->match;
         item->logits_only = r->match.n_snapshot_tokens > r->match.n_tokens;
     }
-    if (!kvf__group_needs(s, r).sums || item->logits_only) return;
+    if (item->token_begin >= r->n_prompt || !kvf__group_needs(s, r).sums || item->logits_only) return;
     item->take_snapshot = end == r->prefix.prefix_end || end == r->n_prefill || end % s->config.chunk == 0;
     if (end == r->prefix.prefix_end)
         item->snapshot_flags = KVF_SNAPSHOT_KEEP_LONG;
@@ -96,7 +96,8 @@ void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item) 
  * costs hits at worst. */
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill) {
     if (!caches(s, r)) return;
-    if (!prefill && (r->evicts || r->prefix.prompt_only || r->n_computed % s->block_size)) return;
+    if (r->n_computed > r->n_prompt && (r->evicts || r->prefix.prompt_only)) return;
+    if (!prefill && r->n_computed % s->block_size) return;
     kvf_prefix_key key = key_of(r, r->n_computed);
     bool partial = r->n_computed == r->n_prefill && kvf__group_needs(s, r).sums;
     kvf_prefix_store_options options = {.struct_size = sizeof options, .flags = partial ? KVF_PREFIX_PARTIAL : 0};

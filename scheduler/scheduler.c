@@ -57,7 +57,7 @@ static void lay_out(kvf_sched *s, kvf__slab *slab) {
     s->extents = kvf__slab_take(slab, (size_t)s->config.max_running + 1, sizeof *s->extents);
     s->items = kvf__slab_take(slab, (size_t)s->config.max_running + 1, sizeof *s->items);
     s->appends = kvf__slab_take(slab, s->config.max_running, sizeof *s->appends);
-    s->preempted = kvf__slab_take(slab, 2 * (size_t)s->config.max_running, sizeof *s->preempted);
+    s->preempted = kvf__slab_take(slab, 3 * (size_t)s->config.max_running, sizeof *s->preempted);
     s->ends = kvf__slab_take(slab, (size_t)s->n_slots + s->config.max_running, sizeof *s->ends);
     s->copies.items = kvf__slab_take(slab, n_copies, sizeof *s->copies.items);
     s->copies.capacity = (uint32_t)n_copies;
@@ -262,7 +262,7 @@ static kvf_status prompt_without_room(kvf_sched *s, kvf__req *r) {
         kvf_status status = kvf__sched_reserve_nothing(s, r);
         if (status != KVF_OK) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
         kvf__sched_give_extent(s, r);
-        r->state = KVF__REQ_DECODE;
+        kvf__sched_go_on(s, r);
         return KVF_OK;
     }
     kvf_status status =
@@ -306,7 +306,9 @@ kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
             &sched->error, KVF_E_STATE,
             "request %llu: %u samples with options of their own are held: kvf_sched_fork_prompt comes first",
             (unsigned long long)request, r->n_held);
-    status = kvf__sched_reserve_sized(sched, r);
+    do {
+        status = kvf__sched_reserve_sized(sched, r);
+    } while (status == KVF_E_NO_BLOCKS && kvf__sched_park_one(sched));
     if (status == KVF_OK && r->n_held) {
         status = kvf__group_fork(sched, r);
         if (status == KVF_E_NO_BLOCKS && sched->running.n == 1 && !r->forks) { /* one after the other then */
@@ -317,7 +319,7 @@ kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
     if (status == KVF_E_NO_BLOCKS) return prompt_without_room(sched, r);
     if (status != KVF_OK) return kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
     kvf__sched_give_extent(sched, r);
-    r->state = KVF__REQ_DECODE;
+    kvf__sched_go_on(sched, r);
     return KVF_OK;
 }
 
@@ -325,7 +327,7 @@ kvf_status kvf_sched_event_room(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
     kvf_status status = find(sched, request, &r);
     if (status != KVF_OK) return status;
-    if (r->state != KVF__REQ_PROMPT_END && r->state != KVF__REQ_DECODE)
+    if (r->state != KVF__REQ_PROMPT_END && r->state != KVF__REQ_DECODE && r->state != KVF__REQ_PAUSED)
         return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: its prompt is not computed: it has no event yet",
                          (unsigned long long)request);
     status = kvf__sched_reserve_event(sched, r);
@@ -356,7 +358,7 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
     kvf_status status = find(sched, request, &r);
     if (status != KVF_OK) return status;
-    if (r->state != KVF__REQ_PROMPT_END && r->state != KVF__REQ_DECODE)
+    if (r->state != KVF__REQ_PROMPT_END && r->state != KVF__REQ_DECODE && r->state != KVF__REQ_PAUSED)
         return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: its prompt is not computed: its sizes come later",
                          (unsigned long long)request);
     status = kvf__sched_reserve_sized(sched, r);
