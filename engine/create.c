@@ -157,7 +157,7 @@ static kvf_status create_manager(kvf_engine *e, kvf_error *err) {
     m.n_host_blocks = m.n_host_score_pages = e->host_pages.n_blocks;
     m.allocator = e->allocator;
     m.profile = c->profile;
-    for (uint32_t l = 0; l < 1024; l++) windows[l] = e->window;
+    for (uint32_t l = 0; l < 1024; l++) windows[l] = e->window ? kvf_model_layer_window(e->model, l) : 0;
     if (e->window && m.n_layers <= 1024) m.layer_windows = windows; /* more are refused */
     return kvf_manager_create(&m, &e->manager, err);
 }
