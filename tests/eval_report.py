@@ -206,6 +206,9 @@ def check_cells(lines):
     s = section(report, "divergence")
     at = [place(u) for u in s["units"]].index(place(cell))
     assert s["values"]["kl"][s["policies"].index("fold")][s["rhos"].index(.2)][at] == 5
+    longer = [{**c, "n_scored": 24} for c in lines if c["record"] != "run"]  # other places: not what is there replaced
+    report = json.loads(run(write("longer.jsonl", lines + longer), "--json")[0])
+    assert report["replaced"] == 0 and group(section(report, "divergence"), "all")["units"] == 2 * group(s, "all")["units"]
     empty = {k: cell[k] for k in ("record", "measure", "source", "kind", "context", "offset", "sample", "n_scored", "policy", "rho")}
     empty.update(policy_options=cell["policy_options"], empty="no | budget meets it")
     full = {**next(c for c in lines if c.get("policy") == "fold" and c["rho"] == .4)}

@@ -145,16 +145,18 @@ static bool add_group(const kvf__records *r, kvf__section *s, const bool *has, k
     s->groups = larger;
     wanted.units = malloc((r->n_units + 1) * sizeof *wanted.units);
     wanted.scores = calloc((size_t)s->n_policies * s->n_rhos, sizeof *wanted.scores);
-    double right = 0;
-    uint32_t known = 0;
+    double right = 0, hits = 0;
+    uint32_t known = 0, n_hits = 0;
     for (uint32_t u = 0; wanted.units && u < r->n_units; u++) {
         if (!has[u] || !in_group(&wanted, &r->units[u])) continue;
         wanted.units[wanted.n_units++] = u;
+        if (!isnan(r->units[u].full_hits)) hits += r->units[u].full_hits, n_hits++;
         if (isnan(r->units[u].full_exact)) continue;
         right += r->units[u].full_exact;
         known++;
     }
     wanted.full = known ? right / known : NAN;
+    wanted.full_hits = n_hits ? hits / n_hits : NAN;
     wanted.counts = !known || wanted.full >= KVF__FULL_LEAST - 1e-9;
     if (wanted.units && wanted.scores && (wanted.n_units || !s->n_groups)) {
         larger[s->n_groups++] = wanted;
@@ -185,7 +187,7 @@ static bool find_values(const kvf__records *r, const bool *has, values *v) {
 static bool text_groups(const kvf__records *r, kvf__section *s, const bool *has, const values *v) {
     kvf__group all = {.by = "all", .kind = KVF__NO_NAME, .task = KVF__NO_NAME, .placement = KVF__NO_NAME};
     bool whole = add_group(r, s, has, all);
-    kvf__group g = all;
+    kvf__group g;
     for (uint32_t c = 0; whole && c < s->n_contexts; c++) {
         g = all, g.by = "context", g.context = s->contexts[c];
         whole = add_group(r, s, has, g);
@@ -204,7 +206,7 @@ static bool text_groups(const kvf__records *r, kvf__section *s, const bool *has,
 
 /* First the cells (task, context, placement): units of those that do not count are in no other group. */
 static bool task_groups(const kvf__records *r, kvf__section *s, bool *has, const values *v) {
-    kvf__group all = {.by = "all", .kind = KVF__NO_NAME, .task = KVF__NO_NAME, .placement = KVF__NO_NAME}, g = all;
+    kvf__group all = {.by = "all", .kind = KVF__NO_NAME, .task = KVF__NO_NAME, .placement = KVF__NO_NAME}, g;
     bool whole = add_group(r, s, has, all);
     for (uint32_t t = 0; whole && t < v->n_tasks; t++)
         for (uint32_t p = 0; whole && p < v->n_placements; p++)
