@@ -161,7 +161,7 @@ typedef struct kvf__eval_cell {
     double rho, rho_used; /* used: lowered to hold no more than the target */
     uint64_t seed;
     double target, held;
-    char empty[240];          /* why there are no figures; "": there are */
+    char empty[480];          /* why there are no figures; "": there are */
     uint32_t *blocks, *sizes; /* [n_layers] at the end; NULL: not known */
     kvf__eval_figures figures;
 } kvf__eval_cell;
