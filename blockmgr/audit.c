@@ -5,7 +5,7 @@
 #define BROKEN(...) kvf__fail(err, KVF_E_CORRUPT, __VA_ARGS__)
 
 static void clear(const kvf__pool *p) {
-    for (uint32_t i = 0; i < p->n; i++) p->entries[i].scratch = 0;
+    for (uint32_t i = p->first; i < p->first + p->n; i++) p->entries[i].scratch = 0;
 }
 
 /* References: appearances (in scratch) + holds + pins; and the state that follows from them. */
@@ -34,7 +34,7 @@ static kvf_status check_state(const kvf__pool *p, const char *what, uint32_t id,
 
 static kvf_status check_refs(const kvf__pool *p, const char *what, kvf_error *err) {
     uint32_t n_shared = 0, n_held = 0, n_idle = 0;
-    for (uint32_t i = 0; i < p->n; i++) {
+    for (uint32_t i = p->first; i < p->first + p->n; i++) {
         kvf_status s = check_state(p, what, i, err);
         if (s) return s;
         n_held += kvf__pool_refs(p, i) != 0;
@@ -52,23 +52,26 @@ static kvf_status check_refs(const kvf__pool *p, const char *what, kvf_error *er
 /* other: of the other tier. */
 static kvf_status check_pins(const kvf__pool *p, const kvf__pool *other, const char *what, kvf_error *err) {
     clear(p);
-    for (uint32_t i = 0; i < p->n; i++) {
+    for (uint32_t i = p->first; i < p->first + p->n; i++) {
         uint32_t src = p->entries[i].copy_src;
         if (src == KVF_NO_BLOCK) continue;
-        bool same = p->n > KVF__OTHER_TIER - 1 || !(src & KVF__OTHER_TIER);
-        uint32_t id = same ? src : src & ~KVF__OTHER_TIER, n = same ? p->n : other->n;
-        if (id >= n) return BROKEN("%s %u: copied from %u, there are %u", what, i, id, n);
+        bool same = p->first + p->n > KVF__OTHER_TIER - 1 || !(src & KVF__OTHER_TIER);
+        uint32_t id = same ? src : src & ~KVF__OTHER_TIER;
+        const kvf__pool *from = same ? p : other;
+        if (!kvf__pool_has(from, id))
+            return BROKEN("%s %u: copied from %u, there are %u from %u on", what, i, id, from->n, from->first);
         if (same) p->entries[id].scratch++;
         p->entries[i].scratch++;
     }
-    for (uint32_t i = 0; i < other->n; i++) {
+    for (uint32_t i = other->first; i < other->first + other->n; i++) {
         uint32_t src = other->entries[i].copy_src;
         if (src == KVF_NO_BLOCK || !(src & KVF__OTHER_TIER)) continue;
         src &= ~KVF__OTHER_TIER;
-        if (src >= p->n) return BROKEN("%s %u: copied to the other tier, there are %u", what, src, p->n);
+        if (!kvf__pool_has(p, src))
+            return BROKEN("%s %u: copied to the other tier, there are %u from %u on", what, src, p->n, p->first);
         p->entries[src].scratch++;
     }
-    for (uint32_t i = 0; i < p->n; i++)
+    for (uint32_t i = p->first; i < p->first + p->n; i++)
         if (p->entries[i].pins != p->entries[i].scratch)
             return BROKEN("%s %u: %u pins, %u ends of pending copies", what, i, p->entries[i].pins,
                           p->entries[i].scratch);
@@ -79,7 +82,8 @@ static kvf_status check_free(const kvf__pool *p, const char *what, kvf_error *er
     clear(p);
     for (uint32_t i = 0; i < p->n_free; i++) {
         uint32_t id = p->free_ids[i];
-        if (id >= p->n || kvf__pool_refs(p, id)) return BROKEN("%s %u: on the free list, but held or no id", what, id);
+        if (!kvf__pool_has(p, id) || kvf__pool_refs(p, id))
+            return BROKEN("%s %u: on the free list, but held or no id", what, id);
         if (p->entries[id].scratch++) return BROKEN("%s %u: on the free list twice", what, id);
     }
     return KVF_OK;
@@ -105,7 +109,7 @@ static kvf_status count_row(const kvf_manager *m, const kvf__pool *p, const uint
     for (uint32_t i = 0; i < m->row_capacity; i++) {
         if (i >= n && row[i] != KVF_NO_BLOCK) return BROKEN("table %u: id %u beyond its %u", t, row[i], n);
         if (i >= n) continue;
-        if (row[i] >= p->n) return BROKEN("table %u: id %u of %u", t, row[i], p->n);
+        if (!kvf__pool_has(p, row[i])) return BROKEN("table %u: id %u of %u from %u on", t, row[i], p->n, p->first);
         p->entries[row[i]].scratch++;
     }
     return KVF_OK;
@@ -119,13 +123,13 @@ static kvf_status check_private(const kvf_manager *m, uint32_t t, kvf_error *err
         return BROKEN("table %u: private at %u, its last block at %u, the epoch is %u", t, m->private_at[t],
                       m->tail_at[t], m->epoch);
     for (uint32_t i = 0; kvf__is_private(m, t) && i < n_blocks; i++)
-        if (*kvf__state(&m->blocks, row[i]) != KVF__ROW)
+        if (*kvf__state(m->blocks, row[i]) != KVF__ROW)
             return BROKEN("table %u: block %u has state %u, but the table counts as private", t, row[i],
-                          *kvf__state(&m->blocks, row[i]));
+                          *kvf__state(m->blocks, row[i]));
     if (m->tail_at[t] == m->epoch && m->n_slots[t] % m->config.block_size &&
-        kvf__pool_holders(&m->blocks, row[n_blocks - 1]) > 1)
+        kvf__pool_holders(m->blocks, row[n_blocks - 1]) > 1)
         return BROKEN("table %u: block %u, its last, counts as its own, but has %u holders", t, row[n_blocks - 1],
-                      kvf__pool_holders(&m->blocks, row[n_blocks - 1]));
+                      kvf__pool_holders(m->blocks, row[n_blocks - 1]));
     if (m->tail_at[t] == m->epoch && kvf__tail_covered(m, t))
         return BROKEN("table %u: block %u, its last, counts as its own, but its node covers slots beyond the table's",
                       t, row[n_blocks - 1]);
@@ -161,7 +165,8 @@ static kvf_status check_host(const kvf_manager *m, uint32_t t, kvf_error *err) {
         return BROKEN("table %u: swapped, but it holds something here", t);
     if (n_slots > m->config.max_slots || n_pages > (seq->has_scores ? kvf__blocks_for(m, n_slots) : 0))
         return BROKEN("table %u: %u slots and %u score pages on the host", t, n_slots, n_pages);
-    kvf_status s = count_row(m, &m->host_blocks, kvf__row(m, t), kvf__blocks_for(m, n_slots), t, err);
+    kvf_status s =
+        count_row(m, &m->host_blocks[kvf__class_of(m, t)], kvf__row(m, t), kvf__blocks_for(m, n_slots), t, err);
     return s ? s : count_row(m, &m->host_pages, kvf__score_row(m, t), n_pages, t, err);
 }
 
@@ -199,7 +204,7 @@ static kvf_status check_table(const kvf_manager *m, uint32_t t, kvf_error *err) 
         return BROKEN("table %u: marked for a compaction that is not under way", t);
     kvf_status s = check_host(m, t, err);
     if (s || seq->swapped) return s;
-    s = count_row(m, &m->blocks, kvf__row(m, t), n_blocks, t, err);
+    s = count_row(m, &m->blocks[kvf__class_of(m, t)], kvf__row(m, t), n_blocks, t, err);
     if (!s) s = count_row(m, &m->pages, kvf__score_row(m, t), n_pages, t, err);
     if (!s) s = check_private(m, t, err);
     if (!s) s = check_known(m, t, err);
@@ -215,7 +220,11 @@ static kvf_status check_compaction(const kvf_manager *m, kvf_error *err) {
             const uint32_t *fresh = m->dst_row[(size_t)e * m->n_groups + g];
             if (!m->tables[t].compacting || !m->seqs[t / m->seq_tables].n_compacting || (n == 0) != (fresh == NULL))
                 return BROKEN("table %u: its compaction has lost its marks", t);
-            for (uint32_t i = 0; i < n; i++) m->blocks.entries[fresh[i]].scratch++;
+            for (uint32_t i = 0; i < n; i++) {
+                if (!kvf__pool_has(&m->blocks[kvf__class_of(m, t)], fresh[i]))
+                    return BROKEN("table %u: fresh block %u is not of its class", t, fresh[i]);
+                m->blocks->entries[fresh[i]].scratch++;
+            }
         }
     return KVF_OK;
 }
@@ -247,8 +256,9 @@ static kvf_status check_runs(const kvf_manager *m, kvf_error *err) {
     for (; k < m->seq_tables; k++) {
         uint32_t window = kvf__window_of(m, k);
         if (r < m->n_runs && k == m->runs[r].first + m->runs[r].n_tables) r++;
-        if (window != KVF_LAYER_NONE && (r == m->n_runs || k < m->runs[r].first || m->runs[r].window != window))
-            return BROKEN("run %u: table %u has window %u", r, k, window);
+        if (window != KVF_LAYER_NONE && (r == m->n_runs || k < m->runs[r].first || m->runs[r].window != window ||
+                                         m->runs[r].block_class != kvf__class_of(m, k)))
+            return BROKEN("run %u: table %u has window %u and class %u", r, k, window, kvf__class_of(m, k));
         if (window == KVF_LAYER_NONE && r < m->n_runs && k >= m->runs[r].first)
             return BROKEN("run %u: table %u keeps nothing", r, k);
         if (window && window != KVF_LAYER_NONE && !m->windowed) return BROKEN("windowed: is not set");
@@ -278,21 +288,24 @@ static kvf_status check_seqs(const kvf_manager *m, kvf_error *err) {
 }
 
 static kvf_status audit(const kvf_manager *m, kvf_error *err) {
-    uint64_t blocks = 0, pages = 0;
-    for (uint32_t i = 0; i < m->blocks.n; i++)
-        if (m->blocks.entries[i].scratch)
-            return BROKEN("block %u: scratch %u was left", i, m->blocks.entries[i].scratch);
+    kvf__counts blocks = {{0}};
+    uint64_t pages = 0;
+    for (uint32_t i = 0; i < m->config.n_blocks; i++)
+        if (m->blocks->entries[i].scratch)
+            return BROKEN("block %u: scratch %u was left", i, m->blocks->entries[i].scratch);
     kvf_status s = check_runs(m, err);
     if (!s) s = check_seqs(m, err);
     for (uint32_t t = 0; !s && t < m->config.max_seqs * m->seq_tables; t++) {
         s = check_table(m, t, err);
-        blocks += m->promise[t];
+        blocks.of[kvf__class_of(m, t)] += m->promise[t];
         pages += m->page_promise[t];
     }
     if (!s) s = check_compaction(m, err);
-    if (!s) s = check_pool(&m->blocks, &m->host_blocks, "block", blocks, err);
+    for (uint32_t i = 0; !s && i < m->config.n_classes; i++) {
+        s = check_pool(&m->blocks[i], &m->host_blocks[i], "block", blocks.of[i], err);
+        if (!s) s = check_pool(&m->host_blocks[i], &m->blocks[i], "host block", 0, err);
+    }
     if (!s) s = check_pool(&m->pages, &m->host_pages, "score page", pages, err);
-    if (!s) s = check_pool(&m->host_blocks, &m->blocks, "host block", 0, err);
     if (!s) s = check_pool(&m->host_pages, &m->pages, "host score page", 0, err);
     for (uint32_t l = 0; !s && l < m->config.n_layers; l++) s = check_layer(m, l, err);
     if (!s && m->config.view_copies) s = kvf__views_audit(m, err);
@@ -304,9 +317,11 @@ static kvf_status audit(const kvf_manager *m, kvf_error *err) {
 kvf_status kvf_audit(const kvf_manager *manager, kvf_error *err) {
     if (!manager) return kvf__fail(err, KVF_E_INVALID, "manager: is NULL");
     kvf_status s = audit(manager, err);
-    clear(&manager->blocks);
+    for (uint32_t i = 0; i < manager->config.n_classes; i++) {
+        clear(&manager->blocks[i]);
+        clear(&manager->host_blocks[i]);
+    }
     clear(&manager->pages);
-    clear(&manager->host_blocks);
     clear(&manager->host_pages);
     return s;
 }

@@ -55,34 +55,34 @@ static bool needs_fresh(kvf_manager *m, uint32_t t) {
     if (kvf__is_private(m, t)) return false;
     const uint32_t *row = kvf__row(m, t);
     for (uint32_t i = 0, n = kvf__n_blocks(m, t); i < n; i++)
-        if (kvf__pool_refs(&m->blocks, row[i]) - m->blocks.entries[row[i]].scratch > 1) return true;
+        if (kvf__pool_refs(m->blocks, row[i]) - m->blocks->entries[row[i]].scratch > 1) return true;
     return false;
 }
 
 /* Decides fresh or in place for every table; returns the blocks that are wanted beyond the promises. */
-static uint64_t decide(kvf_manager *m) {
-    uint64_t wanted = 0;
+static kvf__counts decide(kvf_manager *m) {
+    kvf__counts wanted = {{0}};
     for (uint32_t e = 0; e < m->n_entries; e++) {
         uint32_t first = m->entries[e].table;
         for (uint32_t t = first; t < first + m->n_groups; t++) {
             kvf__table *table = &m->tables[t];
             if (!needs_fresh(m, t)) continue;
             table->n_fresh = kvf__blocks_for(m, m->entries[e].n_keep);
-            wanted += kvf__promise_owed(table->n_fresh, m->promise[t]);
-            for (uint32_t i = 0, n = kvf__n_blocks(m, t); i < n; i++) m->blocks.entries[kvf__row(m, t)[i]].scratch++;
+            wanted.of[kvf__class_of(m, t)] += kvf__promise_owed(table->n_fresh, m->promise[t]);
+            for (uint32_t i = 0, n = kvf__n_blocks(m, t); i < n; i++) m->blocks->entries[kvf__row(m, t)[i]].scratch++;
         }
     }
     for (uint32_t e = 0; e < m->n_entries; e++) {
         uint32_t first = m->entries[e].table;
         for (uint32_t t = first; t < first + m->n_groups; t++)
             for (uint32_t i = 0, n = kvf__n_blocks(m, t); m->tables[t].n_fresh && i < n; i++)
-                m->blocks.entries[kvf__row(m, t)[i]].scratch = 0;
+                m->blocks->entries[kvf__row(m, t)[i]].scratch = 0;
     }
     return wanted;
 }
 
 static uint32_t node_of(const kvf_manager *m, uint32_t t, uint32_t i) {
-    return kvf__pool_node(&m->blocks, kvf__row(m, t)[i]);
+    return kvf__pool_node(m->blocks, kvf__row(m, t)[i]);
 }
 
 /* An event in place writes any of a table's blocks: what receives a merge is changed where it is, before it moves. */
@@ -102,29 +102,35 @@ static void take_out_of_cache(kvf_manager *m, uint32_t t) {
 
 /* Tables that would be written in place where the cache holds their blocks; returns the fresh blocks beyond the promises
  * that would spare these. */
-static uint64_t find_aside(kvf_manager *m) {
-    uint64_t wanted = 0;
+static kvf__counts find_aside(kvf_manager *m) {
+    kvf__counts wanted = {{0}};
     for (uint32_t e = 0; e < m->n_entries; e++)
         for (uint32_t t = m->entries[e].table; t < m->entries[e].table + m->n_groups; t++) {
             kvf__table *table = &m->tables[t];
             uint32_t n = kvf__blocks_for(m, m->entries[e].n_keep);
             if (table->n_fresh || !any_cached(m, t)) continue;
             table->n_aside = n;
-            wanted += kvf__promise_owed(n, m->promise[t]);
+            wanted.of[kvf__class_of(m, t)] += kvf__promise_owed(n, m->promise[t]);
         }
     return wanted;
 }
 
+static bool exceeds(const kvf_manager *m, const kvf__counts *wanted, const kvf__counts *room) {
+    for (uint32_t i = 0; i < m->config.n_classes; i++)
+        if (wanted->of[i] > room->of[i]) return true;
+    return false;
+}
+
 /* Spares what is cached when there is room for all of it; else takes it out, sequence by sequence, until there is. */
-static void spare_cached(kvf_manager *m, uint64_t room) {
-    uint64_t wanted = find_aside(m);
-    for (uint32_t e = 0; e < m->n_entries && wanted > room; e++) {
+static void spare_cached(kvf_manager *m, const kvf__counts *room) {
+    kvf__counts wanted = find_aside(m);
+    for (uint32_t e = 0; e < m->n_entries && exceeds(m, &wanted, room); e++) {
         uint32_t first = m->entries[e].table / m->seq_tables * m->seq_tables;
         for (uint32_t t = first; t < first + m->seq_tables; t++) {
             uint32_t n = m->tables[t].n_aside;
             if (!n) continue;
             take_out_of_cache(m, t);
-            wanted -= kvf__promise_owed(n, m->promise[t]);
+            wanted.of[kvf__class_of(m, t)] -= kvf__promise_owed(n, m->promise[t]);
             m->tables[t].n_aside = 0;
         }
     }
@@ -144,11 +150,27 @@ static void take_fresh(kvf_manager *m) {
             uint32_t t = m->entries[e].table + g;
             kvf__table *table = &m->tables[t];
             m->dst_row[(size_t)e * m->n_groups + g] = table->n_fresh ? m->fresh + n_taken : NULL;
+            kvf__pool *p = kvf__pool_at(m, t);
             table->fresh_promise = KVF__MIN(table->n_fresh, m->promise[t]);
-            kvf__promise_use(&m->blocks, &m->promise[t], table->n_fresh);
-            kvf__pool_take(&m->blocks, m->fresh + n_taken, table->n_fresh);
+            kvf__promise_use(p, &m->promise[t], table->n_fresh);
+            kvf__pool_take(p, m->fresh + n_taken, table->n_fresh);
             n_taken += table->n_fresh;
         }
+}
+
+/* Decides where every table goes, and sees that there are blocks for it. */
+static kvf_status find_room(kvf_manager *m) {
+    kvf__counts wanted = decide(m), room = {{0}};
+    for (uint32_t i = 0; i < m->config.n_classes; i++) {
+        uint32_t spare = kvf__pool_spare(&m->blocks[i]);
+        if (wanted.of[i] > spare)
+            return kvf__fail(m->error, KVF_E_NO_BLOCKS,
+                             "compaction: %llu fresh blocks beyond the promised ones, %u are free",
+                             (unsigned long long)wanted.of[i], spare);
+        room.of[i] = spare - wanted.of[i];
+    }
+    if (m->cache.on) spare_cached(m, &room);
+    return KVF_OK;
 }
 
 kvf_status kvf_compact_begin(kvf_manager *manager, const kvf_compact_item *items, uint32_t n_items,
@@ -162,15 +184,7 @@ kvf_status kvf_compact_begin(kvf_manager *manager, const kvf_compact_item *items
                          n_items, manager->config.max_seqs, manager->config.n_layers);
     kvf_status s = KVF_OK;
     for (uint32_t i = 0; !s && i < n_items; i++) s = enter_item(manager, &items[i], i);
-    if (!s) {
-        uint64_t wanted = decide(manager), spare = kvf__pool_spare(&manager->blocks);
-        if (wanted <= spare) {
-            if (manager->cache.on) spare_cached(manager, spare - wanted);
-        } else
-            s = kvf__fail(manager->error, KVF_E_NO_BLOCKS,
-                          "compaction: %llu fresh blocks beyond the promised ones, %u are free",
-                          (unsigned long long)wanted, kvf__pool_spare(&manager->blocks));
-    }
+    if (!s) s = find_room(manager);
     if (s) {
         leave_all(manager);
         return s;
@@ -190,7 +204,7 @@ static void settle(kvf__pool *p, uint32_t *promise, uint32_t owed, uint32_t limi
 
 static void settle_table(kvf_manager *m, uint32_t t, uint32_t limit, uint32_t page_limit) {
     const kvf__table *table = &m->tables[t];
-    settle(&m->blocks, &m->promise[t], kvf__promise_owed(table->reserve, kvf__n_blocks(m, t)), limit);
+    settle(kvf__pool_at(m, t), &m->promise[t], kvf__promise_owed(table->reserve, kvf__n_blocks(m, t)), limit);
     settle(&m->pages, &m->page_promise[t], kvf__promise_owed(table->page_reserve, m->n_pages[t]), page_limit);
 }
 
@@ -199,12 +213,13 @@ static void commit_table(kvf_manager *m, uint32_t t, uint32_t n_keep, const uint
     uint32_t n_slots = m->n_slots[t], n_after = kvf__blocks_for(m, n_keep),
              pages_after = KVF__MIN(m->n_pages[t], n_after);
     bool is_private = kvf__is_private(m, t);
-    uint32_t freed = kvf__pool_trim(&m->blocks, kvf__row(m, t), kvf__n_blocks(m, t), fresh ? 0 : n_after, is_private);
+    uint32_t freed =
+        kvf__pool_trim(kvf__pool_at(m, t), kvf__row(m, t), kvf__n_blocks(m, t), fresh ? 0 : n_after, is_private);
     if (fresh) {
         is_private = true;
         memcpy(kvf__row(m, t), fresh, n_after * sizeof *fresh);
         for (uint32_t i = 0; i < n_after; i++) /* held since begin? */
-            is_private &= *kvf__state(&m->blocks, fresh[i]) == KVF__ROW;
+            is_private &= *kvf__state(m->blocks, fresh[i]) == KVF__ROW;
     }
     m->private_at[t] = m->tail_at[t] = is_private ? m->epoch : 0;
     m->seqs[t / m->seq_tables].known_at = 0;
@@ -224,9 +239,10 @@ kvf_status kvf_compact_commit(kvf_manager *manager) {
             commit_table(manager, manager->entries[e].table + g, manager->entries[e].n_keep,
                          manager->dst_row[(size_t)e * manager->n_groups + g]);
     for (uint32_t e = 0; e < manager->n_entries; e++) /* blocks that only a later owner let fall free */
-        for (uint32_t g = 0; g < manager->n_groups; g++)
-            settle_table(manager, manager->entries[e].table + g, kvf__pool_spare(&manager->blocks),
-                         kvf__pool_spare(&manager->pages));
+        for (uint32_t g = 0; g < manager->n_groups; g++) {
+            uint32_t t = manager->entries[e].table + g;
+            settle_table(manager, t, kvf__pool_spare(kvf__pool_at(manager, t)), kvf__pool_spare(&manager->pages));
+        }
     for (uint32_t e = 0; e < manager->n_entries; e++) {
         kvf__seq *seq = &manager->seqs[manager->entries[e].table / manager->seq_tables];
         seq->compacted = true;
@@ -242,8 +258,8 @@ void kvf__compact_drop(kvf_manager *m) {
         for (uint32_t g = 0; g < m->n_groups; g++) {
             uint32_t t = m->entries[e].table + g;
             const uint32_t *fresh = m->dst_row[(size_t)e * m->n_groups + g];
-            for (uint32_t i = m->tables[t].n_fresh; i-- > 0;) (void)kvf__pool_drop(&m->blocks, fresh[i]);
-            kvf__promise_set(&m->blocks, &m->promise[t], m->promise[t] + m->tables[t].fresh_promise);
+            for (uint32_t i = m->tables[t].n_fresh; i-- > 0;) (void)kvf__pool_drop(kvf__pool_at(m, t), fresh[i]);
+            kvf__promise_set(kvf__pool_at(m, t), &m->promise[t], m->promise[t] + m->tables[t].fresh_promise);
         }
     leave_all(m);
     if (m->profile) kvf__profile_cancelled(m);

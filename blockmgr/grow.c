@@ -4,20 +4,34 @@
 
 /* ---- Copy lists ---------------------------------------------------------------------------------- */
 
-/* The pools at both ends of a copy. */
-static kvf__pool *copy_from(kvf_manager *m, uint32_t kind) {
-    kvf__pool *const from[] = {&m->blocks, &m->pages, &m->blocks, &m->host_blocks, &m->pages, &m->host_pages};
-    return from[kind];
+/* The pools at both ends of a copy, which are of one class. */
+typedef struct ends {
+    kvf__pool *from, *to;
+} ends;
+
+/* Of any ids; of those that are none, or of two classes, ends that no copy is pending between. */
+static ends ends_of(kvf_manager *m, const kvf_copy *copy) {
+    kvf__pool *const from[] = {m->blocks, &m->pages, m->blocks, m->host_blocks, &m->pages, &m->host_pages};
+    kvf__pool *const to[] = {m->blocks, &m->pages, m->host_blocks, m->blocks, &m->host_pages, &m->pages};
+    ends e = {from[copy->kind], to[copy->kind]};
+    if (copy->kind == KVF_COPY_SCORE_PAGE || copy->kind == KVF_COPY_SCORE_OUT || copy->kind == KVF_COPY_SCORE_IN)
+        return e;
+    for (uint32_t i = 1; i < m->config.n_classes && !kvf__pool_has(e.from, copy->src); i++) e.from++, e.to++;
+    return e;
 }
-static kvf__pool *copy_to(kvf_manager *m, uint32_t kind) {
-    kvf__pool *const to[] = {&m->blocks, &m->pages, &m->host_blocks, &m->blocks, &m->host_pages, &m->pages};
-    return to[kind];
+
+static bool is_pending(kvf_manager *m, const kvf_copy *copy) {
+    if (copy->kind >= KVF_COPY_KINDS) return false;
+    ends e = ends_of(m, copy);
+    return kvf__pool_copy_pending(e.from, copy->src, e.to, copy->dst);
 }
 
 void kvf__copies_add(kvf_manager *m, kvf_copy_list *copies, kvf_copy_kind kind, uint32_t src, uint32_t dst,
                      uint32_t n_slots) {
-    copies->items[copies->n++] = (kvf_copy){kind, src, dst, n_slots};
-    kvf__pool_pin(copy_from(m, kind), src, copy_to(m, kind), dst);
+    const kvf_copy copy = {kind, src, dst, n_slots};
+    ends e = ends_of(m, &copy);
+    copies->items[copies->n++] = copy;
+    kvf__pool_pin(e.from, src, e.to, dst);
 }
 
 kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list *copies) {
@@ -25,21 +39,22 @@ kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list *copies) {
     if (!copies || (copies->n && !copies->items)) return kvf__fail(manager->error, KVF_E_INVALID, "copies: is NULL");
     for (uint32_t i = 0; i < copies->n; i++) {
         const kvf_copy *c = &copies->items[i];
-        if (c->kind < KVF_COPY_KINDS &&
-            kvf__pool_copy_pending(copy_from(manager, c->kind), c->src, copy_to(manager, c->kind), c->dst)) {
-            kvf__pool_copy_unset(copy_to(manager, c->kind), c->dst); /* a second item for it is not pending */
+        if (is_pending(manager, c)) {
+            kvf__pool_copy_unset(ends_of(manager, c).to, c->dst); /* a second item for it is not pending */
             continue;
         }
         for (uint32_t j = 0; j < i; j++) {
             const kvf_copy *seen = &copies->items[j];
-            kvf__pool_copy_set(copy_from(manager, seen->kind), seen->src, copy_to(manager, seen->kind), seen->dst);
+            ends e = ends_of(manager, seen);
+            kvf__pool_copy_set(e.from, seen->src, e.to, seen->dst);
         }
         return kvf__fail(manager->error, KVF_E_STALE, "copies[%u]: kind %u, %u to %u is not pending", i, c->kind,
                          c->src, c->dst);
     }
     for (uint32_t i = 0; i < copies->n; i++) {
         const kvf_copy *c = &copies->items[i];
-        kvf__pool_unpin(copy_from(manager, c->kind), c->src, copy_to(manager, c->kind), c->dst);
+        ends e = ends_of(manager, c);
+        kvf__pool_unpin(e.from, c->src, e.to, c->dst);
     }
     if (manager->profile) kvf__profile_copied(manager, copies);
     copies->n = 0;
@@ -54,7 +69,8 @@ kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list *copies) {
 /* What a batch takes: blocks and pages beyond the promises, and copies. freed: blocks that windows give up first and that
  * are not promised again. */
 typedef struct need {
-    uint64_t blocks, pages, freed;
+    kvf__counts blocks, freed;
+    uint64_t pages;
     uint32_t copies;
 } need;
 
@@ -85,14 +101,14 @@ static kvf_status check_item(const kvf_manager *m, const kvf_append_item *item, 
 bool kvf__leaves_shared(const kvf_manager *m, uint32_t t) {
     if (m->tail_at[t] == m->epoch || m->n_slots[t] % m->config.block_size == 0) return false;
     uint32_t id = kvf__row(m, t)[kvf__n_blocks(m, t) - 1];
-    return kvf__pool_holders(&m->blocks, id) - m->blocks.entries[id].scratch > 1 || kvf__tail_covered(m, t);
+    return kvf__pool_holders(m->blocks, id) - m->blocks->entries[id].scratch > 1 || kvf__tail_covered(m, t);
 }
 
 /* The blocks that a table takes, whose last block may be shared. */
 static uint32_t count_shared(const kvf_manager *m, uint32_t t, step s, need *out) {
     uint32_t n_blocks = blocks_before(s, m->n_slots[t]), blocks = blocks_after(s, m->n_slots[t]) - n_blocks;
     if (!kvf__leaves_shared(m, t)) return blocks;
-    m->blocks.entries[kvf__row(m, t)[n_blocks - 1]].scratch++;
+    m->blocks->entries[kvf__row(m, t)[n_blocks - 1]].scratch++;
     out->copies++;
     return blocks + 1;
 }
@@ -100,7 +116,7 @@ static uint32_t count_shared(const kvf_manager *m, uint32_t t, step s, need *out
 static void clear_scratch(const kvf_manager *m, uint32_t first) {
     for (uint32_t t = first; t < first + m->seq_tables; t++)
         if (m->n_slots[t] % m->config.block_size)
-            m->blocks.entries[kvf__row(m, t)[kvf__n_blocks(m, t) - 1]].scratch = 0;
+            m->blocks->entries[kvf__row(m, t)[kvf__n_blocks(m, t) - 1]].scratch = 0;
 }
 
 /* What one pass over the tables of a sequence tells. */
@@ -108,7 +124,7 @@ typedef struct seen {
     uint32_t longest; /* slots */
     uint32_t unknown; /* not 0: a last block may be shared */
     uint32_t taken;   /* not 0: blocks are taken */
-    uint64_t beyond;  /* blocks beyond the promises */
+    uint64_t beyond;  /* blocks beyond the promises, of one class */
 } seen;
 
 static seen look_at_tables(const uint32_t *restrict n_slots, const uint32_t *restrict promise,
@@ -142,12 +158,12 @@ static void count_window(const kvf_manager *m, uint32_t first, const kvf__run *r
         uint32_t blocks = count_shared(m, t, s, out), n_dropped = kvf__window_drops(m, run->window, m->n_slots[t]);
         kvf__dropping d = {0, 0};
         if (n_dropped) d = kvf__window_look(m, t, n_dropped);
-        out->blocks += kvf__promise_owed(blocks, m->promise[t] + d.promised);
-        out->freed += d.freed - d.promised;
+        out->blocks.of[run->block_class] += kvf__promise_owed(blocks, m->promise[t] + d.promised);
+        out->freed.of[run->block_class] += d.freed - d.promised;
     }
 }
 
-static seen look_at_runs(const kvf_manager *m, uint32_t first, step s) {
+static seen look_at_runs(const kvf_manager *m, uint32_t first, step s, kvf__counts *beyond) {
     seen all = {0, 0, 0, 0};
     for (uint32_t r = 0; r < m->n_runs; r++) {
         const kvf__run *run = &m->runs[r];
@@ -158,7 +174,7 @@ static seen look_at_runs(const kvf_manager *m, uint32_t first, step s) {
         all.longest = KVF__MAX(all.longest, of.longest);
         all.unknown |= of.unknown;
         all.taken |= of.taken;
-        all.beyond += of.beyond;
+        beyond->of[run->block_class] += of.beyond;
     }
     return all;
 }
@@ -179,7 +195,8 @@ static kvf_status count_item(const kvf_manager *m, const kvf_append_item *item, 
     uint32_t first = index * m->seq_tables;
     kvf__seq *seq = &m->seqs[index];
     step s = step_of(m, item->n_tokens);
-    seen all = look_at_runs(m, first, s);
+    kvf__counts beyond = {{0}};
+    seen all = look_at_runs(m, first, s, &beyond);
     if (item->n_tokens > m->config.max_slots - all.longest)
         return kvf__fail(m->error, KVF_E_LIMIT, "append: n_tokens %u to a table of %u slots: max_slots is %u",
                          item->n_tokens, all.longest, m->config.max_slots);
@@ -187,7 +204,7 @@ static kvf_status count_item(const kvf_manager *m, const kvf_append_item *item, 
     seq->may_share = all.unknown != 0;
     seq->takes = all.taken != 0;
     seq->longest = all.longest;
-    if (!seq->may_share) out->blocks += all.beyond;
+    for (uint32_t i = 0; !seq->may_share && i < m->config.n_classes; i++) out->blocks.of[i] += beyond.of[i];
     for (uint32_t r = 0; r < m->n_runs; r++) {
         const kvf__run *run = &m->runs[r];
         if (run->window) {
@@ -195,7 +212,7 @@ static kvf_status count_item(const kvf_manager *m, const kvf_append_item *item, 
             continue;
         }
         for (uint32_t t = first + run->first, end = t + run->n_tables; seq->may_share && t < end; t++)
-            out->blocks += kvf__promise_owed(count_shared(m, t, s, out), m->promise[t]);
+            out->blocks.of[run->block_class] += kvf__promise_owed(count_shared(m, t, s, out), m->promise[t]);
         if (seq->has_scores) seq->takes |= count_pages(m, first + run->first, run->n_tables, s, &out->pages);
     }
     return KVF_OK;
@@ -229,7 +246,7 @@ static kvf_status plan(const kvf_manager *m, const kvf_append_item *items, uint3
     if (n_items && !items) return kvf__fail(m->error, KVF_E_INVALID, "items: is NULL");
     kvf_status s = KVF_OK;
     uint32_t n_marked = 0;
-    *n = (need){0, 0, 0, 0};
+    *n = (need){.copies = 0};
     for (; n_marked < n_items; n_marked++) {
         s = look_at(m, items, n_marked, n);
         if (s) break;
@@ -240,7 +257,8 @@ static kvf_status plan(const kvf_manager *m, const kvf_append_item *items, uint3
         seq->mark = false;
     }
     if (s) return s;
-    uint64_t blocks = lack(n->blocks, &m->blocks, n->freed), pages = lack(n->pages, &m->pages, 0);
+    uint64_t blocks = 0, pages = lack(n->pages, &m->pages, 0);
+    for (uint32_t i = 0; i < m->config.n_classes; i++) blocks += lack(n->blocks.of[i], &m->blocks[i], n->freed.of[i]);
     if (n_missing) *n_missing = (uint32_t)KVF__MIN(KVF__MAX(blocks, pages), UINT32_MAX);
     if (blocks || pages)
         return kvf__fail(m->error, KVF_E_NO_BLOCKS, "append: %llu blocks and %llu score pages are missing",
@@ -259,10 +277,11 @@ static void leave_shared(kvf_manager *m, uint32_t first, kvf_copy_list *copies) 
     for (uint32_t t = first; t < first + m->seq_tables; t++) {
         if (kvf__leaves_shared(m, t)) {
             uint32_t *last = kvf__row(m, t) + kvf__n_blocks(m, t) - 1, src = *last;
-            kvf__pool_take(&m->blocks, last, 1);
-            kvf__promise_use(&m->blocks, &m->promise[t], 1);
+            kvf__pool *p = kvf__pool_at(m, t);
+            kvf__pool_take(p, last, 1);
+            kvf__promise_use(p, &m->promise[t], 1);
             kvf__copies_add(m, copies, KVF_COPY_BLOCK, src, *last, m->n_slots[t] % m->config.block_size);
-            (void)kvf__pool_drop(&m->blocks, src);
+            (void)kvf__pool_drop(p, src);
             kvf__row_cut(m, t, kvf__n_blocks(m, t) - 1, UINT32_MAX);
         }
         m->tail_at[t] = m->epoch;
@@ -276,8 +295,7 @@ static uint32_t count_rows(const uint32_t *restrict n_slots, uint32_t n, step s)
 }
 
 /* Blocks for tables of one sequence: one store a block, one to its row. */
-static void take_rows(kvf_manager *m, uint32_t first, uint32_t n_tables, step s) {
-    kvf__pool *p = &m->blocks;
+static void take_rows(kvf_manager *m, kvf__pool *p, uint32_t first, uint32_t n_tables, step s) {
     const uint32_t *restrict top = p->free_ids + p->n_free, *restrict n_slots = m->n_slots + first;
     uint32_t *restrict row = kvf__row(m, first), row_capacity = m->row_capacity;
     uint8_t *restrict states = p->states;
@@ -341,15 +359,15 @@ static grown grow_groups(uint32_t *restrict n_slots, uint32_t *restrict promise,
 }
 
 /* Tables of a run take what they lack. Returns the last slot of a last block, at most. */
-static uint32_t take_and_grow(kvf_manager *m, uint32_t first, uint32_t n, step s) {
+static uint32_t take_and_grow(kvf_manager *m, kvf__pool *p, uint32_t first, uint32_t n, step s) {
     uint32_t n_groups = m->n_groups, seq_layer = first / n_groups, layer = seq_layer % m->config.n_layers;
     uint32_t *n_slots = m->n_slots + first, *promise = m->promise + first;
     uint32_t *layer_blocks = m->layer_blocks + layer, *most = m->seq_blocks_max + seq_layer;
-    if (m->cache.on) kvf__pool_make_room(&m->blocks, count_rows(n_slots, n, s));
-    take_rows(m, first, n, s);
+    if (m->cache.on) kvf__pool_make_room(p, count_rows(n_slots, n, s));
+    take_rows(m, p, first, n, s);
     grown all = n_groups == 1 ? grow_layers(n_slots, promise, layer_blocks, most, n, s)
                               : grow_groups(n_slots, promise, layer_blocks, most, n / n_groups, n_groups, s);
-    m->blocks.n_promised -= all.promised;
+    p->n_promised -= all.promised;
     return all.filled;
 }
 
@@ -390,7 +408,8 @@ static void grow(kvf_manager *m, const kvf_append_item *item, kvf_copy_list *cop
         const kvf__run *run = &m->runs[r];
         uint32_t t = first + run->first, n = run->n_tables;
         if (seq->takes && seq->has_scores && !run->window) take_pages(m, t, n, s);
-        uint32_t filled = seq->takes ? take_and_grow(m, t, n, s) : add_slots(m->n_slots + t, n, s);
+        uint32_t filled =
+            seq->takes ? take_and_grow(m, &m->blocks[run->block_class], t, n, s) : add_slots(m->n_slots + t, n, s);
         seq->room = KVF__MIN(seq->room, s.mask - filled);
         if (run->window && drops_next(m, t, run)) seq->known_at = 0;
     }
@@ -407,7 +426,7 @@ static void count_append(kvf_manager *m, const kvf_append_item *items, uint32_t 
             m->layer_slots[l] += n_slots;
             m->layer_blocks_max[l] = KVF__MAX(m->layer_blocks_max[l], m->layer_blocks[l]);
         }
-    kvf__pool_note_held(&m->blocks);
+    for (uint32_t i = 0; i < m->config.n_classes; i++) kvf__pool_note_held(&m->blocks[i]);
 }
 
 kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32_t n_items, kvf_copy_list *copies) {
@@ -433,7 +452,8 @@ kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32
 static void shrink_table(kvf_manager *m, uint32_t t, uint32_t n_tokens) {
     uint32_t n_slots = m->n_slots[t], n_after = kvf__blocks_for(m, n_slots - n_tokens), n_blocks = kvf__n_blocks(m, t);
     uint32_t n_pages = m->n_pages[t], pages_after = KVF__MIN(n_pages, n_after);
-    (void)kvf__pool_trim(&m->blocks, kvf__row(m, t), n_blocks, n_after, kvf__is_private(m, t));
+    kvf__pool *p = kvf__pool_at(m, t);
+    (void)kvf__pool_trim(p, kvf__row(m, t), n_blocks, n_after, kvf__is_private(m, t));
     (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), n_pages, pages_after, false);
     kvf__row_cut(m, t, n_after, pages_after);
     m->n_slots[t] -= n_tokens;
@@ -443,7 +463,7 @@ static void shrink_table(kvf_manager *m, uint32_t t, uint32_t n_tokens) {
     uint32_t owed_pages = kvf__promise_owed(m->tables[t].page_reserve, pages_after);
     owed = KVF__MIN(owed, m->promise[t] + n_blocks - n_after + kvf__tail_covered(m, t));
     owed_pages = KVF__MIN(owed_pages, m->page_promise[t] + n_pages - pages_after);
-    kvf__promise_raise(&m->blocks, &m->promise[t], owed, kvf__pool_spare(&m->blocks));
+    kvf__promise_raise(p, &m->promise[t], owed, kvf__pool_spare(p));
     kvf__promise_raise(&m->pages, &m->page_promise[t], owed_pages, kvf__pool_spare(&m->pages));
     kvf__table_count(m, t, n_slots);
 }

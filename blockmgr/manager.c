@@ -47,6 +47,7 @@ static kvf_status check_fields(const kvf_manager_config *c, kvf_error *err) {
                          c->reserved);
     if (c->view_copies > 1) return kvf__fail(err, KVF_E_INVALID, "view_copies %u: must be 0 or 1", c->view_copies);
     kvf_status s = kvf__windows_check(c, err);
+    if (!s) s = kvf__classes_check(c, err);
     if (s) return s;
     if (c->prefix_eviction > KVF_PREFIX_PRIORITY)
         return kvf__fail(err, KVF_E_INVALID, "prefix_eviction %u: must be at most %d", c->prefix_eviction,
@@ -64,6 +65,7 @@ static kvf_status check_fields(const kvf_manager_config *c, kvf_error *err) {
 
 static kvf_status resolve(const kvf_manager_config *in, kvf_manager_config *c, kvf_error *err) {
     kvf_status s = kvf__config_read(c, sizeof *c, in, "kvf_manager_config", err);
+    if (!s) s = kvf__classes_resolve(c, err);
     if (s) return s;
     c->struct_size = sizeof *c;
     kvf_manager_config d = kvf_manager_config_default();
@@ -97,9 +99,8 @@ static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
     if (!kvf__mul(n_tables, m->row_capacity, &n_rows)) slab->bad = true;
     (void)kvf__slab_take(slab, 1, sizeof *m);
     m->error = kvf__slab_take(slab, 1, sizeof *m->error);
-    kvf__pool_carve(&m->blocks, slab, c->n_blocks);
+    kvf__classes_carve(m, slab);
     kvf__pool_carve(&m->pages, slab, c->n_score_pages);
-    kvf__pool_carve(&m->host_blocks, slab, c->n_host_blocks);
     kvf__pool_carve(&m->host_pages, slab, c->n_host_score_pages);
     m->seqs = kvf__slab_take(slab, c->max_seqs, sizeof *m->seqs);
     m->free_seqs = kvf__slab_take(slab, c->max_seqs, sizeof *m->free_seqs);
@@ -121,7 +122,7 @@ static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
     m->dst_row = kvf__slab_take(slab, n_tables, sizeof *m->dst_row);
     m->fresh = kvf__slab_take(slab, c->n_blocks, sizeof *m->fresh);
     if (c->layer_windows) m->windows = kvf__slab_take(slab, c->n_layers, sizeof *m->windows);
-    m->runs = kvf__slab_take(slab, c->layer_windows ? c->n_layers : 1, sizeof *m->runs);
+    m->runs = kvf__slab_take(slab, c->layer_windows || c->n_classes > 1 ? c->n_layers : 1, sizeof *m->runs);
     kvf__views_carve(m, slab, n_tables, n_rows);
     kvf__cache_carve(&m->cache, slab, c, m->seq_tables);
     if (c->profile) {
@@ -163,12 +164,11 @@ static void start(kvf_manager *m) {
     m->epoch = 1;
     if (m->windows) memcpy(m->windows, c->layer_windows, c->n_layers * sizeof *m->windows);
     m->config.layer_windows = m->windows;
+    kvf__classes_init(m);
     kvf__runs_fill(m);
-    kvf__pool_init(&m->blocks, (uint32_t)(m->tag >> 32));
     kvf__pool_init(&m->pages, 0);
-    kvf__pool_init(&m->host_blocks, 0);
     kvf__pool_init(&m->host_pages, 0);
-    kvf__cache_init(&m->cache, &m->blocks, c, m->tag);
+    kvf__cache_init(&m->cache, m->blocks, m->host_blocks, c, m->tag);
     for (uint32_t i = 0; i < c->max_seqs; i++) {
         m->free_seqs[i] = c->max_seqs - 1 - i;
         m->seqs[i].generation = (uint32_t)(m->tag >> 36) | 1; /* 1..2^28 - 1 */
@@ -232,24 +232,17 @@ uint32_t kvf_block_id(kvf_block block) { return (uint32_t)block; }
 
 /* In the calls about one block everything rare is a tail call, so that the usual path needs no frame. */
 static kvf_status take_held(kvf_manager *m, kvf_block *out) {
-    *out = kvf__pool_take_held(&m->blocks);
+    *out = kvf__pool_take_held(m->blocks);
     return m->profile ? kvf__profile_taken(m, (uint32_t)*out) : KVF_OK;
 }
 
 __attribute__((noinline)) static kvf_status take_rarely(kvf_manager *m, kvf_block *out) {
-    const kvf__pool *p = &m->blocks;
-    if (!out) return kvf__fail(m->error, KVF_E_INVALID, "out: is NULL");
-    if (!kvf__pool_spare(p))
-        return kvf__fail(m->error, KVF_E_NO_BLOCKS,
-                         "a block is missing: %u of %u are free, %u cached and idle, %u of these are promised",
-                         p->n_free, p->n, p->n_idle, p->n_promised);
-    kvf__pool_make_room(&m->blocks, 1);
-    return take_held(m, out);
+    return kvf_block_take_of(m, 0, out);
 }
 
 kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out) {
     if (!manager) return KVF_E_INVALID;
-    if (!out || manager->blocks.n_free <= manager->blocks.n_promised) return take_rarely(manager, out);
+    if (!out || manager->blocks->n_free <= manager->blocks->n_promised) return take_rarely(manager, out);
     return take_held(manager, out);
 }
 
@@ -265,8 +258,9 @@ void kvf__epoch_begin(kvf_manager *m) {
 kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
     if (!manager) return KVF_E_INVALID;
     if (!out) return kvf__fail(manager->error, KVF_E_INVALID, "out: is NULL");
-    kvf__pool *p = &manager->blocks;
-    if (id >= p->n) return kvf__fail(manager->error, KVF_E_STALE, "block %u: there are %u", id, p->n);
+    if (id >= manager->config.n_blocks)
+        return kvf__fail(manager->error, KVF_E_STALE, "block %u: there are %u", id, manager->config.n_blocks);
+    kvf__pool *p = kvf__pool_of(manager->blocks, id);
     uint32_t n_holders = kvf__pool_holders(p, id);
     if (!n_holders) return kvf__fail(manager->error, KVF_E_STALE, "block %u: nobody holds it", id);
     if (kvf__pool_refs(p, id) == UINT32_MAX)
@@ -279,16 +273,18 @@ kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
 
 __attribute__((noinline)) static kvf_status release_counted(kvf_manager *m, kvf_block block) {
     uint32_t id = (uint32_t)block;
-    if (id >= m->blocks.n || kvf__pool_handle(&m->blocks, id) != block || !kvf__pool_holds(&m->blocks, id))
+    bool known = id < m->config.n_blocks && kvf__pool_handle(m->blocks, id) == block;
+    kvf__pool *p = known ? kvf__pool_of(m->blocks, id) : NULL;
+    if (!p || !kvf__pool_holds(p, id))
         return kvf__fail(m->error, KVF_E_STALE, "block handle %#llx: released before, or of another manager",
                          (unsigned long long)block);
-    kvf__pool_release(&m->blocks, id);
+    if (!kvf__pool_release_held(p, block)) kvf__pool_release(p, id);
     return m->profile ? kvf__profile_released(m, id) : KVF_OK;
 }
 
 kvf_status kvf_block_release(kvf_manager *manager, kvf_block block) {
     if (!manager) return KVF_E_INVALID;
-    if (!kvf__pool_release_held(&manager->blocks, block)) return release_counted(manager, block);
+    if (!kvf__pool_release_held(manager->blocks, block)) return release_counted(manager, block);
     return manager->profile ? kvf__profile_released(manager, (uint32_t)block) : KVF_OK;
 }
 
@@ -310,10 +306,6 @@ void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before) {
     m->seq_blocks_max[seq_layer] = KVF__MAX(m->seq_blocks_max[seq_layer], seq_layer_blocks(m, seq_layer));
 }
 
-static kvf_pool_occupancy pool_occupancy(const kvf__pool *p) {
-    return (kvf_pool_occupancy){p->n, p->n_free, kvf__pool_n_held(p), p->n_promised, p->n - p->n_least, p->n_shared};
-}
-
 kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kvf_layer_occupancy *layers) {
     if (!manager) return KVF_E_INVALID;
     if (!out || out->struct_size < sizeof out->struct_size)
@@ -321,12 +313,12 @@ kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kv
                          "out: must be given, its struct_size set to sizeof(kvf_occupancy)");
     const kvf_manager_config *c = &manager->config;
     kvf_occupancy o = {.struct_size = out->struct_size,
-                       .blocks = pool_occupancy(&manager->blocks),
-                       .score_pages = pool_occupancy(&manager->pages),
+                       .blocks = kvf__pools_occupancy(manager, manager->blocks),
+                       .score_pages = kvf__pool_occupancy(&manager->pages),
                        .n_seqs = manager->n_seqs,
                        .n_seqs_max = manager->n_seqs_max,
-                       .host_blocks = pool_occupancy(&manager->host_blocks),
-                       .host_score_pages = pool_occupancy(&manager->host_pages),
+                       .host_blocks = kvf__pools_occupancy(manager, manager->host_blocks),
+                       .host_score_pages = kvf__pool_occupancy(&manager->host_pages),
                        .n_swapped = manager->n_swapped};
     for (uint32_t l = 0; l < c->n_layers; l++) {
         uint32_t n_blocks = manager->layer_blocks[l];
@@ -335,10 +327,15 @@ kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kv
         o.slots_idle += idle;
         if (layers) layers[l] = (kvf_layer_occupancy){n_blocks, manager->layer_blocks_max[l], used, idle};
     }
-    o.n_cached = manager->cache.n_nodes * manager->seq_tables;
-    o.n_cached_idle = manager->blocks.n_idle;
-    o.held_bytes = o.blocks.n_held * c->block_bytes;
-    o.held_bytes_max = o.blocks.n_held_max * c->block_bytes;
+    o.n_cached = manager->cache.n_here * manager->seq_tables;
+    o.n_host_cached = manager->cache.n_on_host * manager->seq_tables;
+    for (uint32_t i = 0; i < c->n_classes; i++) {
+        const kvf__pool *p = &manager->blocks[i];
+        o.n_cached_idle += p->n_idle;
+        o.n_host_cached_idle += manager->host_blocks[i].n_idle;
+        o.held_bytes += kvf__pool_n_held(p) * manager->classes[i].block_bytes;
+        o.held_bytes_max += (p->n - p->n_least) * manager->classes[i].block_bytes;
+    }
     memcpy(out, &o, KVF__MIN(out->struct_size, sizeof o));
     return KVF_OK;
 }

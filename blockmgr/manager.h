@@ -3,14 +3,17 @@
  * Glossary, beyond kvfold/blockmgr.h and pool.h
  *   table index  t = (seq index * n_layers + layer) * n_groups + group; a table's row is rows[t * row_capacity ..].
  *   seq layer    the groups of one (sequence, layer): sl = t / n_groups.
- *   run          layers next to each other that keep slots, all of one window or of none; k-th tables of a sequence.
+ *   run          layers next to each other that keep slots, all of one class and of one window or of none; k-th tables of
+ *                a sequence.
+ *   blocks       the pools of the classes, which share their arrays by id: m->blocks alone tells of any block.
  *   fresh row    blocks taken by kvf_compact_begin for a table that may not be written in place.
  *   private      a block whose only holder is the table at hand, and which it may write behind its slots: a cached one is
  *                private unless it is the table's last and its node covers slots beyond the table's.
  *   swapped      a sequence whose tables are empty and whose rows name ids of the host's pools (tier.c).
  *
  * The slab
- *   kvf_manager | error | blocks: free_ids, states, heads, entries | pages, host_blocks, host_pages: likewise | seqs
+ *   kvf_manager | error | blocks: free_ids, states, heads, entries | host_blocks, pages, host_pages: likewise
+ *   | layer_class, with several classes | seqs
  *   | free_seqs
  *   | tables | n_slots | n_pages | promise | page_promise | private_at | tail_at | seq_blocks_max
  *   | layer_blocks | layer_blocks_max | layer_slots | rows | score_rows | compaction: entries, dst_row, fresh
@@ -82,7 +85,13 @@ typedef struct kvf__profile kvf__profile; /* profile.h */
 typedef struct kvf__run {
     uint32_t first, n_tables; /* of a sequence's tables */
     uint32_t window;          /* 0: none */
+    uint32_t block_class;
 } kvf__run;
+
+/* A number for each class. */
+typedef struct kvf__counts {
+    uint64_t of[KVF_BLOCK_CLASSES_MAX];
+} kvf__counts;
 
 /* What a buffer's copy of the rows, or of the score rows, knows. Invariant: the first known[t] entries are as the table's own
  * and at most as many; those from filled[t] on are KVF_NO_BLOCK. Whoever changes an entry of a row, or lets it end earlier,
@@ -107,12 +116,13 @@ struct kvf_manager {
     size_t slab_bytes;
     kvf_error *error; /* behind a pointer: calls on a const manager note their failure too */
     uint32_t n_groups;
-    uint32_t seq_tables;   /* tables of one sequence */
-    uint32_t row_capacity; /* blocks of a table of max_slots */
-    uint32_t block_shift;  /* log2 of block_size */
-    uint64_t tag;          /* hash of the manager's address: tells its handles from another's */
-    kvf__profile *profile; /* NULL: keeps none; here, where every call looks anyway */
-    kvf__pool blocks, pages;
+    uint32_t seq_tables;                     /* tables of one sequence */
+    uint32_t row_capacity;                   /* blocks of a table of max_slots */
+    uint32_t block_shift;                    /* log2 of block_size */
+    uint64_t tag;                            /* hash of the manager's address: tells its handles from another's */
+    kvf__profile *profile;                   /* NULL: keeps none; here, where every call looks anyway */
+    kvf__pool blocks[KVF_BLOCK_CLASSES_MAX]; /* [config.n_classes] */
+    kvf__pool pages;
     kvf__seq *seqs; /* [max_seqs] */
     uint32_t *free_seqs;
     uint32_t n_seqs, n_seqs_max; /* free_seqs holds max_seqs - n_seqs */
@@ -144,7 +154,10 @@ struct kvf_manager {
     uint32_t *fresh;             /* [n_blocks]: the fresh rows, one behind the other */
     kvf__view_buffer views[2];
     kvf__cache cache;
-    kvf__pool host_blocks, host_pages;
+    kvf__pool host_blocks[KVF_BLOCK_CLASSES_MAX];
+    kvf__pool host_pages;
+    kvf_block_class classes[KVF_BLOCK_CLASSES_MAX];
+    uint32_t *layer_class;               /* (layer); NULL: one class */
     uint32_t *host_slots, *n_host_pages; /* (seq, layer, group); NULL without a host tier */
     uint32_t n_swapped;
 };
@@ -164,6 +177,11 @@ static inline uint32_t *kvf__row(const kvf_manager *m, uint32_t t) { return m->r
 static inline uint32_t *kvf__score_row(const kvf_manager *m, uint32_t t) {
     return m->score_rows + (size_t)t * m->row_capacity;
 }
+static inline uint32_t kvf__class_of(const kvf_manager *m, uint32_t t) {
+    return m->layer_class ? m->layer_class[t % m->seq_tables / m->n_groups] : 0;
+}
+/* The pool that table t takes its blocks from. */
+static inline kvf__pool *kvf__pool_at(kvf_manager *m, uint32_t t) { return &m->blocks[kvf__class_of(m, t)]; }
 static inline bool kvf__is_private(const kvf_manager *m, uint32_t t) { return m->private_at[t] == m->epoch; }
 
 /* Carries a table's change, already made, into the figures of its layer and sequence. */
@@ -182,6 +200,18 @@ static inline bool kvf__tail_covered(const kvf_manager *m, uint32_t t) {
  * last, when partly filled. An append counts in scratch the tables of its batch that have left the block, so that the last
  * holder writes in place. */
 bool kvf__leaves_shared(const kvf_manager *m, uint32_t t);
+
+/* ---- Classes (classes.c) ---------------------------------------------------------------------------------- */
+
+/* Reads the classes: n_classes is 1 or more then, n_blocks and n_host_blocks are the sums. */
+kvf_status kvf__classes_resolve(kvf_manager_config *c, kvf_error *err);
+/* Of a config whose n_layers is in range. */
+kvf_status kvf__classes_check(const kvf_manager_config *c, kvf_error *err);
+void kvf__classes_carve(kvf_manager *m, kvf__slab *slab);
+void kvf__classes_init(kvf_manager *m);
+kvf_pool_occupancy kvf__pool_occupancy(const kvf__pool *p);
+/* The sums over the pools of the classes. */
+kvf_pool_occupancy kvf__pools_occupancy(const kvf_manager *m, const kvf__pool *pools);
 
 /* ---- Views (view.c) ------------------------------------------------------------------------------------ */
 
@@ -227,15 +257,16 @@ typedef struct kvf__reservation {
 
 /* What tables are to be promised, and what they were promised before. */
 typedef struct kvf__owed {
-    uint64_t blocks, pages, blocks_before, pages_before;
+    kvf__counts blocks, blocks_before;
+    uint64_t pages, pages_before;
 } kvf__owed;
 
 kvf_status kvf__reserve_read(const kvf_manager *m, const kvf_reserve *in, kvf_reserve *out);
 /* That of the k-th table of a sequence, as the caller wants it; that of table t, as it is. */
 kvf__reservation kvf__reservation_of(const kvf_manager *m, const kvf_reserve *reserve, uint32_t k);
 kvf__reservation kvf__table_reservation(const kvf_manager *m, uint32_t t);
-/* Whether the pools can bear it when n_taken idle blocks are held besides. */
-kvf_status kvf__check_owed(const kvf_manager *m, const kvf__owed *owed, uint64_t n_taken);
+/* Whether the pools can bear it when taken idle blocks are held besides. */
+kvf_status kvf__check_owed(const kvf_manager *m, const kvf__owed *owed, kvf__counts taken);
 /* Sets it, and the table's promises; the caller has seen that the pools can bear it. */
 void kvf__table_reserve(kvf_manager *m, uint32_t t, kvf__reservation r, uint32_t owed);
 /* Blocks of a table that count against its reservation: the private ones or, with growth, all that it keeps. */
@@ -248,6 +279,10 @@ kvf_status kvf__cache_audit(const kvf_manager *m, kvf_error *err);
 kvf_status kvf__fail_swapped(const kvf_manager *m, const char *call);
 /* Gives up what a swapped sequence has on the host; its rows are empty then. */
 void kvf__swap_drop(kvf_manager *m, uint32_t index);
+
+/* The d-th node of the cache's chain, on the host alone, gets blocks here in the rows of a sequence that attaches it. The
+ * caller has seen that they are to be had, and room for the copies. */
+void kvf__node_load(kvf_manager *m, uint32_t index, uint32_t d, kvf_copy_list *copies);
 
 /* KVF_E_UNSUPPORTED without a prefix cache. */
 kvf_status kvf__prefix_check(const kvf_manager *m);

@@ -13,15 +13,16 @@ void kvf__pool_carve(kvf__pool *p, kvf__slab *slab, uint32_t n) {
 void kvf__pool_init(kvf__pool *p, uint32_t generation) {
     p->n_free = p->n_least = p->n;
     for (uint32_t i = 0; i < p->n; i++) {
-        p->free_ids[i] = p->n - 1 - i;
-        *kvf__state(p, i) = KVF__APART;
-        p->heads[i] = generation & ~KVF__ALONE;
-        p->entries[i] = (kvf__entry){.copy_src = KVF_NO_BLOCK};
+        uint32_t id = p->first + i;
+        p->free_ids[p->n - 1 - i] = id;
+        *kvf__state(p, id) = KVF__APART;
+        p->heads[id] = generation & ~KVF__ALONE;
+        p->entries[id] = (kvf__entry){.copy_src = KVF_NO_BLOCK};
     }
 }
 
 void kvf__pool_make_room(kvf__pool *p, uint32_t n) {
-    while (p->n_free < n) kvf__cache_evict(p->cache);
+    while (p->n_free < n) kvf__cache_evict(p->cache, p);
 }
 
 void kvf__pool_take_run(const uint32_t *restrict top, uint8_t *restrict states, uint32_t *restrict row, uint32_t n) {
@@ -55,14 +56,14 @@ static void put_back(kvf__pool *p, uint32_t id) {
 static void put_idle(kvf__pool *p, uint32_t id) {
     *kvf__state(p, id) = KVF__IDLE;
     p->n_idle++;
-    kvf__cache_idle(p->cache, p->nodes[id]);
+    kvf__cache_idle(p->cache, p, p->nodes[id]);
 }
 
 /* From here on refs, pins and holds count. */
 static void count(kvf__pool *p, uint32_t id) {
     if (*kvf__state(p, id) == KVF__COUNTED) return;
     p->entries[id].holds = p->heads[id] & KVF__ALONE;
-    p->entries[id].refs = 1;
+    p->entries[id].refs = *kvf__state(p, id) != KVF__IDLE;
     p->heads[id] &= ~KVF__ALONE;
     *kvf__state(p, id) = KVF__COUNTED;
 }
@@ -111,16 +112,9 @@ void kvf__pool_cache_rows(kvf__pool *p, const uint32_t *restrict ids, uint32_t n
     }
 }
 
-void kvf__pool_attach(kvf__pool *p, const uint32_t *restrict ids, uint32_t n, bool all_idle) {
+void kvf__pool_attach_idle(kvf__pool *p, const uint32_t *restrict ids, uint32_t n) {
     uint8_t *restrict states = p->states;
-    for (uint32_t i = 0; i < n; i++) {
-        uint8_t *state = &states[kvf__state_at(ids[i])];
-        if (!all_idle && *state != KVF__IDLE) {
-            kvf__pool_share(p, ids[i]);
-        } else {
-            *state = KVF__CACHED;
-        }
-    }
+    for (uint32_t i = 0; i < n; i++) states[kvf__state_at(ids[i])] = KVF__CACHED;
 }
 
 uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id) {
@@ -213,7 +207,7 @@ void kvf__pool_pin(kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst) {
 }
 
 bool kvf__pool_copy_pending(const kvf__pool *from, uint32_t src, const kvf__pool *to, uint32_t dst) {
-    return src < from->n && dst < to->n && to->entries[dst].copy_src == copy_src(from, src, to);
+    return kvf__pool_has(from, src) && kvf__pool_has(to, dst) && to->entries[dst].copy_src == copy_src(from, src, to);
 }
 
 void kvf__pool_copy_unset(kvf__pool *to, uint32_t dst) { to->entries[dst].copy_src = KVF_NO_BLOCK; }

@@ -54,9 +54,12 @@ struct kvf__cache;
  * + pins, and that is two or more or a pin, or the hold of a cached id; of another, refs = pins = holds = 0. pins = (copy_src is
  * set) + pending copies that read this id; scratch = 0 between calls. */
 typedef struct kvf__pool {
+    uint32_t first; /* its ids are [first, first + n) */
     uint32_t n, n_free, n_promised, n_shared, n_idle;
     uint32_t n_least; /* fewest that were free or idle */
     uint32_t *free_ids;
+    /* By id. Pools of one kind share these arrays, so that any of them tells of any id; who changes what an id is must name its own
+     * pool, which has the counts. */
     uint8_t *states;
     uint32_t *heads;
     kvf__entry *entries;
@@ -89,12 +92,19 @@ static inline uint32_t kvf__pool_holds(const kvf__pool *p, uint32_t id) {
     return p->heads[id] & KVF__ALONE ? 1 : p->entries[id].holds;
 }
 
+static inline bool kvf__pool_has(const kvf__pool *p, uint32_t id) { return id - p->first < p->n; }
+/* Of several of one kind, that of an id which one of them has. */
+static inline kvf__pool *kvf__pool_of(kvf__pool *pools, uint32_t id) {
+    while (!kvf__pool_has(pools, id)) pools++;
+    return pools;
+}
+
 /* Lays the pool out in a slab. */
 void kvf__pool_carve(kvf__pool *p, kvf__slab *slab, uint32_t n);
-/* All ids free, 0 on top. Generations start at a number of the manager's, so that handles of another are stale. */
+/* All ids free, the first on top. Generations start at a number of the manager's, so that handles of another are stale. */
 void kvf__pool_init(kvf__pool *p, uint32_t generation);
 
-/* Evicts from the cache until n ids are free; the caller has seen that there are so many, idle ones included. */
+/* Evicts from the cache until n ids of this pool are free; the caller has seen that there are so many, idle ones included. */
 void kvf__pool_make_room(kvf__pool *p, uint32_t n);
 /* n free ids into a row, one reference each; the caller has seen that there are so many, and sees to the promises. */
 void kvf__pool_take(kvf__pool *p, uint32_t *row, uint32_t n);
@@ -126,14 +136,14 @@ static inline uint64_t kvf__pool_take_held(kvf__pool *p) {
 }
 static inline bool kvf__pool_release_held(kvf__pool *p, uint64_t handle) {
     uint32_t id = (uint32_t)handle, head = (uint32_t)(handle >> 32);
-    if (id >= p->n || p->heads[id] != head || !(head & KVF__ALONE)) return false;
+    if (!kvf__pool_has(p, id) || p->heads[id] != head || !(head & KVF__ALONE)) return false;
     p->heads[id] = head + 1;
     p->free_ids[p->n_free++] = id;
     return true;
 }
 
 /* A pending copy, from one pool into the same or that of the other tier, pins both ends until it is done. At most one is
- * pending per dst, since dst is always fresh. */
+ * pending per dst, since dst is always fresh. The caller sees to n_idle when src is an idle id. */
 void kvf__pool_pin(kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst);
 bool kvf__pool_copy_pending(const kvf__pool *from, uint32_t src, const kvf__pool *to, uint32_t dst);
 /* Between these, a copy counts as done. */
@@ -146,8 +156,14 @@ void kvf__pool_cache(kvf__pool *p, const uint32_t *ids, uint32_t n, uint32_t nod
 /* Likewise of ids that are all in state ROW. */
 void kvf__pool_cache_rows(kvf__pool *p, const uint32_t *ids, uint32_t n, uint32_t node);
 uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id);
-/* One holder more of cached ids, which may be idle; the caller sees to n_idle and n_least. all_idle: all of them are. */
-void kvf__pool_attach(kvf__pool *p, const uint32_t *ids, uint32_t n, bool all_idle);
+/* One holder more of a cached id, which may be idle; the caller sees to n_idle and n_least. */
+static inline void kvf__pool_attach(kvf__pool *p, uint32_t id) {
+    uint8_t *state = kvf__state(p, id);
+    if (*state != KVF__IDLE) kvf__pool_share(p, id);
+    if (*state == KVF__IDLE) *state = KVF__CACHED;
+}
+/* Likewise of ids that are all idle. */
+void kvf__pool_attach_idle(kvf__pool *p, const uint32_t *ids, uint32_t n);
 
 /* ---- Promises: a number of the table's; the pool keeps the sum ---------------------------------------------- */
 

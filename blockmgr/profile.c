@@ -50,14 +50,16 @@ static void open_call(kvf_manager *m) {
 
 static void figures(kvf_manager *m) {
     kvf__profile *p = m->profile;
-    const kvf__pool *blocks = &m->blocks;
-    put(p, WORD(free), blocks->n_free);
-    mark(p, WORD(held), WORD(held_max), blocks->n - blocks->n_free - blocks->n_idle);
-    mark(p, WORD(cached), WORD(cached_max), blocks->n_idle);
-    mark(p, WORD(promised), WORD(promised_max), blocks->n_promised);
-    mark(p, WORD(shared), WORD(shared_max), blocks->n_shared);
+    kvf_pool_occupancy blocks = kvf__pools_occupancy(m, m->blocks);
+    put(p, WORD(free), blocks.n_free);
+    mark(p, WORD(held), WORD(held_max), blocks.n_held);
+    mark(p, WORD(cached), WORD(cached_max), blocks.n_total - blocks.n_free - blocks.n_held);
+    mark(p, WORD(promised), WORD(promised_max), blocks.n_promised);
+    mark(p, WORD(shared), WORD(shared_max), blocks.n_shared);
     put(p, WORD(outside), p->counts[m->config.n_layers].held);
-    mark(p, WORD(host_held), WORD(host_held_max), kvf__pool_n_held(&m->host_blocks));
+    kvf_pool_occupancy host = kvf__pools_occupancy(m, m->host_blocks);
+    mark(p, WORD(host_held), WORD(host_held_max), host.n_held);
+    mark(p, WORD(host_cached), WORD(host_cached_max), host.n_total - host.n_free - host.n_held);
     mark(p, WORD(pages_held), WORD(pages_held_max), m->pages.n - m->pages.n_free);
     mark(p, WORD(seqs), WORD(seqs_max), m->n_seqs);
 }
@@ -116,6 +118,8 @@ static void touch(kvf__profile *p, uint32_t id) {
     p->touched[p->n_touched++] = id;
 }
 
+static uint32_t class_of(kvf_manager *m, uint32_t id) { return (uint32_t)(kvf__pool_of(m->blocks, id) - m->blocks); }
+
 static void fell_free(kvf_manager *m, uint32_t id) {
     static const size_t by_cause[] = {WORD(freed_by_end),     WORD(freed_by_compaction), WORD(freed_by_rollback),
                                       WORD(freed_by_release), WORD(freed_by_eviction),   WORD(freed_by_swap),
@@ -126,6 +130,7 @@ static void fell_free(kvf_manager *m, uint32_t id) {
     count(p, WORD(idle_time), p->now - b->used);
     add(p, WORD(freed_blocks), 1);
     add(p, by_cause[b->cause], 1);
+    if (b->cause == KVF__CAUSE_COMPACTION) p->freed.of[class_of(m, id)]++;
     if (b->layer < m->config.n_layers) add(p, LAYER_WORD(b->layer, freed_blocks), 1);
     p->counts[b->layer].held -= !b->idle;
     p->counts[b->layer].cached -= b->idle;
@@ -191,8 +196,8 @@ static void lost(kvf_manager *m, uint32_t id, uint32_t seq, kvf__cause cause) {
 static bool became_free(kvf_manager *m, uint32_t id) {
     kvf__profile_block *b = &m->profile->blocks[id];
     kvf__profile_count *count_of = &m->profile->counts[b->layer];
-    bool held = kvf__pool_refs(&m->blocks, id) != 0;
-    if (!held && kvf__pool_node(&m->blocks, id) == KVF_NO_BLOCK) return true;
+    bool held = kvf__pool_refs(m->blocks, id) != 0;
+    if (!held && kvf__pool_node(m->blocks, id) == KVF_NO_BLOCK) return true;
     if (b->idle == !held) return false;
     b->idle = !held;
     count_of->held += held ? 1u : UINT64_MAX; /* one more, or one less */
@@ -208,7 +213,7 @@ static void settle(kvf_manager *m) {
         uint32_t id = p->touched[i];
         kvf__profile_block *b = &p->blocks[id];
         b->touched = false;
-        bool shared = kvf__pool_holders(&m->blocks, id) > 1;
+        bool shared = kvf__pool_holders(m->blocks, id) > 1;
         if (shared != b->shared) p->counts[b->layer].shared += shared ? 1u : UINT64_MAX; /* one more, or one less */
         b->shared = shared;
         if (!b->live || !became_free(m, id)) continue;
@@ -234,16 +239,33 @@ static void cache_events(kvf_manager *m) {
     push_blocks(m, KVF_PROFILE_EVICT, UINT32_MAX, UINT32_MAX, KVF_NO_BLOCK, (uint32_t)(gone * m->seq_tables));
 }
 
+/* What compactions have evicted and given back, in bytes. */
+static void byte_figures(kvf_manager *m) {
+    kvf__profile *p = m->profile;
+    uint64_t bs = m->config.block_size, evicted_bytes = 0, freed_bytes = 0;
+    kvf__counts evicted = {{0}};
+    evicted.of[0] = get(p, WORD(evicted_slots));
+    if (m->layer_class) {
+        evicted.of[0] = 0;
+        for (uint32_t l = 0; l < m->config.n_layers; l++)
+            evicted.of[m->layer_class[l]] += get(p, LAYER_WORD(l, evicted_slots));
+    }
+    for (uint32_t i = 0; i < m->config.n_classes; i++) {
+        uint64_t bytes = m->classes[i].block_bytes, n = evicted.of[i], freed = p->freed.of[i];
+        evicted_bytes += n / bs * bytes + n % bs * bytes / bs;
+        if (freed > p->fresh_taken.of[i]) freed_bytes += (freed - p->fresh_taken.of[i]) * bytes;
+    }
+    put(p, WORD(evicted_bytes), evicted_bytes);
+    put(p, WORD(freed_bytes), freed_bytes);
+}
+
 static void end(kvf_manager *m) {
     kvf__profile *p = m->profile;
-    uint64_t block_bytes = m->config.block_bytes, bs = m->config.block_size, evicted = get(p, WORD(evicted_slots));
     settle(m);
     if (m->cache.on) cache_events(m);
     figures(m);
     layer_figures(m);
-    uint64_t freed = get(p, WORD(freed_by_compaction));
-    put(p, WORD(evicted_bytes), evicted / bs * block_bytes + evicted % bs * block_bytes / bs);
-    put(p, WORD(freed_bytes), freed > p->fresh_taken ? (freed - p->fresh_taken) * block_bytes : 0);
+    byte_figures(m);
     uint64_t version = atomic_load_explicit(&p->version, memory_order_relaxed);
     atomic_store_explicit(&p->version, version + 1, memory_order_release);
 }
@@ -363,6 +385,33 @@ void kvf__profile_swapped(kvf_manager *m, const kvf_seq *seqs, uint32_t n_seqs, 
     end(m);
 }
 
+/* Blocks of the prefix cache: to the host, or from there. */
+static void push_moved(kvf_manager *m, uint32_t seq, const kvf_copy_list *copies, uint32_t first_copy, bool in) {
+    uint32_t n = copies ? copies->n - first_copy : 0;
+    if (!n) return;
+    add(m->profile, in ? WORD(loaded_blocks) : WORD(offloaded_blocks), n);
+    push(m, (kvf_profile_event){.kind = KVF_PROFILE_SWAP,
+                                .layer = UINT32_MAX,
+                                .seq = seq,
+                                .n_blocks = n,
+                                .block = KVF_NO_BLOCK,
+                                .other = in});
+}
+
+void kvf__profile_attached(kvf_manager *m, uint32_t index, const kvf_copy_list *copies, uint32_t first_copy) {
+    begin(m);
+    all_tables(m, index, KVF__CAUSE_END);
+    push_moved(m, index, copies, first_copy, true);
+    end(m);
+}
+
+void kvf__profile_offloaded(kvf_manager *m, const kvf_copy_list *copies, uint32_t first_copy) {
+    begin(m);
+    for (uint32_t i = first_copy; i < copies->n; i++) touch(m->profile, copies->items[i].src);
+    push_moved(m, UINT32_MAX, copies, first_copy, false);
+    end(m);
+}
+
 void kvf__profile_copied(kvf_manager *m, const kvf_copy_list *copies) {
     begin(m);
     for (uint32_t i = 0; i < copies->n; i++) {
@@ -389,8 +438,8 @@ void kvf__profile_begun(kvf_manager *m) {
             }
             if (n) push_blocks(m, KVF_PROFILE_ALLOC, layer, t / m->seq_tables, m->fresh[p->n_fresh], n);
             p->n_fresh += n;
+            p->fresh_taken.of[kvf__class_of(m, t)] += n;
         }
-    p->fresh_taken += p->n_fresh;
     end(m);
 }
 
@@ -431,8 +480,8 @@ void kvf__profile_cancelled(kvf_manager *m) {
     for (uint32_t i = 0; i < p->n_fresh; i++) {
         lost(m, m->fresh[i], UINT32_MAX, KVF__CAUSE_RELEASE);
         p->blocks[m->fresh[i]].fresh = false;
+        p->fresh_taken.of[class_of(m, m->fresh[i])]--;
     }
-    p->fresh_taken -= p->n_fresh;
     p->n_fresh = 0;
     end(m);
 }
@@ -486,13 +535,13 @@ kvf_status kvf__profile_audit(const kvf_manager *m, kvf_error *err) {
     kvf_status s = audit_tables(m, err);
     if (s) return s;
     uint64_t held = 0, idle = 0, shared = 0, counted = 0, counted_shared = 0;
-    for (uint32_t i = 0; i < m->blocks.n; i++) {
+    for (uint32_t i = 0; i < m->config.n_blocks; i++) {
         const kvf__profile_block *b = &p->blocks[i];
-        if (b->live != (kvf__pool_refs(&m->blocks, i) || kvf__pool_node(&m->blocks, i) != KVF_NO_BLOCK) ||
-            b->shared != (kvf__pool_holders(&m->blocks, i) > 1))
+        if (b->live != (kvf__pool_refs(m->blocks, i) || kvf__pool_node(m->blocks, i) != KVF_NO_BLOCK) ||
+            b->shared != (kvf__pool_holders(m->blocks, i) > 1))
             return BROKEN("block %u: live %d, shared %d, with %u references", i, b->live, b->shared,
-                          kvf__pool_refs(&m->blocks, i));
-        if (b->touched || b->gone || (b->live && b->idle != !kvf__pool_refs(&m->blocks, i)) ||
+                          kvf__pool_refs(m->blocks, i));
+        if (b->touched || b->gone || (b->live && b->idle != !kvf__pool_refs(m->blocks, i)) ||
             b->layer > m->config.n_layers)
             return BROKEN("block %u: was not settled", i);
         held += b->live && !b->idle;
@@ -508,7 +557,7 @@ kvf_status kvf__profile_audit(const kvf_manager *m, kvf_error *err) {
                       (unsigned long long)shared, (unsigned long long)counted, (unsigned long long)counted_shared);
     uint64_t taken = get(p, WORD(taken_blocks)), freed = get(p, WORD(freed_blocks));
     if (taken - freed != held + idle || idle != get(p, WORD(cached)) ||
-        get(p, WORD(promised)) != m->blocks.n_promised || get(p, WORD(seqs)) != m->n_seqs)
+        get(p, WORD(promised)) != kvf__pools_occupancy(m, m->blocks).n_promised || get(p, WORD(seqs)) != m->n_seqs)
         return BROKEN("%llu taken and %llu freed, %llu held", (unsigned long long)taken, (unsigned long long)freed,
                       (unsigned long long)held);
     return KVF_OK;

@@ -56,7 +56,8 @@ struct kvf__profile {
     kvf_profile_config config; /* resolved */
     uint64_t now, begun;       /* begun: the compaction under way */
     uint32_t n_fresh;          /* of it: m->fresh[0 .. n_fresh) */
-    uint64_t fresh_taken;      /* by all compactions */
+    kvf__counts fresh_taken;   /* by all compactions */
+    kvf__counts freed;         /* by them */
     uint64_t n_stored, n_gone; /* nodes of the prefix cache, as it counted them at the last call */
     _Atomic uint64_t version;
     _Atomic uint64_t *words;
@@ -93,6 +94,9 @@ void kvf__profile_forked(kvf_manager *m, uint32_t index, const kvf_copy_list *co
 /* After a swap of the sequences: the copies are those from first_copy on. */
 void kvf__profile_swapped(kvf_manager *m, const kvf_seq *seqs, uint32_t n_seqs, const kvf_copy_list *copies,
                           uint32_t first_copy);
+/* After an attach of the sequence, and after an offload: likewise. */
+void kvf__profile_attached(kvf_manager *m, uint32_t index, const kvf_copy_list *copies, uint32_t first_copy);
+void kvf__profile_offloaded(kvf_manager *m, const kvf_copy_list *copies, uint32_t first_copy);
 void kvf__profile_copied(kvf_manager *m, const kvf_copy_list *copies); /* they are done */
 void kvf__profile_begun(kvf_manager *m);                               /* a compaction: its fresh rows are taken */
 void kvf__profile_committed(kvf_manager *m);                           /* before its entries are forgotten */

@@ -63,19 +63,21 @@ static uint32_t fork_promise(const kvf_manager *m, uint32_t t) {
 
 /* What a fork of tables [first, first + seq_tables) takes: score pages, and promises in both pools. */
 static kvf_status check_fork(kvf_manager *m, uint32_t first, const kvf_copy_list *copies) {
-    uint64_t blocks = 0, pages = 0, n_copies = 0;
+    kvf__counts blocks = {{0}};
+    uint64_t pages = 0, n_copies = 0;
     for (uint32_t t = first; t < first + m->seq_tables; t++) {
-        blocks += fork_promise(m, t);
+        blocks.of[kvf__class_of(m, t)] += fork_promise(m, t);
         pages += KVF__MAX(m->n_pages[t], m->tables[t].page_reserve);
         n_copies += m->n_pages[t];
     }
     if (n_copies > kvf__copies_room(copies))
         return kvf__fail(m->error, KVF_E_LIMIT, "copies: room for %u, %llu are needed", kvf__copies_room(copies),
                          (unsigned long long)n_copies);
-    if (blocks > kvf__pool_spare(&m->blocks))
-        return kvf__fail(m->error, KVF_E_NO_BLOCKS,
-                         "fork: %llu blocks are to be promised, %u are free and not promised yet",
-                         (unsigned long long)blocks, kvf__pool_spare(&m->blocks));
+    for (uint32_t i = 0; i < m->config.n_classes; i++)
+        if (blocks.of[i] > kvf__pool_spare(&m->blocks[i]))
+            return kvf__fail(m->error, KVF_E_NO_BLOCKS,
+                             "fork: %llu blocks are to be promised, %u are free and not promised yet",
+                             (unsigned long long)blocks.of[i], kvf__pool_spare(&m->blocks[i]));
     if (pages > kvf__pool_spare(&m->pages))
         return kvf__fail(m->error, KVF_E_NO_BLOCKS, "fork: %llu score pages are needed, %u are free and not promised",
                          (unsigned long long)pages, kvf__pool_spare(&m->pages));
@@ -86,7 +88,8 @@ static void fork_table(kvf_manager *m, uint32_t from, uint32_t to, kvf_copy_list
     kvf__table *a = &m->tables[from], *b = &m->tables[to];
     uint32_t bs = m->config.block_size, n_blocks = kvf__n_blocks(m, from), n_pages = m->n_pages[from];
     const uint32_t *row = kvf__row(m, from), *score_row = kvf__score_row(m, from);
-    for (uint32_t i = 0; i < n_blocks; i++) kvf__pool_share(&m->blocks, row[i]);
+    kvf__pool *p = kvf__pool_at(m, from);
+    for (uint32_t i = 0; i < n_blocks; i++) kvf__pool_share(p, row[i]);
     memcpy(kvf__row(m, to), row, n_blocks * sizeof *row);
     m->n_slots[to] = m->n_slots[from];
     m->private_at[from] = m->private_at[to] = m->tail_at[from] = m->tail_at[to] = 0;
@@ -94,7 +97,7 @@ static void fork_table(kvf_manager *m, uint32_t from, uint32_t to, kvf_copy_list
     b->reserve = a->reserve;
     b->page_reserve = a->page_reserve;
     b->growth = a->growth;
-    kvf__promise_set(&m->blocks, &m->promise[to], fork_promise(m, from));
+    kvf__promise_set(p, &m->promise[to], fork_promise(m, from));
     kvf__pool_take(&m->pages, kvf__score_row(m, to), n_pages);
     m->n_pages[to] = n_pages;
     for (uint32_t i = 0; i < n_pages; i++)
@@ -130,7 +133,8 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
 
 static void empty_table(kvf_manager *m, uint32_t t, uint32_t layer) {
     uint32_t n_blocks = kvf__n_blocks(m, t);
-    (void)kvf__pool_trim(&m->blocks, kvf__row(m, t), n_blocks, 0, kvf__is_private(m, t));
+    kvf__pool *p = kvf__pool_at(m, t);
+    (void)kvf__pool_trim(p, kvf__row(m, t), n_blocks, 0, kvf__is_private(m, t));
     if (m->n_pages[t]) (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), m->n_pages[t], 0, false);
     kvf__row_cut(m, t, 0, 0);
     m->layer_blocks[layer] -= n_blocks;
@@ -138,7 +142,7 @@ static void empty_table(kvf_manager *m, uint32_t t, uint32_t layer) {
     m->n_slots[t] = m->n_pages[t] = 0;
     m->tables[t].reserve = m->tables[t].page_reserve = 0;
     m->tables[t].growth = false;
-    kvf__promise_set(&m->blocks, &m->promise[t], 0);
+    kvf__promise_set(p, &m->promise[t], 0);
     kvf__promise_set(&m->pages, &m->page_promise[t], 0);
 }
 
@@ -201,7 +205,7 @@ kvf_status kvf_seq_sharing(const kvf_manager *manager, kvf_seq seq, uint64_t *n_
     for (uint32_t t = index * manager->seq_tables; t < (index + 1) * manager->seq_tables; t++) {
         uint32_t n = kvf__n_blocks(manager, t);
         all += n;
-        for (uint32_t i = 0; i < n; i++) own += kvf__pool_holders(&manager->blocks, kvf__row(manager, t)[i]) == 1;
+        for (uint32_t i = 0; i < n; i++) own += kvf__pool_holders(manager->blocks, kvf__row(manager, t)[i]) == 1;
     }
     if (n_own) *n_own = own;
     if (n_shared) *n_shared = all - own;
@@ -215,11 +219,11 @@ uint32_t kvf__table_private(kvf_manager *m, uint32_t t) {
     if (kvf__is_private(m, t)) return n_blocks;
     const uint32_t *row = kvf__row(m, t);
     for (uint32_t i = 0; i < n_blocks; i++) {
-        n_private += kvf__pool_holders(&m->blocks, row[i]) == 1;
-        n_sole += *kvf__state(&m->blocks, row[i]) == KVF__ROW;
+        n_private += kvf__pool_holders(m->blocks, row[i]) == 1;
+        n_sole += *kvf__state(m->blocks, row[i]) == KVF__ROW;
     }
     if (n_sole == n_blocks) m->private_at[t] = m->tail_at[t] = m->epoch;
-    if (kvf__tail_covered(m, t)) n_private -= kvf__pool_holders(&m->blocks, row[n_blocks - 1]) == 1;
+    if (kvf__tail_covered(m, t)) n_private -= kvf__pool_holders(m->blocks, row[n_blocks - 1]) == 1;
     return n_private;
 }
 
@@ -263,8 +267,10 @@ static kvf_status check_owed(const kvf_manager *m, const kvf__pool *p, const cha
         (unsigned long long)owed, what, (unsigned long long)n_taken, (unsigned long long)(to_be_had - others));
 }
 
-kvf_status kvf__check_owed(const kvf_manager *m, const kvf__owed *owed, uint64_t n_taken) {
-    kvf_status s = check_owed(m, &m->blocks, "blocks", owed->blocks, owed->blocks_before, n_taken);
+kvf_status kvf__check_owed(const kvf_manager *m, const kvf__owed *owed, kvf__counts taken) {
+    kvf_status s = KVF_OK;
+    for (uint32_t i = 0; !s && i < m->config.n_classes; i++)
+        s = check_owed(m, &m->blocks[i], "blocks", owed->blocks.of[i], owed->blocks_before.of[i], taken.of[i]);
     return s ? s : check_owed(m, &m->pages, "score pages", owed->pages, owed->pages_before, 0);
 }
 
@@ -274,7 +280,7 @@ void kvf__table_reserve(kvf_manager *m, uint32_t t, kvf__reservation r, uint32_t
     table->page_reserve = r.pages;
     table->growth = r.growth;
     table->fresh_promise = KVF__MIN(owed, table->n_fresh); /* these count as taken from the new reservation */
-    kvf__promise_set(&m->blocks, &m->promise[t], owed - table->fresh_promise);
+    kvf__promise_set(kvf__pool_at(m, t), &m->promise[t], owed - table->fresh_promise);
     kvf__promise_set(&m->pages, &m->page_promise[t], kvf__promise_owed(r.pages, m->n_pages[t]));
 }
 
@@ -296,16 +302,17 @@ kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq seq, const kvf_reser
     if (s) return s;
     if (manager->seqs[index].swapped) return kvf__fail_swapped(manager, "reserve");
     uint32_t first = index * manager->seq_tables;
-    kvf__owed owed = {0, 0, 0, 0};
+    kvf__owed owed = {.pages = 0};
     for (uint32_t k = 0; k < manager->seq_tables; k++) {
         kvf__reservation r = kvf__reservation_of(manager, &given, k);
         uint32_t blocks = kvf__promise_owed(r.blocks, kept_under(manager, first + k, r, given.fresh != 0));
-        owed.blocks += blocks - KVF__MIN(blocks, manager->tables[first + k].n_fresh);
+        uint32_t block_class = kvf__class_of(manager, k);
+        owed.blocks.of[block_class] += blocks - KVF__MIN(blocks, manager->tables[first + k].n_fresh);
         owed.pages += kvf__promise_owed(r.pages, manager->n_pages[first + k]);
-        owed.blocks_before += manager->promise[first + k];
+        owed.blocks_before.of[block_class] += manager->promise[first + k];
         owed.pages_before += manager->page_promise[first + k];
     }
-    s = kvf__check_owed(manager, &owed, 0);
+    s = kvf__check_owed(manager, &owed, (kvf__counts){{0}});
     if (s) return s;
     for (uint32_t k = 0; k < manager->seq_tables; k++) {
         kvf__reservation r = kvf__reservation_of(manager, &given, k);

@@ -40,15 +40,15 @@ static uint32_t slots_of(const kvf_manager *m, uint32_t t, bool swapped) {
     return swapped ? m->host_slots[t] : m->n_slots[t];
 }
 
-/* Appearances of each id in the rows of the batch: scratch. Returns how many ids there are. */
-static uint64_t count_ids(const kvf_manager *m, const kvf__pool *p, const kvf_seq *seqs, uint32_t n_seqs,
-                          bool swapped) {
-    uint64_t n_ids = 0;
+/* Appearances of each id in the rows of the batch: scratch. Returns how many ids there are. p: the pools of the tier. */
+static kvf__counts count_ids(const kvf_manager *m, const kvf__pool *p, const kvf_seq *seqs, uint32_t n_seqs,
+                             bool swapped) {
+    kvf__counts n_ids = {{0}};
     for (uint32_t i = 0; i < n_seqs; i++) {
         uint32_t first = kvf__seq_index(seqs[i]) * m->seq_tables;
         for (uint32_t t = first; t < first + m->seq_tables; t++)
             for (uint32_t b = 0, n = kvf__blocks_for(m, slots_of(m, t, swapped)); b < n; b++)
-                n_ids += !p->entries[kvf__row(m, t)[b]].scratch++;
+                n_ids.of[kvf__class_of(m, t)] += !p->entries[kvf__row(m, t)[b]].scratch++;
     }
     return n_ids;
 }
@@ -62,12 +62,27 @@ static void clear_ids(const kvf_manager *m, const kvf__pool *p, const kvf_seq *s
     }
 }
 
-static kvf_status check_room(const kvf_manager *m, const char *where, uint64_t blocks, uint64_t n_blocks,
+/* What may be had without taking it from anybody, of each class of a tier. */
+static kvf__counts spare(const kvf_manager *m, const kvf__pool *pools) {
+    kvf__counts n = {{0}};
+    for (uint32_t i = 0; i < m->config.n_classes; i++) n.of[i] = kvf__pool_spare(&pools[i]);
+    return n;
+}
+
+static uint64_t sum(const kvf__counts *n) {
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < KVF_BLOCK_CLASSES_MAX; i++) all += n->of[i];
+    return all;
+}
+
+static kvf_status check_room(const kvf_manager *m, const char *where, kvf__counts blocks, kvf__counts n_blocks,
                              uint64_t pages, uint64_t n_pages) {
-    if (blocks <= n_blocks && pages <= n_pages) return KVF_OK;
+    bool fits = pages <= n_pages;
+    for (uint32_t i = 0; i < m->config.n_classes; i++) fits &= blocks.of[i] <= n_blocks.of[i];
+    if (fits) return KVF_OK;
     return kvf__fail(m->error, KVF_E_NO_BLOCKS,
                      "%s: %llu blocks and %llu score pages are needed, %llu and %llu are to be had", where,
-                     (unsigned long long)blocks, (unsigned long long)pages, (unsigned long long)n_blocks,
+                     (unsigned long long)sum(&blocks), (unsigned long long)pages, (unsigned long long)sum(&n_blocks),
                      (unsigned long long)n_pages);
 }
 
@@ -83,10 +98,17 @@ static kvf_status check_list(const kvf_manager *m, const kvf_copy_list *copies, 
 typedef struct way {
     kvf__pool *from, *to;
     kvf_copy_kind kind;
+    bool alone; /* of one sequence */
 } way;
 
-/* What several rows of the batch share is copied once: scratch is 1 + where it went, while the copy pins it. What others
- * share may have slots beyond this table's; so all of it is copied. */
+/* That of a class, of ways between the pools of the first. */
+static way way_of(way first, uint32_t block_class) {
+    return (way){first.from + block_class, first.to + block_class, first.kind, first.alone};
+}
+
+/* What several rows of the batch share is copied once: scratch is 1 + where it went, while the copy pins it. Another of the
+ * batch may have slots beyond this table's; so all of it is copied. Of one by itself only its own slots are: who goes on
+ * with the block may write behind them at once. */
 static void move_row(kvf_manager *m, way w, uint32_t *row, uint32_t n, uint32_t n_slots, kvf_copy_list *copies) {
     uint32_t bs = m->config.block_size;
     for (uint32_t i = 0; i < n; i++) {
@@ -95,7 +117,7 @@ static void move_row(kvf_manager *m, way w, uint32_t *row, uint32_t n, uint32_t 
             row[i] = *moved - 1;
             kvf__pool_share(w.to, row[i]);
         } else {
-            bool shared = kvf__pool_holders(w.from, src) > 1;
+            bool shared = !w.alone && kvf__pool_holders(w.from, src) > 1;
             kvf__pool_take(w.to, &row[i], 1);
             *moved = row[i] + 1;
             kvf__copies_add(m, copies, w.kind, src, row[i], shared ? bs : KVF__MIN(bs, n_slots - i * bs));
@@ -113,14 +135,14 @@ static void clear_moved(way w, const kvf_copy_list *copies, uint32_t first_copy)
 
 static void table_out(kvf_manager *m, uint32_t t, way blocks, way pages, kvf_copy_list *copies) {
     uint32_t n_slots = m->n_slots[t];
-    move_row(m, blocks, kvf__row(m, t), kvf__n_blocks(m, t), n_slots, copies);
+    move_row(m, way_of(blocks, kvf__class_of(m, t)), kvf__row(m, t), kvf__n_blocks(m, t), n_slots, copies);
     move_row(m, pages, kvf__score_row(m, t), m->n_pages[t], n_slots, copies);
     kvf__row_cut(m, t, 0, 0);
     m->host_slots[t] = n_slots;
     m->n_host_pages[t] = m->n_pages[t];
     m->n_slots[t] = m->n_pages[t] = 0;
     m->private_at[t] = m->tail_at[t] = 0;
-    kvf__promise_set(&m->blocks, &m->promise[t], 0);
+    kvf__promise_set(kvf__pool_at(m, t), &m->promise[t], 0);
     kvf__promise_set(&m->pages, &m->page_promise[t], 0);
     kvf__table_count(m, t, n_slots);
 }
@@ -131,16 +153,18 @@ kvf_status kvf_swap_out(kvf_manager *manager, const kvf_seq *seqs, uint32_t n_se
     if (s) return s;
     if (!manager->config.n_host_blocks)
         return kvf__fail(manager->error, KVF_E_NO_BLOCKS, "n_host_blocks 0: this manager has no host tier");
-    uint64_t n_blocks = count_ids(manager, &manager->blocks, seqs, n_seqs, false), n_pages = 0;
-    clear_ids(manager, &manager->blocks, seqs, n_seqs, false);
+    kvf__counts n_blocks = count_ids(manager, manager->blocks, seqs, n_seqs, false);
+    uint64_t n_pages = 0;
+    clear_ids(manager, manager->blocks, seqs, n_seqs, false);
     for (uint32_t i = 0; i < n_seqs; i++)
         for (uint32_t k = 0; k < manager->seq_tables; k++)
             n_pages += manager->n_pages[kvf__seq_index(seqs[i]) * manager->seq_tables + k];
-    s = check_room(manager, "swap out", n_blocks, manager->host_blocks.n_free, n_pages, manager->host_pages.n_free);
-    if (!s) s = check_list(manager, copies, n_blocks + n_pages);
+    s = check_room(manager, "swap out", n_blocks, spare(manager, manager->host_blocks), n_pages,
+                   manager->host_pages.n_free);
+    if (!s) s = check_list(manager, copies, sum(&n_blocks) + n_pages);
     if (s) return s;
-    way blocks = {&manager->blocks, &manager->host_blocks, KVF_COPY_BLOCK_OUT};
-    way pages = {&manager->pages, &manager->host_pages, KVF_COPY_SCORE_OUT};
+    way blocks = {manager->blocks, manager->host_blocks, KVF_COPY_BLOCK_OUT, n_seqs == 1};
+    way pages = {&manager->pages, &manager->host_pages, KVF_COPY_SCORE_OUT, true};
     uint32_t first_copy = copies ? copies->n : 0;
     for (uint32_t i = 0; i < n_seqs; i++) {
         uint32_t index = kvf__seq_index(seqs[i]), first = index * manager->seq_tables;
@@ -159,23 +183,23 @@ kvf_status kvf_swap_out(kvf_manager *manager, const kvf_seq *seqs, uint32_t n_se
 
 /* Blocks and score pages of a table beyond those it has on the host: its promise, or its growth where that is more. A last
  * block that is shared within the batch (scratch) counts as left by each, though the last one will write in place. */
-static void count_growth(const kvf_manager *m, uint32_t t, uint32_t n_tokens, uint64_t *blocks, uint64_t *pages) {
+static void count_growth(const kvf_manager *m, uint32_t t, uint32_t n_tokens, kvf__counts *blocks, uint64_t *pages) {
     const kvf__table *table = &m->tables[t];
     const uint32_t *row = kvf__row(m, t);
     uint32_t n_slots = m->host_slots[t], n = kvf__blocks_for(m, n_slots), n_private = 0, n_pages = m->n_host_pages[t];
     uint32_t after = kvf__blocks_for(m, n_slots + KVF__MIN(n_tokens, m->config.max_slots - n_slots));
-    for (uint32_t i = 0; i < n; i++) n_private += m->host_blocks.entries[row[i]].scratch == 1;
-    bool leaves = n_slots % m->config.block_size && m->host_blocks.entries[row[n - 1]].scratch > 1;
+    for (uint32_t i = 0; i < n; i++) n_private += m->host_blocks->entries[row[i]].scratch == 1;
+    bool leaves = n_slots % m->config.block_size && m->host_blocks->entries[row[n - 1]].scratch > 1;
     uint32_t owed = kvf__promise_owed(table->reserve, table->growth ? n - leaves : n_private);
     uint32_t owed_pages = kvf__promise_owed(table->page_reserve, n_pages);
     uint32_t more_pages = m->seqs[t / m->seq_tables].has_scores && n_tokens ? after - n_pages : 0;
-    *blocks += KVF__MAX(owed, n_tokens ? after - n + leaves : 0);
+    blocks->of[kvf__class_of(m, t)] += KVF__MAX(owed, n_tokens ? after - n + leaves : 0);
     *pages += n_pages + KVF__MAX(owed_pages, more_pages);
 }
 
 static void table_in(kvf_manager *m, uint32_t t, way blocks, way pages, kvf_copy_list *copies) {
     uint32_t n_slots = m->host_slots[t], n_pages = m->n_host_pages[t];
-    move_row(m, blocks, kvf__row(m, t), kvf__blocks_for(m, n_slots), n_slots, copies);
+    move_row(m, way_of(blocks, kvf__class_of(m, t)), kvf__row(m, t), kvf__blocks_for(m, n_slots), n_slots, copies);
     move_row(m, pages, kvf__score_row(m, t), n_pages, n_slots, copies);
     m->host_slots[t] = m->n_host_pages[t] = 0;
     m->n_slots[t] = n_slots;
@@ -186,13 +210,13 @@ static void table_in(kvf_manager *m, uint32_t t, way blocks, way pages, kvf_copy
 /* When all of the batch is back, so that it is known what is shared. */
 static void promise_again(kvf_manager *m, uint32_t t) {
     const kvf__table *table = &m->tables[t];
-    kvf__promise_set(&m->blocks, &m->promise[t], kvf__promise_owed(table->reserve, kvf__table_kept(m, t)));
+    kvf__promise_set(kvf__pool_at(m, t), &m->promise[t], kvf__promise_owed(table->reserve, kvf__table_kept(m, t)));
     kvf__promise_set(&m->pages, &m->page_promise[t], kvf__promise_owed(table->page_reserve, m->n_pages[t]));
 }
 
 static void swap_in(kvf_manager *m, const kvf_seq *seqs, uint32_t n_seqs, kvf_copy_list *copies) {
-    way blocks = {&m->host_blocks, &m->blocks, KVF_COPY_BLOCK_IN};
-    way pages = {&m->host_pages, &m->pages, KVF_COPY_SCORE_IN};
+    way blocks = {m->host_blocks, m->blocks, KVF_COPY_BLOCK_IN, n_seqs == 1};
+    way pages = {&m->host_pages, &m->pages, KVF_COPY_SCORE_IN, true};
     uint32_t first_copy = copies ? copies->n : 0;
     for (uint32_t i = 0; i < n_seqs; i++) {
         uint32_t index = kvf__seq_index(seqs[i]), first = index * m->seq_tables;
@@ -214,8 +238,8 @@ kvf_status kvf_swap_in(kvf_manager *manager, const kvf_seq *seqs, uint32_t n_seq
     if (!manager) return KVF_E_INVALID;
     kvf_status s = check_batch(manager, seqs, n_seqs, true);
     if (s || !n_seqs) return s;
-    uint64_t n_ids = count_ids(manager, &manager->host_blocks, seqs, n_seqs, true), n_copies = n_ids;
-    uint64_t n_blocks = n_ids, n_pages = 0;
+    kvf__counts n_blocks = count_ids(manager, manager->host_blocks, seqs, n_seqs, true);
+    uint64_t n_copies = sum(&n_blocks), n_pages = 0;
     for (uint32_t i = 0; i < n_seqs; i++) {
         uint32_t first = kvf__seq_index(seqs[i]) * manager->seq_tables;
         for (uint32_t t = first; t < first + manager->seq_tables; t++) {
@@ -223,8 +247,8 @@ kvf_status kvf_swap_in(kvf_manager *manager, const kvf_seq *seqs, uint32_t n_seq
             n_copies += manager->n_host_pages[t];
         }
     }
-    clear_ids(manager, &manager->host_blocks, seqs, n_seqs, true);
-    s = check_room(manager, "swap in", n_blocks, kvf__pool_spare(&manager->blocks), n_pages,
+    clear_ids(manager, manager->host_blocks, seqs, n_seqs, true);
+    s = check_room(manager, "swap in", n_blocks, spare(manager, manager->blocks), n_pages,
                    kvf__pool_spare(&manager->pages));
     if (!s) s = check_list(manager, copies, n_copies);
     if (!s) swap_in(manager, seqs, n_seqs, copies);
@@ -234,7 +258,7 @@ kvf_status kvf_swap_in(kvf_manager *manager, const kvf_seq *seqs, uint32_t n_seq
 void kvf__swap_drop(kvf_manager *m, uint32_t index) {
     for (uint32_t t = index * m->seq_tables; t < (index + 1) * m->seq_tables; t++) {
         uint32_t n_blocks = kvf__blocks_for(m, m->host_slots[t]);
-        (void)kvf__pool_trim(&m->host_blocks, kvf__row(m, t), n_blocks, 0, false);
+        (void)kvf__pool_trim(&m->host_blocks[kvf__class_of(m, t)], kvf__row(m, t), n_blocks, 0, false);
         (void)kvf__pool_trim(&m->host_pages, kvf__score_row(m, t), m->n_host_pages[t], 0, false);
         m->host_slots[t] = m->n_host_pages[t] = 0;
     }

@@ -25,10 +25,11 @@ void kvf__runs_fill(kvf_manager *m) {
         kvf__run *last = m->n_runs ? &m->runs[m->n_runs - 1] : NULL;
         if (window == KVF_LAYER_NONE) continue;
         m->windowed |= window != 0;
-        if (last && last->window == window && last->first + last->n_tables == k) {
+        uint32_t block_class = kvf__class_of(m, k);
+        if (last && last->window == window && last->block_class == block_class && last->first + last->n_tables == k) {
             last->n_tables += m->n_groups;
         } else {
-            m->runs[m->n_runs++] = (kvf__run){k, m->n_groups, window};
+            m->runs[m->n_runs++] = (kvf__run){k, m->n_groups, window, block_class};
         }
     }
 }
@@ -41,34 +42,34 @@ static uint32_t kept_behind(const kvf_manager *m, uint32_t t, uint32_t n) {
     const uint32_t *row = kvf__row(m, t);
     bool last_counts = true;
     if (n_blocks > n && m->n_slots[t] % m->config.block_size)
-        last_counts = kvf__pool_holders(&m->blocks, row[n_blocks - 1]) == 1 && !kvf__tail_covered(m, t);
+        last_counts = kvf__pool_holders(m->blocks, row[n_blocks - 1]) == 1 && !kvf__tail_covered(m, t);
     if (m->tables[t].growth) return n_blocks - n - !last_counts;
-    for (uint32_t i = n; i < n_blocks; i++) n_private += kvf__pool_holders(&m->blocks, row[i]) == 1;
-    return n_private - (!last_counts && kvf__pool_holders(&m->blocks, row[n_blocks - 1]) == 1);
+    for (uint32_t i = n; i < n_blocks; i++) n_private += kvf__pool_holders(m->blocks, row[i]) == 1;
+    return n_private - (!last_counts && kvf__pool_holders(m->blocks, row[n_blocks - 1]) == 1);
 }
 
 kvf__dropping kvf__window_look(const kvf_manager *m, uint32_t t, uint32_t n) {
     kvf__dropping d = {0, 0};
     const uint32_t *row = kvf__row(m, t);
-    for (uint32_t i = 0; i < n; i++) d.freed += kvf__pool_refs(&m->blocks, row[i]) == 1;
+    for (uint32_t i = 0; i < n; i++) d.freed += kvf__pool_refs(m->blocks, row[i]) == 1;
     if (!m->tables[t].reserve) return d;
     uint32_t owed = kvf__promise_owed(m->tables[t].reserve, kept_behind(m, t, n));
     d.promised = KVF__MIN(kvf__promise_owed(owed, m->promise[t]), d.freed);
     return d;
 }
 
-static void drop_leading(kvf_manager *m, uint32_t t, uint32_t n) {
+static void drop_leading(kvf_manager *m, kvf__pool *p, uint32_t t, uint32_t n) {
     uint32_t *row = kvf__row(m, t), n_slots = m->n_slots[t], n_left = kvf__n_blocks(m, t) - n;
     kvf__dropping d = kvf__window_look(m, t, n);
     for (uint32_t i = n; i-- > 0;) {
-        bool fell_free = kvf__pool_drop(&m->blocks, row[i]) && kvf__pool_node(&m->blocks, row[i]) == KVF_NO_BLOCK;
+        bool fell_free = kvf__pool_drop(p, row[i]) && kvf__pool_node(p, row[i]) == KVF_NO_BLOCK;
         if (fell_free && m->profile) kvf__profile_dropped(m->profile, row[i], t / m->seq_tables);
     }
     memmove(row, row + n, n_left * sizeof *row);
     memset(row + n_left, 0xff, n * sizeof *row); /* KVF_NO_BLOCK */
     kvf__row_cut(m, t, 0, UINT32_MAX);
     m->n_slots[t] -= n << m->block_shift;
-    kvf__promise_set(&m->blocks, &m->promise[t], m->promise[t] + d.promised);
+    kvf__promise_set(p, &m->promise[t], m->promise[t] + d.promised);
     kvf__table_count(m, t, n_slots);
 }
 
@@ -79,7 +80,7 @@ void kvf__window_drop(kvf_manager *m, uint32_t index) {
         uint32_t first = index * m->seq_tables + run->first;
         for (uint32_t t = first; run->window && t < first + run->n_tables; t++) {
             uint32_t n = kvf__window_drops(m, run->window, m->n_slots[t]);
-            if (n) drop_leading(m, t, n);
+            if (n) drop_leading(m, &m->blocks[run->block_class], t, n);
         }
     }
 }

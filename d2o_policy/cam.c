@@ -1,11 +1,14 @@
 /* cam: an evicted token leaves part of its value in the tokens that come next; keys stay as they are.
  *
  * Source: CaM, ICML 2024 (Zhang et al., "Cache Merging for Memory-efficient LLMs Inference"), its algorithm 1. Who goes is
- * another policy's choice. With p = min(1, a_i / the mean of a in the window), a being accumulated attention (option score), the
- * values of the next m = 32 tokens by position (cam_tokens) each get V_i / m: with probability p (cam_mode sample), or times p
- * (expected, the default). Of tokens that go at once the one of the lowest position goes first, as in the paper, where they go
- * one at a time: its value reaches tokens that follow it out, and with their values those that stay. Where fewer than m tokens
- * follow, the share of each is the same.
+ * another policy's choice. With p = min(1, a_i / the mean of a in the window), the values of the next m = 32 tokens by position
+ * (cam_tokens) each get V_i / m: with probability p (cam_mode sample), or times p (expected, the default). Of tokens that go at
+ * once the one of the lowest position goes first, as in the paper, where they go one at a time: its value reaches tokens that
+ * follow it out, and with their values those that stay. Where fewer than m tokens follow, the share of each is the same.
+ *
+ * a is the attention that a token got, divided by the queries that saw it. The paper takes the sum, of a token that has just come
+ * to the end of the window; at a prompt's end all of the prompt's queries have seen it, the sum is nearly always above the mean
+ * of the window, and so much of every value would be handed on that the output is lost.
  *
  * Who goes: preset default is streaming's rule (sinks, and all else is window), preset h2o that of h2o. The generator is a hash
  * of cam_seed and the token's position, layer and KV head: a draw depends on nothing else. */
@@ -32,6 +35,26 @@ typedef struct gate_job {
     kvf_plan *plan;
 } gate_job;
 
+/* Attention per query that saw it, of all slots, into x->worth; returns its mean in the window. */
+static double attention_per_query(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__head *h,
+                                  const kvf__scratch *x) {
+    const kvf__policy_seq *s = kvf__event_seq(c, e);
+    kvf__roles r = kvf__score_roles(&s->options);
+    uint32_t next_pos = c->batch->view->next_pos[e->row], n = 0;
+    uint32_t window_begin = next_pos - KVF__MIN(KVF__MIN(s->sizes[e->layer].window, e->n_keep), next_pos);
+    double sum = 0.0;
+    kvf__event_scores(c, e, kv_head, x);
+    for (uint32_t slot = 0; slot < h->n_slots; slot++) {
+        uint32_t pos = h->pages->pos[kvf__slot_index(h, slot)];
+        float a = x->score[r.score][slot] + (r.recent == KVF__NONE ? 0.0f : x->score[r.recent][slot]);
+        x->worth[slot] = a / (float)(next_pos - pos);
+        if (pos < window_begin) continue;
+        sum += (double)x->worth[slot];
+        n++;
+    }
+    return sum / n;
+}
+
 static void gate_head(void *ctx, uint32_t item, uint32_t thread) {
     const gate_job *job = ctx;
     const kvf__call *c = &job->call;
@@ -39,25 +62,17 @@ static void gate_head(void *ctx, uint32_t item, uint32_t thread) {
     uint32_t kv_head = item % config->n_kv_heads;
     const kvf_plan_event *pe = &job->plan->events[item / config->n_kv_heads];
     if (pe->n_evict == 0) return;
-    const kvf__policy_seq *s = kvf__event_seq(c, &pe->event);
+    const kvf_policy_options *o = &kvf__event_seq(c, &pe->event)->options;
     kvf_plan_entry *entries = job->plan->entries + pe->entry_begin + (uint64_t)kv_head * pe->n_evict;
     kvf__scratch x = kvf__call_scratch(c, thread);
     kvf__head h = kvf__head_of(c->batch->view, c->batch->pages, pe->event.row, pe->event.layer, kv_head);
-    uint32_t next_pos = c->batch->view->next_pos[pe->event.row], layer = pe->event.layer, n = 0;
-    uint32_t window_begin = next_pos - KVF__MIN(KVF__MIN(s->sizes[layer].window, pe->event.n_keep), next_pos);
-    const float *a = kvf__event_worth(c, &pe->event, kv_head, &x);
-    double sum = 0.0;
-    for (uint32_t slot = 0; slot < h.n_slots; slot++) {
-        if (h.pages->pos[kvf__slot_index(&h, slot)] < window_begin) continue;
-        sum += (double)a[slot];
-        n++;
-    }
+    double mean = attention_per_query(c, &pe->event, kv_head, &h, &x);
     uint32_t head = config->q_head_begin / (config->n_q_heads / config->n_kv_heads) + kv_head;
     for (uint32_t i = 0; i < pe->n_evict; i++) {
-        double p = (double)a[entries[i].slot] / (sum / n);
+        double p = (double)x.worth[entries[i].slot] / mean;
         p = p > 0.0 ? fmin(p, 1.0) : 0.0; /* NaN counts as 0 */
-        if (s->options.cam_mode == KVF_CAM_SAMPLE)
-            p = draw(s->options.cam_seed, h.pages->pos[kvf__slot_index(&h, entries[i].slot)], layer, head) < p;
+        if (o->cam_mode == KVF_CAM_SAMPLE)
+            p = draw(o->cam_seed, h.pages->pos[kvf__slot_index(&h, entries[i].slot)], pe->event.layer, head) < p;
         entries[i].u = (float)p;
         entries[i].merge = p > 0.0;
     }

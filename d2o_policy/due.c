@@ -46,8 +46,7 @@ uint32_t kvf_policy_due(kvf_policy_state *state, uint32_t seq, kvf_moment moment
     if (!state || !n_slots || !keep) return 0;
     memset(keep, 0, state->config.n_layers * sizeof *keep);
     if (!s || !s->budgeted || kvf__policy_never_evicts(&s->options)) return 0;
-    if (moment != KVF_AT_PROMPT_END && !s->deferred && kvf__policy_flags(&s->options) & KVF_POLICY_PROMPT_ONLY)
-        return 0;
+    if (moment != KVF_AT_PROMPT_END && kvf__policy_flags(&s->options) & KVF_POLICY_PROMPT_ONLY) return 0;
     uint32_t above = threshold(state, s, moment, n_slots);
     for (uint32_t l = 0; l < state->config.n_layers && above; l++) {
         uint32_t to = s->sizes[l].keep;

@@ -257,13 +257,6 @@ static void note_blocks(kvf_engine *e, uint32_t row, kvf__live *r) {
     r->reserved_block_steps += KVF__MAX(held, reserved);
 }
 
-kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *err) {
-    kvf_status st = KVF_OK;
-    if (copies->n) st = kvf_copies_run_tiers(&e->pages, &e->scores, &e->host_pages, &e->host_scores, copies);
-    if (copies->n && !st) st = kvf_copies_done(e->manager, copies);
-    return st ? kvf__fail(err, st, "copies: %s", kvf_manager_error(e->manager)) : KVF_OK;
-}
-
 /* Its prompt's events are done. */
 static kvf_status end_prompt(kvf_engine *e, kvf__live *r, uint32_t n_held, kvf_error *err) {
     kvf_status st = kvf_sched_prompt_done(e->sched, r->id);
@@ -451,10 +444,11 @@ static void fallen(kvf_engine *e, const kvf_step *step) {
 
 static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     kvf_step step;
-    kvf_status st = kvf__engine_overflow(e, err);
-    if (st) return st;
+    kvf_status st = kvf__engine_transfers_end(e, err); /* of a step without items */
+    if (st || (st = kvf__engine_overflow(e, err))) return st;
     memset(e->rows, 0, e->max_running * sizeof *e->rows);
     kvf__live_note_lone(e);
+    if ((st = kvf__engine_offload_first(e, err))) return st;
     if ((st = kvf_sched_plan(e->sched, &step))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_running = step.n_running;
     e->stats.n_waiting = step.n_waiting;
@@ -467,7 +461,8 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     if ((st = kvf_view_fill(e->manager, 0, e->seqs, step.n_items, &e->view)))
         return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
     note_full_bytes(e);
-    if ((st = forward(e, &step, n_out, err))) return st;
+    if ((st = kvf__engine_offload(e, err))) return st;
+    if ((st = forward(e, &step, n_out, err)) || (st = kvf__engine_transfers_end(e, err))) return st;
     keep_logprobs(e, &step);
     if ((st = kvf_sched_done(e->sched))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_steps++;
@@ -487,6 +482,8 @@ kvf_status kvf_engine_step(kvf_engine *e, int *more, kvf_error *err) {
         kvf__live_finish(e, r, KVF_FINISH_ABORTED, NULL);
         next = e->first; /* the callback may have aborted others */
     }
-    if (more) *more = e->n_live > e->n_idle;
+    bool runs = e->n_live > e->n_idle;
+    if (!runs && !st) st = kvf__engine_transfers_end(e, err);
+    if (more) *more = runs;
     return st;
 }

@@ -12,8 +12,14 @@ typedef struct head {
 } head;
 enum { HEAD_BYTES = 12 };
 
-static const char *const presets[][2] = {{"d2o", "paper"}, {"d2o", "serving"}, {"d2o", "authors"},
-                                         {"full", NULL},   {"h2o", "default"}, {"streaming", NULL}};
+static const char *const presets[] = {"paper", "serving", "authors"}; /* of d2o; then every policy's default */
+enum { N_PRESETS = sizeof presets / sizeof *presets };
+
+static uint32_t n_policies(void) {
+    uint32_t n = 0;
+    while (kvf_policy_name(n)) n++;
+    return n;
+}
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     (void)argc, (void)argv;
@@ -24,7 +30,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
 static uint32_t wide(const uint8_t *p) { return (uint32_t)((p[0] | (uint32_t)p[1] << 8) * 65537u) >> p[2] % 32; }
 
 static head read_head(const uint8_t *p) {
-    return (head){.preset = p[0] % (sizeof presets / sizeof *presets),
+    return (head){.preset = p[0] % (N_PRESETS + n_policies()),
                   .n_layers = 1u + p[1] % 128u,
                   .n_groups = 1u + p[2] % 16u,
                   .block_size = 8u << p[3] % 6u,
@@ -100,7 +106,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     kvf_error err = {""};
     kvf_policy_options o;
     memset(&o, 0, sizeof o);
-    FUZZ_MUST(kvf_policy_options_init(&o, presets[h.preset][0], presets[h.preset][1], &err) == KVF_OK, err.text);
+    const char *preset = h.preset < N_PRESETS ? presets[h.preset] : NULL;
+    const char *policy = preset ? "d2o" : kvf_policy_name(h.preset - N_PRESETS);
+    FUZZ_MUST(kvf_policy_options_init(&o, policy, preset, &err) == KVF_OK, err.text);
     char *text = malloc(size - HEAD_BYTES + 1);
     FUZZ_MUST(text, "memory");
     memcpy(text, data + HEAD_BYTES, size - HEAD_BYTES);
@@ -115,6 +123,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     free(text);
     kvf_status st = kvf_policy_options_check(&o, h.n_layers, h.block_size, &err);
+    FUZZ_MUST(st == KVF_OK || err.text[0], kvf_status_name(st));
+    if (st) return 0;
+    st = kvf_policy_options_resolve(&o, h.n_layers, 64ull * h.n_groups, &err);
     FUZZ_MUST(st == KVF_OK || err.text[0], kvf_status_name(st));
     if (st) return 0;
     kvf_policy_need need;

@@ -126,12 +126,12 @@ static inline void evict(const world *w, head *h, uint32_t layer, uint32_t next_
     double worth[CAP];
     bool keep[CAP];
     for (uint32_t i = 0; i < h->n; i++)
-        worth[i] = is(w, "sirllm")                ? (double)-logprob(w->seed, h->t[i].pos)
-                   : w->o.score == KVF_SCORE_MEAN ? (double)(h->t[i].a / (float)(next_pos - h->t[i].pos))
-                                                  : (double)h->t[i].a;
+        worth[i] = is(w, "sirllm") ? (double)-logprob(w->seed, h->t[i].pos) : (double)h->t[i].a;
     if (is(w, "roco")) worth_roco(w, h, size, next_pos, worth);
     if (is(w, "snapkv") || is(w, "pyramidkv")) worth_snapkv(w, h, size, next_pos, worth);
     keep_best(h, worth, size, window_begin, sinks_of(w), keep);
+    for (uint32_t i = 0; i < h->n; i++)
+        worth[i] = (double)(h->t[i].a / (float)(next_pos - h->t[i].pos)); /* per query */
     if (is(w, "cam")) spread(w, h, keep, worth, window_begin);
     for (uint32_t i = 0; i < h->n; i++)
         if (keep[i]) h->t[n++] = h->t[i];

@@ -169,11 +169,11 @@ assert "--text short.txt: byte 5" in run("eval", "nll", "--model", model, "--tex
 assert "no/such" in run("eval", "nll", "--model", model, "--text", "no/such", code=2)[1]
 assert "KIND:NAME=FILE" in run("eval", "nll", "--model", model, "--text", "novel=", code=2)[1]
 table = [r for r in lines(run("eval", "ablation", "--model", model, "--text", "essay.txt", "--contexts", "128", "--scored", "8", "--rhos", "0.5",
-                              "--tables", "6,8", "--quiet")[0]) if r["record"] == "cell"]
-assert {c["table"] for c in table} == {"6", "8"} and all(c["measure"] == "divergence" for c in table)
+                              "--tables", "6,7,8", "--quiet")[0]) if r["record"] == "cell"]
+assert {c["table"] for c in table} == {"6", "7", "8"} and all(c["measure"] == "divergence" for c in table)
 assert len({(c["table"], c["policy"]) for c in table}) == len(table) >= 8
 by = {(c["table"], c["policy"]): c["kl"] for c in table}
-assert by["6", "without merging"] == by["8", "none"] != by["6", "d2o"] == by["8", "exponential"]
+assert by["6", "without merging"] == by["8", "none"] != by["6", "d2o"] == by["8", "exponential"] == by["7", "key"] != by["7", "value"]
 END
 check eval_dialogues <<'END'
 from helper import *
@@ -189,6 +189,7 @@ assert len(rows) == 1 and "line 3: no answer follows its first 300 tokens; left 
 c = rows[0]
 assert c["task"] == "dialogue" and c["source"] == "d" and c["kind"] == "dialogue" and c["placement"] == "after"
 assert 200 < c["n_prompt"] <= 300 and 0 < c["n_scored"] <= 20 and c["kl"] > 0 and 0 <= c["agree"] <= 1
+assert len(c["kl_by_token"]) == len(c["nll_by_token"]) == c["n_answer"] == c["n_scored"] and c["hits"] <= c["n_answer"]
 # The tokens: the first answers are the prompt, with the whole of their turns; all that counts is in later answers.
 long = [r for r in lines(run(*base, "--scored", "100000", "--quiet")[0]) if r["record"] == "cell"][0]
 short = [r for r in lines(run(*base, "--scored", "1", "--quiet")[0]) if r["record"] == "cell"][0]

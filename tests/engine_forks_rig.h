@@ -68,7 +68,6 @@ static inline kvf_engine_config config_of(uint32_t n_blocks) {
     c.block_size = BLOCK;
     c.chunk = 64;
     c.max_running = 16;
-    c.n_score_arrays = 2;
     c.want_mass_bias = 1;
     c.kv_bytes = (uint64_t)n_blocks * BLOCK * 2 * 16 * 2 * 4; /* slots, heads, head size, K and V, floats */
     return c;
@@ -149,7 +148,7 @@ static const char *const policies[] = {
     "d2o authors rho=0.3",
     "d2o rho=0.3 min_tokens=16 merge=mass merge_keys=0 gate=0.2",
     "fold rho=0.3 min_tokens=16 gate=0.2",
-    "d2o rho=0.3 min_tokens=16 scope=layer gqa=max sinks_extra=1 score=prompt_plus_current evict_every=5",
+    "d2o rho=0.3 min_tokens=16 scope=layer gqa=max sinks_extra=1 score=prompt_plus_current score_norm=v evict_every=5",
     "roco rho=0.4 min_tokens=16 evict_every=3",
     "snapkv rho=0.4 min_tokens=16 window=16 score_window=16",
     "pyramidkv rho=0.4 min_tokens=16 window=8 score_window=8 budget_unit=block",

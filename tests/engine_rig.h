@@ -73,7 +73,6 @@ static inline kvf_engine_config config_of(uint32_t n_blocks) {
     c.block_size = BLOCK;
     c.chunk = 64;
     c.max_running = 8;
-    c.n_score_arrays = 2;
     c.want_mass_bias = 1;
     c.kv_bytes = (uint64_t)n_blocks * BLOCK * 2 * 16 * 2 * 4; /* slots, heads, head size, K and V, floats */
     return c;

@@ -51,7 +51,7 @@ Test(blockmgr_audit, every_damage_is_found) {
     OK(kvf_compact_begin(m, &item, 1, &c));
     cr_assert_not_null(c.dst_row[0]);
     AUDIT(m);
-    kvf__pool *p = &m->blocks, *pages = &m->pages;
+    kvf__pool *p = m->blocks, *pages = &m->pages;
     const uint32_t *row = kvf__row(m, s.ta), *score_row = kvf__score_row(m, s.ta),
                    *last = &s.l.items[s.l.list.n - 1].src;
     uint32_t shared = row[0], unused = p->free_ids[0], src = last[0], dst = last[1];
@@ -120,7 +120,7 @@ Test(blockmgr_audit, every_damage_is_found) {
     for (size_t i = 0; i < sizeof damage / sizeof damage[0]; i++)
         expect_damage(m, damage[i].word, damage[i].value, (int)i);
     /* Left scratch is reported once and cleared: every call relies on zeros. */
-    m->blocks.entries[3].scratch = 1;
+    m->blocks->entries[3].scratch = 1;
     FAILS(KVF_E_CORRUPT, kvf_audit(m, NULL));
     AUDIT(m);
     const struct {
@@ -270,7 +270,7 @@ Test(blockmgr_audit, epochs_wrap) {
 Test(blockmgr_audit, generations_wrap) {
     kvf_manager *m = make((shape){1, 1, 1, 8, 4, 4, 1, 64});
     m->seqs[0].generation = (1u << 28) - 1;
-    m->blocks.heads[0] = ~KVF__ALONE;
+    m->blocks->heads[0] = ~KVF__ALONE;
     kvf_seq a = new_seq(m);
     OK(kvf_seq_free(m, a));
     kvf_seq b = new_seq(m);
@@ -282,9 +282,9 @@ Test(blockmgr_audit, generations_wrap) {
     cr_assert(kvf_block_id(x) == kvf_block_id(y) && x != y);
     FAILS(KVF_E_STALE, kvf_block_release(m, x));
     OK(kvf_block_hold(m, 0, &x));
-    m->blocks.entries[0].refs = UINT32_MAX; /* 2^32 holders are refused */
+    m->blocks->entries[0].refs = UINT32_MAX; /* 2^32 holders are refused */
     FAILS(KVF_E_LIMIT, kvf_block_hold(m, 0, &x));
-    m->blocks.entries[0].refs = 2;
+    m->blocks->entries[0].refs = 2;
     AUDIT(m);
     kvf_manager_destroy(m);
 }

@@ -17,7 +17,7 @@
 #include "view_mirror.h"
 
 enum { SEQS = 6, LAYERS = 3, GROUPS_MAX = 2, TABLES_MAX = LAYERS * GROUPS_MAX, BS = 8, ROW = 6, SLOTS = ROW * BS - 3 };
-enum { BLOCKS_MAX = 48, HOLDS = 6, PENDING_MAX = 512, NONE = -1 };
+enum { BLOCKS_MAX = 48, CLASSES = 2, HOLDS = 6, PENDING_MAX = 512, NONE = -1 };
 #define POISON 0xdeadbeefu
 
 typedef struct table {
@@ -49,13 +49,14 @@ typedef struct pending {
 
 typedef struct refs { /* counted, never kept */
     uint32_t holders[BLOCKS_MAX], pins[BLOCKS_MAX];
-    uint32_t n_free, n_promised, n_shared;
+    uint32_t n_free[CLASSES], n_promised[CLASSES], n_shared; /* of pages: in the first */
 } refs;
 
 typedef struct world {
     kvf_manager *m;
     uint64_t seed, rng;
-    uint32_t windows[LAYERS]; /* 0: none */
+    uint32_t windows[LAYERS];                         /* 0: none */
+    uint32_t layer_class[LAYERS], class_end[CLASSES]; /* of ids */
     uint32_t step, n_groups, n_tables, n_blocks, n_pages, next_tag;
     const char *op;
     seq s[SEQS];
@@ -70,7 +71,7 @@ typedef struct world {
     uint32_t n_items;
     kvf_compact_item ci[SEQS * LAYERS];
     uint32_t ci_seq[SEQS * LAYERS];
-    uint32_t held_max, pages_held_max, layer_max[LAYERS];
+    uint32_t held_max, class_held_max[CLASSES], pages_held_max, layer_max[LAYERS];
     /* where the manager keeps a profile */
     int profiled;
     uint32_t layer_of[BLOCKS_MAX]; /* LAYERS: in no layer */
@@ -97,6 +98,9 @@ static inline uint32_t rnd(world *w, uint32_t n) {
     return (uint32_t)((w->rng * 0x2545f4914f6cdd1du) >> 33) % n;
 }
 static inline uint32_t window_of(const world *w, uint32_t k) { return w->windows[k / w->n_groups]; }
+static inline uint32_t class_at(const world *w, uint32_t k) { return w->layer_class[k / w->n_groups]; }
+static inline uint32_t class_of_id(const world *w, uint32_t id) { return id >= w->class_end[0]; }
+static inline uint32_t spare(const refs *r, uint32_t c) { return r->n_free[c] - r->n_promised[c]; }
 static inline uint32_t ceil_bs(uint32_t n) { return (n + BS - 1) / BS; }
 static inline uint32_t over(uint32_t a, uint32_t b) { return a > b ? a - b : 0; }
 static inline uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -112,8 +116,8 @@ static inline void count(const world *w, refs *blocks, refs *pages) {
             for (uint32_t b = 0; b < t->n_blocks; b++) blocks->holders[t->row[b]]++;
             for (uint32_t b = 0; b < t->n_fresh; b++) blocks->holders[t->fresh[b]]++;
             for (uint32_t b = 0; b < t->n_pages; b++) pages->holders[t->score_row[b]]++;
-            blocks->n_promised += t->p;
-            pages->n_promised += t->page_p;
+            blocks->n_promised[class_at(w, k)] += t->p;
+            pages->n_promised[0] += t->page_p;
         }
     for (int i = 0; i < HOLDS; i++) blocks->holders[w->h[i].id] += w->h[i].used != 0;
     for (uint32_t i = 0; i < w->n_pend; i++) {
@@ -122,10 +126,10 @@ static inline void count(const world *w, refs *blocks, refs *pages) {
         r->pins[w->pend[i].c.dst]++;
     }
     for (uint32_t b = 0; b < w->n_blocks; b++) {
-        blocks->n_free += !blocks->holders[b] && !blocks->pins[b];
+        blocks->n_free[class_of_id(w, b)] += !blocks->holders[b] && !blocks->pins[b];
         blocks->n_shared += blocks->holders[b] > 1;
     }
-    for (uint32_t b = 0; b < w->n_pages; b++) pages->n_free += !pages->holders[b] && !pages->pins[b];
+    for (uint32_t b = 0; b < w->n_pages; b++) pages->n_free[0] += !pages->holders[b] && !pages->pins[b];
 }
 
 static inline uint32_t private_blocks(const table *t, const refs *r) {
@@ -138,6 +142,12 @@ static inline uint32_t private_blocks(const table *t, const refs *r) {
 static inline void take(world *w, refs *r, uint32_t n, uint32_t id) {
     CHECK(w, id < n && !r->holders[id] && !r->pins[id], "id %u was handed out, but it is held or pinned\n", id);
     r->holders[id] = 1;
+}
+
+/* Likewise a block for table k. */
+static inline void take_block(world *w, refs *r, uint32_t k, uint32_t id) {
+    take(w, r, w->n_blocks, id);
+    CHECK(w, class_of_id(w, id) == class_at(w, k), "block %u of another class was handed out to table %u\n", id, k);
 }
 
 /* ---- Simulated memory ------------------------------------------------------------------------------- */
@@ -211,17 +221,35 @@ static inline void compare_figures(world *w, const refs *r, const refs *pr) {
             blocks[k / w->n_groups] += w->s[i].t[k].n_blocks;
         }
     }
-    uint32_t held = w->n_blocks - r->n_free, pages_held = w->n_pages - pr->n_free;
+    uint32_t held = 0, promised = 0, n_free = 0, held_max = 0, pages_held = w->n_pages - pr->n_free[0];
+    for (uint32_t c = 0, first = 0; c < CLASSES; first = w->class_end[c++]) {
+        uint32_t of = w->class_end[c] - first - r->n_free[c];
+        held += of;
+        n_free += r->n_free[c];
+        promised += r->n_promised[c];
+        w->class_held_max[c] = of > w->class_held_max[c] ? of : w->class_held_max[c];
+        held_max += w->class_held_max[c];
+    }
+    for (uint32_t c = 0, first = 0; c < kvf_manager_get_config(w->m)->n_classes; first = w->class_end[c++]) {
+        kvf_pool_occupancy p, host;
+        uint32_t n_idle = 77;
+        STATUS(w, kvf_class_occupancy(w->m, c, &p, &host, &n_idle), KVF_OK);
+        CHECK(w,
+              p.n_total == w->class_end[c] - first && p.n_free == r->n_free[c] && p.n_promised == r->n_promised[c] &&
+                  p.n_held_max == w->class_held_max[c] && !n_idle && !host.n_total,
+              "class %u: %u free, not %u, %u promised, not %u\n", c, p.n_free, r->n_free[c], p.n_promised,
+              r->n_promised[c]);
+    }
     w->held_max = held > w->held_max ? held : w->held_max;
     w->pages_held_max = pages_held > w->pages_held_max ? pages_held : w->pages_held_max;
-    CHECK(w, o.blocks.n_free == r->n_free && o.blocks.n_held == held && o.blocks.n_held_max == w->held_max,
-          "free %u, not %u\n", o.blocks.n_free, r->n_free);
-    CHECK(w, o.blocks.n_promised == r->n_promised, "promised %u, not %u\n", o.blocks.n_promised, r->n_promised);
+    CHECK(w, o.blocks.n_free == n_free && o.blocks.n_held == held && o.blocks.n_held_max == held_max,
+          "free %u, not %u\n", o.blocks.n_free, n_free);
+    CHECK(w, o.blocks.n_promised == promised, "promised %u, not %u\n", o.blocks.n_promised, promised);
     CHECK(w, o.blocks.n_shared == r->n_shared, "shared %u, not %u\n", o.blocks.n_shared, r->n_shared);
-    CHECK(w, o.score_pages.n_free == pr->n_free && o.score_pages.n_held_max == w->pages_held_max,
-          "free pages %u, not %u\n", o.score_pages.n_free, pr->n_free);
-    CHECK(w, o.score_pages.n_promised == pr->n_promised && !o.score_pages.n_shared, "promised pages %u, not %u\n",
-          o.score_pages.n_promised, pr->n_promised);
+    CHECK(w, o.score_pages.n_free == pr->n_free[0] && o.score_pages.n_held_max == w->pages_held_max,
+          "free pages %u, not %u\n", o.score_pages.n_free, pr->n_free[0]);
+    CHECK(w, o.score_pages.n_promised == pr->n_promised[0] && !o.score_pages.n_shared, "promised pages %u, not %u\n",
+          o.score_pages.n_promised, pr->n_promised[0]);
     CHECK(w, o.n_seqs == n_seqs, "n_seqs %u, not %u\n", o.n_seqs, n_seqs);
     for (int l = 0; l < LAYERS; l++) {
         w->layer_max[l] = blocks[l] > w->layer_max[l] ? blocks[l] : w->layer_max[l];
@@ -250,10 +278,10 @@ static inline void compare_profile(world *w, const refs *r) {
         shared[w->layer_of[b]] += r->holders[b] > 1;
     }
     STATUS(w, kvf_profile_read(w->m, &p, layers, LAYERS), KVF_OK);
-    CHECK(w, p.total == w->n_blocks && p.free == r->n_free && p.held + p.cached + p.free == p.total, "free %llu\n",
-          (unsigned long long)p.free);
-    CHECK(w, p.shared == r->n_shared && p.promised == r->n_promised && p.outside == held[LAYERS], "shared %llu\n",
-          (unsigned long long)p.shared);
+    CHECK(w, p.total == w->n_blocks && p.free == r->n_free[0] + r->n_free[1] && p.held + p.cached + p.free == p.total,
+          "free %llu\n", (unsigned long long)p.free);
+    CHECK(w, p.shared == r->n_shared && p.promised == r->n_promised[0] + r->n_promised[1] && p.outside == held[LAYERS],
+          "shared %llu\n", (unsigned long long)p.shared);
     CHECK(w, p.held_max == w->held_max, "held_max %llu, not %u\n", (unsigned long long)p.held_max, w->held_max);
     for (int l = 0; l < LAYERS; l++)
         CHECK(w, layers[l].held == held[l] && layers[l].shared == shared[l], "layer %d: %llu held, not %llu\n", l,

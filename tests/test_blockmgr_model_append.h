@@ -8,13 +8,14 @@
 static struct {
     uint64_t appends, cow, last_in_place, no_blocks, forks, fork_no_blocks, fresh, in_place, last_owner,
         begin_no_blocks, cancels, free_cancels, rollbacks, reserves, reserve_no_blocks, scores, scores_no_blocks,
-        pinned_free, holds, stale, sure_growth, dropped, drops_served, drops_pinned, drops_shared, too_far_back;
+        pinned_free, holds, stale, sure_growth, dropped, drops_served, drops_pinned, drops_shared, too_far_back,
+        one_class_lacks;
 } seen;
 
 typedef struct wanted {
-    uint32_t blocks, pages; /* beyond the promises */
-    uint32_t freed;         /* by windows, and not promised again */
-    int sure;               /* all within reservations that are covered */
+    uint32_t blocks[CLASSES], pages; /* beyond the promises */
+    uint32_t freed[CLASSES];         /* by windows, and not promised again */
+    int sure;                        /* all within reservations that are covered */
     uint32_t per_table[SEQS][TABLES_MAX], cow[SEQS][TABLES_MAX];
 } wanted;
 
@@ -49,7 +50,7 @@ static void want_append(world *w, refs r, const int *which, const kvf_append_ite
             uint32_t d = n_dropped(w, s, k), freed, promised;
             uint32_t after = ceil_bs(t->n_slots + items[i].n_tokens), blocks = after - t->n_blocks;
             count_dropped(t, d, &before, &freed, &promised);
-            out->freed += freed - promised;
+            out->freed[class_at(w, k)] += freed - promised;
             for (uint32_t b = 0; b < d; b++) out->sure &= before.holders[t->row[b]] != 1 || !before.pins[t->row[b]];
             if (t->n_slots % BS && r.holders[t->row[t->n_blocks - 1]] > 1) {
                 out->cow[i][k] = 1;
@@ -58,7 +59,7 @@ static void want_append(world *w, refs r, const int *which, const kvf_append_ite
             }
             uint32_t pages = s->has_scores && !window_of(w, k) ? after - t->n_pages : 0;
             out->per_table[i][k] = blocks;
-            out->blocks += over(blocks, t->p + promised);
+            out->blocks[class_at(w, k)] += over(blocks, t->p + promised);
             out->pages += over(pages, t->page_p);
             out->sure &= (t->sure && after - d <= t->r && pages <= t->page_p) || blocks + pages == 0;
         }
@@ -74,13 +75,13 @@ static void appended(world *w, refs *r, refs *pr, seq *s, uint32_t k, uint32_t n
     STATUS(w, kvf_seq_table(w->m, s->handle, k / w->n_groups, k % w->n_groups, NULL, NULL, &row), KVF_OK);
     if (cow) {
         uint32_t src = t->row[t->n_blocks - 1], dst = row[t->n_blocks - 1];
-        take(w, r, w->n_blocks, dst);
+        take_block(w, r, k, dst);
         r->holders[src]--;
         expect_copy(w, list, (*copy)++, KVF_COPY_BLOCK, src, dst, old % BS);
         t->row[t->n_blocks - 1] = dst;
         seen.cow++;
     }
-    for (; t->n_blocks < after; t->n_blocks++) take(w, r, w->n_blocks, t->row[t->n_blocks] = row[t->n_blocks]);
+    for (; t->n_blocks < after; t->n_blocks++) take_block(w, r, k, t->row[t->n_blocks] = row[t->n_blocks]);
     t->p -= least(t->p, blocks);
     t->page_p -= least(t->page_p, n_pages - t->n_pages);
     kvf_view v;

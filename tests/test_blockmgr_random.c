@@ -39,8 +39,13 @@ static void op_append(world *w) {
     count(w, &r, &pr);
     wanted need;
     want_append(w, r, which, items, n, &need);
-    uint32_t lack = over(need.blocks, r.n_free - r.n_promised + need.freed),
-             lack_pages = over(need.pages, pr.n_free - pr.n_promised);
+    uint32_t lack = 0, lack_pages = over(need.pages, spare(&pr, 0)), lacking = 0;
+    for (uint32_t c = 0; c < CLASSES; c++) {
+        uint32_t of = over(need.blocks[c], spare(&r, c) + need.freed[c]);
+        lack += of;
+        lacking += of != 0;
+    }
+    seen.one_class_lacks += lacking == 1 && w->class_end[0] < w->n_blocks;
     if (!want && (lack || lack_pages)) want = KVF_E_NO_BLOCKS;
     int list = (int)rnd(w, 2);
     uint32_t copy = w->lists[list].n, copies_from = copy, missing = 77;
@@ -55,8 +60,8 @@ static void op_append(world *w) {
     }
     if (want) return;
     seen.appends++;
-    seen.sure_growth += need.sure && need.blocks == 0 && n;
-    seen.drops_served += need.blocks > r.n_free - r.n_promised;
+    seen.sure_growth += need.sure && need.blocks[0] + need.blocks[1] == 0 && n;
+    seen.drops_served += need.blocks[0] > spare(&r, 0) || need.blocks[1] > spare(&r, 1);
     drop_leading(w, which, n);
     count(w, &r, &pr);
     want_append(w, r, which, items, n, &need); /* what is shared no more need not be copied */
@@ -115,8 +120,8 @@ static void op_rollback(world *w) {
         count(w, &r, &pr);
         uint32_t owed = least(over(t->r, private_blocks(t, &r)), t->p + blocks - t->n_blocks);
         uint32_t owed_pages = least(over(t->page_r, t->n_pages), t->page_p + pages - t->n_pages);
-        t->p += least(over(owed, t->p), r.n_free - r.n_promised);
-        t->page_p += least(over(owed_pages, t->page_p), pr.n_free - pr.n_promised);
+        t->p += least(over(owed, t->p), spare(&r, class_at(w, k)));
+        t->page_p += least(over(owed_pages, t->page_p), spare(&pr, 0));
     }
 }
 
@@ -140,14 +145,14 @@ static void op_fork(world *w) {
     seq *a = &w->s[from], *b;
     refs r, pr;
     count(w, &r, &pr);
-    uint32_t blocks = 0, pages = 0;
+    uint32_t blocks[CLASSES] = {0, 0}, pages = 0;
     for (uint32_t k = 0; k < w->n_tables; k++) {
-        blocks += a->t[k].r;
+        blocks[class_at(w, k)] += a->t[k].r;
         pages += a->t[k].n_pages + over(a->t[k].page_r, a->t[k].n_pages);
     }
     int list = (int)rnd(w, 2);
     uint32_t copy = w->lists[list].n, copies_from = copy;
-    int lack = blocks > r.n_free - r.n_promised || pages > pr.n_free - pr.n_promised;
+    int lack = blocks[0] > spare(&r, 0) || blocks[1] > spare(&r, 1) || pages > spare(&pr, 0);
     kvf_status want = a->locked ? KVF_E_STATE : to == NONE ? KVF_E_LIMIT : lack ? KVF_E_NO_BLOCKS : KVF_OK;
     kvf_seq handle = 0;
     STATUS(w, kvf_seq_fork(w->m, a->handle, &w->lists[list], &handle), want);
@@ -213,8 +218,8 @@ static void op_reserve(world *w) {
     seq *s = &w->s[i];
     refs r, pr;
     count(w, &r, &pr);
-    uint32_t n_slots[TABLES_MAX], n_reserve[TABLES_MAX], p[TABLES_MAX], used[TABLES_MAX], blocks = r.n_promised,
-                                                                                          pages = pr.n_promised;
+    uint32_t n_slots[TABLES_MAX], n_reserve[TABLES_MAX], p[TABLES_MAX], used[TABLES_MAX];
+    uint32_t blocks[CLASSES] = {r.n_promised[0], r.n_promised[1]}, pages = pr.n_promised[0];
     int with_scores = (int)rnd(w, 2), drop = !rnd(w, 4);
     for (uint32_t k = 0; k < w->n_tables; k++) {
         table *t = &s->t[k];
@@ -224,10 +229,11 @@ static void op_reserve(world *w) {
         n_reserve[k] = reserve;
         used[k] = least(owed, t->n_fresh);
         p[k] = owed - used[k];
-        blocks += p[k] - t->p;
+        blocks[class_at(w, k)] += p[k] - t->p;
         pages += (with_scores && !window_of(w, k) ? over(reserve, t->n_pages) : 0) - t->page_p;
     }
-    kvf_status want = blocks > r.n_free || pages > pr.n_free ? KVF_E_NO_BLOCKS : KVF_OK;
+    int lack = blocks[0] > r.n_free[0] || blocks[1] > r.n_free[1] || pages > pr.n_free[0];
+    kvf_status want = lack ? KVF_E_NO_BLOCKS : KVF_OK;
     STATUS(w, kvf_seq_reserve(w->m, s->handle, n_slots, with_scores), want);
     seen.reserve_no_blocks += want == KVF_E_NO_BLOCKS;
     if (want) return;
@@ -255,7 +261,7 @@ static void op_scores(world *w) {
         n_slots[k] = rnd(w, s->t[k].n_slots + 1);
         if (!window_of(w, k)) pages += over(ceil_bs(n_slots[k]), s->t[k].page_p);
     }
-    kvf_status want = s->has_scores ? KVF_E_STATE : pages > pr.n_free - pr.n_promised ? KVF_E_NO_BLOCKS : KVF_OK;
+    kvf_status want = s->has_scores ? KVF_E_STATE : pages > spare(&pr, 0) ? KVF_E_NO_BLOCKS : KVF_OK;
     STATUS(w, kvf_seq_take_scores(w->m, s->handle, n_slots), want);
     seen.scores_no_blocks += want == KVF_E_NO_BLOCKS;
     if (want) return;
@@ -310,7 +316,7 @@ static void op_begin(world *w) {
     refs r, pr, left;
     count(w, &r, &pr);
     left = r; /* owners that go to fresh blocks count as gone */
-    uint32_t fresh[SEQS * LAYERS * GROUPS_MAX], wanted_blocks = 0;
+    uint32_t fresh[SEQS * LAYERS * GROUPS_MAX], wanted_blocks[CLASSES] = {0, 0};
     for (uint32_t e = 0; e < w->n_items * w->n_groups; e++) {
         const table *t =
             &w->s[w->ci_seq[e / w->n_groups]].t[w->ci[e / w->n_groups].layer * w->n_groups + e % w->n_groups];
@@ -321,10 +327,11 @@ static void op_begin(world *w) {
         }
         for (uint32_t b = 0; shared && b < t->n_blocks; b++) left.holders[t->row[b]]--;
         fresh[e] = shared ? ceil_bs(w->ci[e / w->n_groups].n_keep) : 0;
-        wanted_blocks += over(fresh[e], t->p);
+        wanted_blocks[w->layer_class[w->ci[e / w->n_groups].layer]] += over(fresh[e], t->p);
         seen.last_owner += was_shared && !shared;
     }
-    kvf_status want = wanted_blocks > r.n_free - r.n_promised ? KVF_E_NO_BLOCKS : KVF_OK;
+    int lack = wanted_blocks[0] > spare(&r, 0) || wanted_blocks[1] > spare(&r, 1);
+    kvf_status want = lack ? KVF_E_NO_BLOCKS : KVF_OK;
     STATUS(w, kvf_compact_begin(w->m, w->ci, w->n_items, &c), want);
     seen.begin_no_blocks += want == KVF_E_NO_BLOCKS;
     if (want) return;
@@ -337,7 +344,8 @@ static void op_begin(world *w) {
         t->n_fresh = fresh[e];
         t->fresh_used = least(t->p, fresh[e]);
         t->p -= t->fresh_used;
-        for (uint32_t b = 0; b < fresh[e]; b++) take(w, &r, w->n_blocks, t->fresh[b] = c.dst_row[e][b]);
+        for (uint32_t b = 0; b < fresh[e]; b++)
+            take_block(w, &r, w->ci[e / w->n_groups].layer * w->n_groups, t->fresh[b] = c.dst_row[e][b]);
         *(fresh[e] ? &seen.fresh : &seen.in_place) += 1;
     }
 }
@@ -362,10 +370,13 @@ static void write_kept(world *w, seq *s, table *t, uint32_t n_keep) {
     }
 }
 
-static void committed(world *w, table *t, uint32_t n_keep, int pass) {
+static void committed(world *w, uint32_t e, int pass) {
+    uint32_t k = w->ci[e / w->n_groups].layer * w->n_groups + e % w->n_groups, n_keep = w->ci[e / w->n_groups].n_keep;
+    uint32_t c = class_at(w, k);
+    table *t = &w->s[w->ci_seq[e / w->n_groups]].t[k];
     refs r, pr;
     count(w, &r, &pr);
-    uint32_t free_before = r.n_free, pages_before = pr.n_free;
+    uint32_t free_before = r.n_free[c], pages_before = pr.n_free[0];
     if (pass == 0) {
         uint32_t old = t->n_blocks, keep = t->n_fresh ? 0 : ceil_bs(n_keep);
         for (uint32_t b = keep; b < old; b++)
@@ -377,8 +388,8 @@ static void committed(world *w, table *t, uint32_t n_keep, int pass) {
         t->n_pages = least(t->n_pages, t->n_blocks);
         count(w, &r, &pr);
     }
-    uint32_t limit = pass == 0 ? r.n_free - free_before : r.n_free - r.n_promised;
-    uint32_t page_limit = pass == 0 ? pr.n_free - pages_before : pr.n_free - pr.n_promised;
+    uint32_t limit = pass == 0 ? r.n_free[c] - free_before : spare(&r, c);
+    uint32_t page_limit = pass == 0 ? pr.n_free[0] - pages_before : spare(&pr, 0);
     uint32_t owed = over(t->r, t->n_blocks), owed_pages = over(t->page_r, t->n_pages);
     t->p = least(owed, t->p);
     t->page_p = least(owed_pages, t->page_p);
@@ -401,10 +412,7 @@ static void op_commit(world *w) {
         }
     STATUS(w, kvf_compact_commit(w->m), KVF_OK);
     for (int pass = 0; pass < 2; pass++)
-        for (uint32_t e = 0; e < w->n_items * w->n_groups; e++)
-            committed(w,
-                      &w->s[w->ci_seq[e / w->n_groups]].t[w->ci[e / w->n_groups].layer * w->n_groups + e % w->n_groups],
-                      w->ci[e / w->n_groups].n_keep, pass);
+        for (uint32_t e = 0; e < w->n_items * w->n_groups; e++) committed(w, e, pass);
     dropped(w);
 }
 
@@ -457,11 +465,13 @@ static void op_hold(world *w) {
     refs r, pr;
     count(w, &r, &pr);
     if (!rnd(w, 4)) {
-        kvf_status want = r.n_free > r.n_promised ? KVF_OK : KVF_E_NO_BLOCKS;
-        STATUS(w, kvf_block_take(w->m, &h->handle), want);
+        uint32_t of = w->class_end[0] < w->n_blocks ? rnd(w, CLASSES) : 0;
+        kvf_status want = spare(&r, of) ? KVF_OK : KVF_E_NO_BLOCKS;
+        STATUS(w, of ? kvf_block_take_of(w->m, of, &h->handle) : kvf_block_take(w->m, &h->handle), want);
         if (want) return;
         h->id = kvf_block_id(h->handle);
         take(w, &r, w->n_blocks, h->id);
+        CHECK(w, class_of_id(w, h->id) == of, "block %u is of another class\n", h->id);
         for (uint32_t s = 0; s < BS; s++) w->kv[h->id][s] = ++w->next_tag;
     } else {
         uint32_t id = rnd(w, w->n_blocks + 1);
@@ -529,6 +539,8 @@ static void wind_up(world *w) {
     CHECK(w, kvf_audit(w->m, &err) == KVF_OK, "audit: %s\n", err.text);
 }
 
+enum { WINDOWS = 1, TWO_CLASSES = 2 }; /* kinds of runs */
+
 static uint64_t ticks(void *ctx) { return ((const world *)ctx)->step; }
 
 /* Layers of a window, small and so wide that it drops late; full ones; ones that keep nothing. */
@@ -536,8 +548,24 @@ static const uint32_t all_windows[][LAYERS] = {
     {0, 9, 0}, {12, 0, 12}, {1, 0, 20}, {8, 8, 8}, {17, 30, 3}, {KVF_LAYER_NONE, 0, 10}, {0, KVF_LAYER_NONE, 0},
 };
 
-static void run(uint64_t seed, int windows, uint32_t n_groups, uint32_t n_blocks, uint32_t n_pages, uint32_t n_steps) {
+/* Layers of two classes, whose pools are of different size. */
+static void set_classes(world *w, kvf_manager_config *c, kvf_block_class *classes, int on) {
+    static const uint32_t all[][LAYERS] = {{0, 1, 0}, {1, 0, 0}, {0, 1, 1}, {1, 0, 1}};
+    w->class_end[0] = w->class_end[1] = w->n_blocks;
+    if (!on) return;
+    memcpy(w->layer_class, all[rnd(w, 4)], sizeof w->layer_class);
+    uint32_t n_layers = w->layer_class[0] + w->layer_class[1] + w->layer_class[2]; /* of the second */
+    w->class_end[0] = w->n_blocks * (LAYERS - n_layers) / LAYERS + rnd(w, 5) - 2;
+    classes[0] = (kvf_block_class){w->class_end[0], 0, 100};
+    classes[1] = (kvf_block_class){w->n_blocks - w->class_end[0], 0, 7};
+    c->n_classes = CLASSES;
+    c->classes = classes;
+    c->layer_class = w->layer_class;
+}
+
+static void run(uint64_t seed, int kind, uint32_t n_groups, uint32_t n_blocks, uint32_t n_pages, uint32_t n_steps) {
     static world w;
+    int windows = kind & WINDOWS;
     memset(&w, 0, sizeof w);
     w.seed = seed;
     w.rng = seed * 0x9e3779b97f4a7c15u | 1;
@@ -565,6 +593,8 @@ static void run(uint64_t seed, int windows, uint32_t n_groups, uint32_t n_blocks
     kvf_profile_config pc = {.struct_size = sizeof pc, .clock = ticks, .clock_ctx = &w};
     if (w.profiled) c.profile = &pc;
     kvf_error err = {""};
+    kvf_block_class classes[CLASSES];
+    set_classes(&w, &c, classes, kind & TWO_CLASSES);
     cr_assert_eq(kvf_manager_create(&c, &w.m, &err), KVF_OK, "%s", err.text);
     w.mirrored = c.view_copies != 0;
     if (w.mirrored) mirror_open(&w.mirror, w.m);
@@ -579,14 +609,14 @@ static void run(uint64_t seed, int windows, uint32_t n_groups, uint32_t n_blocks
 }
 
 /* KVF_TEST_SEED=n runs that seed alone. */
-static void run_seeds(uint64_t first, uint32_t n_seeds, int windows, uint32_t n_groups, uint32_t n_blocks,
+static void run_seeds(uint64_t first, uint32_t n_seeds, int kind, uint32_t n_groups, uint32_t n_blocks,
                       uint32_t n_pages, uint32_t n_steps) {
     const char *only = getenv("KVF_TEST_SEED");
     if (only) {
-        run(strtoull(only, NULL, 10), windows, n_groups, n_blocks, n_pages, n_steps);
+        run(strtoull(only, NULL, 10), kind, n_groups, n_blocks, n_pages, n_steps);
         return;
     }
-    for (uint32_t i = 0; i < n_seeds; i++) run(first + i, windows, n_groups, n_blocks, n_pages, n_steps);
+    for (uint32_t i = 0; i < n_seeds; i++) run(first + i, kind, n_groups, n_blocks, n_pages, n_steps);
     const uint64_t often[] = {seen.appends,        seen.cow,       seen.no_blocks, seen.forks,
                               seen.fork_no_blocks, seen.fresh,     seen.in_place,  seen.cancels,
                               seen.free_cancels,   seen.rollbacks, seen.reserves,  seen.reserve_no_blocks,
@@ -598,9 +628,10 @@ static void run_seeds(uint64_t first, uint32_t n_seeds, int windows, uint32_t n_
                              seen.pinned_free};
     const uint64_t of_windows[] = {seen.dropped, seen.drops_served, seen.drops_pinned, seen.drops_shared,
                                    seen.too_far_back};
-    for (size_t i = 0; windows && i < sizeof of_windows / sizeof of_windows[0]; i++)
+    for (size_t i = 0; kind & WINDOWS && i < sizeof of_windows / sizeof of_windows[0]; i++)
         cr_assert_gt(of_windows[i], 30, "windows: the %zu-th kind of event was seen %llu times only", i,
                      (unsigned long long)of_windows[i]);
+    if (kind & TWO_CLASSES) cr_assert_gt(seen.one_class_lacks, 300);
     for (size_t i = 0; i < sizeof rare / sizeof rare[0]; i++)
         cr_assert_gt(rare[i], 30, "the %zu-th rare kind of event was seen %llu times only", i,
                      (unsigned long long)rare[i]);
@@ -612,5 +643,9 @@ Test(blockmgr_random, one_group_roomy_pool) { run_seeds(2000, 20, 0, 1, 48, 48, 
 Test(blockmgr_random, two_groups) { run_seeds(3000, 15, 0, 2, 48, 40, 10000); }
 Test(blockmgr_random, many_short_lives) { run_seeds(4000, 250, 0, 1, 32, 20, 1000); }
 /* 700,000 more where layers have windows. */
-Test(blockmgr_random, windows) { run_seeds(5000, 42, 1, 1, 40, 24, 10000); }
-Test(blockmgr_random, windows_of_two_groups) { run_seeds(6000, 28, 1, 2, 48, 40, 10000); }
+Test(blockmgr_random, windows) { run_seeds(5000, 42, WINDOWS, 1, 40, 24, 10000); }
+Test(blockmgr_random, windows_of_two_groups) { run_seeds(6000, 28, WINDOWS, 2, 48, 40, 10000); }
+/* 600,000 where layers are of two classes. */
+Test(blockmgr_random, two_classes) { run_seeds(7000, 20, TWO_CLASSES, 1, 40, 24, 10000); }
+Test(blockmgr_random, two_classes_of_two_groups) { run_seeds(8000, 16, TWO_CLASSES, 2, 48, 40, 10000); }
+Test(blockmgr_random, two_classes_and_windows) { run_seeds(9000, 24, WINDOWS | TWO_CLASSES, 1, 40, 24, 10000); }

@@ -237,7 +237,7 @@ static void flush(device *d) {
     d->n_ops = 0;
 }
 
-Test(blockmgr_view, C10_two_steps_in_flight_use_each_their_own_tables) {
+Test(blockmgr_view, c10_two_steps_in_flight_use_each_their_own_tables) {
     kvf_manager *m = make_copies((shape){1, 1, 1, BS, 4, 4, 1, 16});
     static device d;
     mirror_open(&d.copies, m);

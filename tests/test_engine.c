@@ -13,7 +13,7 @@ static const char *const policies[] = {
     "d2o authors rho=0.3",
     "d2o rho=0.3 min_tokens=16 merge=mass merge_keys=0 gate=0.2",
     "fold rho=0.3 min_tokens=16 gate=0.2",
-    "d2o rho=0.3 min_tokens=16 scope=layer gqa=max sinks_extra=1 score=prompt_plus_current evict_every=5",
+    "d2o rho=0.3 min_tokens=16 scope=layer gqa=max sinks_extra=1 score=prompt_plus_current score_norm=v evict_every=5",
     "d2o budget_tokens=64",
 };
 enum { N_POLICIES = sizeof policies / sizeof *policies };
@@ -455,6 +455,23 @@ Test(engine, bad_requests_are_refused_by_name_and_harm_nobody) {
     expect_refused(e, &g, KVF_E_INVALID, "full_layers");
     run(e);
     cr_expect(!bad.ended && good.n_tokens == 20);
+    kvf_engine_destroy(e);
+}
+
+/* Three layers of 40 tokens, each of 2 heads of 16, K and V, in floats. */
+Test(engine, a_budget_in_bytes_is_that_many_tokens) {
+    kvf_engine_config c = config_of(400);
+    struct answer tokens, bytes;
+    answer_alone(&c, &tokens, 150, 1, 40, "d2o budget_tokens=40");
+    answer_alone(&c, &bytes, 150, 1, 40, "d2o rho=1 budget_bytes=30720");
+    expect_same(&tokens, &bytes, 0, "bytes");
+    kvf_engine *e = create(&c);
+    uint32_t prompt[MAX_TOKENS];
+    struct answer a;
+    kvf_policy_options o = options_of("d2o budget_bytes=12000");
+    kvf_generate g = request_of(prompt, 100, 1, 20, &a);
+    g.policy = &o;
+    expect_refused(e, &g, KVF_E_INVALID, "take at least 12288");
     kvf_engine_destroy(e);
 }
 

@@ -7,7 +7,7 @@ enum { N_POLICIES = sizeof policies / sizeof *policies };
 static void open_named(world *w, const char *name, uint64_t seed, uint32_t threads) {
     bool sample = !strcmp(name, "cam:sample");
     open_world(w, sample ? "cam" : name, 3, seed, threads);
-    if (sample) w->o.cam_mode = KVF_CAM_SAMPLE, w->o.score = KVF_SCORE_MEAN;
+    if (sample) w->o.cam_mode = KVF_CAM_SAMPLE;
     if (w->o.score == KVF_SCORE_WINDOW) w->o.window = w->o.score_window = 16;
 }
 

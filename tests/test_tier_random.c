@@ -210,12 +210,30 @@ static uint32_t choose(world *w, int swapped, int *which, kvf_seq *seqs) {
     return n;
 }
 
+/* Whether some class has too few blocks to be had: on the host, and here. */
+static int lacks_on_host(const world *w, const uint32_t *n) {
+    for (uint32_t c = 0; c < w->n_classes; c++) {
+        kvf_pool_occupancy here, host;
+        STATUS(w, kvf_class_occupancy(w->m, c, &here, &host, NULL), KVF_OK);
+        if (n[c] > host.n_free) return 1;
+    }
+    return 0;
+}
+static int lacks_here(const world *w, const uint32_t *n) {
+    for (uint32_t c = 0; c < w->n_classes; c++) {
+        kvf_pool_occupancy here;
+        STATUS(w, kvf_class_occupancy(w->m, c, &here, NULL, NULL), KVF_OK);
+        if (n[c] > here.n_free - here.n_promised) return 1;
+    }
+    return 0;
+}
+
 static void op_out(world *w) {
     w->op = "swap out";
     int which[SEQS], l = (int)rnd(w, 2);
     kvf_seq seqs[SEQS];
     uint32_t n = choose(w, 0, which, seqs), from = w->lists[l].n, ids[512], n_ids = 0, n_blocks = 0, n_pages = 0;
-    uint32_t cells[512];
+    uint32_t cells[512], of_class[2] = {0, 0};
     kvf_status want = KVF_OK;
     for (uint32_t i = 0; i < n; i++) {
         seq *s = &w->s[which[i]];
@@ -230,13 +248,14 @@ static void op_out(world *w) {
                 if (at == n_ids) {
                     cells[n_ids] = ++w->next_cell;
                     ids[n_ids++] = row[b];
+                    of_class[class_at(w, k)]++;
                 }
                 s->t[k].cells[b] = cells[at];
             }
         }
     }
     kvf_occupancy o = occupancy(w->m);
-    if (!want && (n_ids > o.host_blocks.n_free || n_pages > o.host_score_pages.n_free)) want = KVF_E_NO_BLOCKS;
+    if (!want && (lacks_on_host(w, of_class) || n_pages > o.host_score_pages.n_free)) want = KVF_E_NO_BLOCKS;
     STATUS(w, kvf_swap_out(w->m, seqs, n, &w->lists[l]), want);
     seen.out_no_blocks += want == KVF_E_NO_BLOCKS;
     seen.out_states += want == KVF_E_STATE;
@@ -258,16 +277,19 @@ static void op_out(world *w) {
 static void want_in(const world *w, const int *which, uint32_t n, uint32_t n_tokens, uint32_t *blocks, uint32_t *pages,
                     uint32_t *n_copies) {
     uint32_t cells[512], counts[512], n_cells = 0;
-    *blocks = *pages = 0;
+    blocks[0] = blocks[1] = *pages = 0;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < TABLES; k++)
             for (uint32_t b = 0; b < ceil_bs(w->s[which[i]].t[k].n_slots); b++) {
                 uint32_t at = 0;
                 while (at < n_cells && cells[at] != w->s[which[i]].t[k].cells[b]) at++;
-                if (at == n_cells) counts[n_cells] = 0, cells[n_cells++] = w->s[which[i]].t[k].cells[b];
+                if (at == n_cells) {
+                    counts[n_cells] = 0, cells[n_cells++] = w->s[which[i]].t[k].cells[b];
+                    blocks[class_at(w, k)]++;
+                }
                 counts[at]++;
             }
-    *blocks = *n_copies = n_cells;
+    *n_copies = n_cells;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < TABLES; k++) {
             const seq *s = &w->s[which[i]];
@@ -277,7 +299,8 @@ static void want_in(const world *w, const int *which, uint32_t n, uint32_t n_tok
                 for (uint32_t at = 0; at < n_cells; at++)
                     if (cells[at] == t->cells[b]) own += counts[at] == 1, last = counts[at];
             uint32_t leaves = t->n_slots % BS && last > 1, after = ceil_bs(least(SLOTS, t->n_slots + n_tokens));
-            *blocks += most(over(t->r, s->growth ? held - leaves : own), n_tokens ? after - held + leaves : 0);
+            blocks[class_at(w, k)] +=
+                most(over(t->r, s->growth ? held - leaves : own), n_tokens ? after - held + leaves : 0);
             *pages +=
                 t->n_pages + most(over(t->page_r, t->n_pages), s->has_scores && n_tokens ? after - t->n_pages : 0);
             *n_copies += t->n_pages;
@@ -288,15 +311,14 @@ static void op_in(world *w) {
     w->op = "swap in";
     int which[SEQS], l = (int)rnd(w, 2);
     kvf_seq seqs[SEQS];
-    uint32_t n = choose(w, 1, which, seqs), n_tokens = rnd(w, 4), from = w->lists[l].n, blocks, pages, n_copies;
+    uint32_t n = choose(w, 1, which, seqs), n_tokens = rnd(w, 4), from = w->lists[l].n, blocks[2], pages, n_copies;
     kvf_status want = KVF_OK;
     for (uint32_t i = 0; i < n; i++)
         if (!w->s[which[i]].swapped) want = KVF_E_STATE;
     kvf_occupancy o = occupancy(w->m);
     if (!want) {
-        want_in(w, which, n, n_tokens, &blocks, &pages, &n_copies);
-        if (blocks > o.blocks.n_free - o.blocks.n_promised || pages > o.score_pages.n_free - o.score_pages.n_promised)
-            want = KVF_E_NO_BLOCKS;
+        want_in(w, which, n, n_tokens, blocks, &pages, &n_copies);
+        if (lacks_here(w, blocks) || pages > o.score_pages.n_free - o.score_pages.n_promised) want = KVF_E_NO_BLOCKS;
     }
     int pending_out = 0;
     for (uint32_t i = 0; i < w->n_pend; i++) pending_out |= dst_tier(w->pend[i].c.kind) && !w->pend[i].ran;
@@ -371,6 +393,16 @@ static void run(uint64_t seed, uint32_t n_steps, int profiled) {
     kvf_profile_config profile = kvf_profile_config_default();
     if (profiled) c.profile = &profile;
     c.view_copies = 1;
+    w->n_classes = 1;
+    kvf_block_class classes[2] = {{c.n_blocks / 2 - 4 + rnd(w, 8), w->n_host / 2 - 1 + rnd(w, 3), 10}};
+    classes[1] = (kvf_block_class){c.n_blocks - classes[0].n_blocks, w->n_host - classes[0].n_host_blocks, 30};
+    if (seed % 3 == 0) {
+        w->n_classes = c.n_classes = 2;
+        w->layer_class[1] = 1;
+        c.classes = classes;
+        c.layer_class = w->layer_class;
+        c.block_bytes = 0;
+    }
     OK(kvf_manager_create(&c, &w->m, NULL));
     mirror_open(&w->mirror, w->m);
     memset(w->mem, 0xff, sizeof w->mem);

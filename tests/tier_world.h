@@ -36,6 +36,7 @@ typedef struct world {
     uint64_t seed, rng;
     uint32_t step, next_tag, next_cell;
     uint32_t n_host, n_host_pages;
+    uint32_t n_classes, layer_class[LAYERS];
     const char *op;
     seq s[SEQS];
     kvf_copy items[2][COPIES_MAX];
@@ -62,6 +63,7 @@ static inline uint32_t rnd(world *w, uint32_t n) {
     w->rng ^= w->rng << 17;
     return (uint32_t)((w->rng * 0x2545f4914f6cdd1du) >> 33) % n;
 }
+static inline uint32_t class_at(const world *w, uint32_t k) { return w->layer_class[k / GROUPS]; }
 static inline uint32_t ceil_bs(uint32_t n) { return (n + BS - 1) / BS; }
 static inline uint32_t over(uint32_t a, uint32_t b) { return a > b ? a - b : 0; }
 static inline uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }

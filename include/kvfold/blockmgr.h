@@ -5,6 +5,8 @@
  *   head group   the KV heads of a layer that share one block table; by default all of this rank's.
  *   block        block_size token slots of one head group's K and V; any block serves any layer,
  *                group and sequence: what one gives up another has at once.
+ *   class        layers whose blocks have equal bytes. Where some have other KV heads or another head_dim, each class has a pool of
+ *                its own; ids count on from class to class, so that an id says which class it is of.
  *   table        per (sequence, layer, head group): the block ids and the number of slots used.
  *                Tables of one sequence differ in length once a policy has evicted.
  *   score page   what one sequence has accumulated over one block's slots. From a pool of its own,
@@ -47,6 +49,16 @@ typedef uint64_t kvf_block;
 /* As a layer's window: the layer keeps nothing, its tables stay empty (it has no KV, or reads another layer's). */
 #define KVF_LAYER_NONE UINT32_MAX
 
+#define KVF_BLOCK_CLASSES_MAX 8u
+
+/* A pool of blocks for layers of one geometry. The first class has the ids from 0 on, the next those that follow, on the
+ * host likewise: in the memory of class c, an id stands at id - (blocks of the classes before it). */
+typedef struct kvf_block_class {
+    uint32_t n_blocks; /* 1.. */
+    uint32_t n_host_blocks;
+    uint64_t block_bytes; /* as kvf_manager_config.block_bytes */
+} kvf_block_class;
+
 typedef struct kvf_manager_config {
     size_t struct_size;
     uint32_t n_layers;            /* 1..1024 */
@@ -70,8 +82,14 @@ typedef struct kvf_manager_config {
     /* [n_layers], copied: 0: every position is kept (until a policy evicts it); KVF_LAYER_NONE; else the layer's window. Tables
      * of a window have no score pages and are never compacted. NULL: all 0. */
     const uint32_t *layer_windows;
-    uint32_t
-        view_copies; /* 1: each view buffer has rows of its own and lists what has changed in it; 0: see kvf_view */
+    uint32_t view_copies; /* 1: each view buffer has rows of its own and lists what has changed in them; 0: none */
+    /* Layers of different geometry: 1..KVF_BLOCK_CLASSES_MAX classes, copied; n_blocks and n_host_blocks are then 0 or the sums,
+     * block_bytes 0. A block is of its layer's class in every call; block_size and the number of head groups are the same in all, how many
+     * KV heads a group of a class has is the caller's business. Score pages have one pool: of the largest group. 0: one class. */
+    uint32_t n_classes;
+    const kvf_block_class *classes; /* [n_classes] */
+    const uint32_t
+        *layer_class; /* [n_layers], copied: each under n_classes, and each class with a layer. NULL: all 0 */
 } kvf_manager_config;
 
 /** A config with struct_size set and every default filled in; n_layers, n_kv_heads and n_blocks stay 0.
@@ -415,10 +433,16 @@ KVF_API KVF_CHECK kvf_status kvf_view_forget(kvf_manager *manager, uint32_t whic
 
 /* ---- Blocks held outside a table ------------------------------------------------------------ */
 
-/** Takes one free block for a holder outside the tables.
+/** Takes one free block, of the first class, for a holder outside the tables.
  *  @param manager a manager. @param out its handle. @own the caller, kvf_block_release. @threads as the manager.
  *  @errors KVF_E_NO_BLOCKS. @cost O(1), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out);
+
+/** kvf_block_take of any class.
+ *  @param manager a manager. @param block_class under n_classes. @param out its handle.
+ *  @own the caller, kvf_block_release. @threads as the manager.
+ *  @errors KVF_E_NO_BLOCKS, KVF_E_INVALID (block_class). @cost O(1), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_block_take_of(kvf_manager *manager, uint32_t block_class, kvf_block *out);
 
 /** Adds a holder to a block that somebody holds.
  *  @param manager a manager. @param id the block's id (from a row or kvf_block_id). @param out a handle.
@@ -445,6 +469,7 @@ typedef struct kvf_pool_occupancy {
     uint32_t n_shared;   /* held by more than one holder */
 } kvf_pool_occupancy;
 
+/* Of several classes: sums over them, n_held_max and held_bytes_max too, though they may not have stood highest at one time. */
 typedef struct kvf_occupancy {
     size_t struct_size;
     kvf_pool_occupancy blocks, score_pages;
@@ -454,6 +479,9 @@ typedef struct kvf_occupancy {
     uint32_t n_cached, n_cached_idle; /* blocks that the prefix cache finds; of them those that nobody refers to */
     kvf_pool_occupancy host_blocks, host_score_pages;
     uint32_t n_swapped; /* sequences on the host */
+    /* Blocks of the host that the prefix cache finds; of them those that no copy is pending of. Of the host's pool, too,
+     * n_free + n_held + n_host_cached_idle = n_total. */
+    uint32_t n_host_cached, n_host_cached_idle;
 } kvf_occupancy;
 
 typedef struct kvf_layer_occupancy {
@@ -467,6 +495,14 @@ typedef struct kvf_layer_occupancy {
  *  @own plain values. @threads as the manager. @errors KVF_E_INVALID. @cost O(n_layers), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out,
                                                 kvf_layer_occupancy *layers);
+
+/** The pool of one class: device and host.
+ *  @param manager a manager. @param block_class under n_classes. @param blocks result. @param host_blocks result, or NULL.
+ *  @param n_cached_idle its blocks that nobody refers to, kept for the prefix cache, or NULL.
+ *  @own plain values. @threads as the manager. @errors KVF_E_INVALID. @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_class_occupancy(const kvf_manager *manager, uint32_t block_class,
+                                                 kvf_pool_occupancy *blocks, kvf_pool_occupancy *host_blocks,
+                                                 uint32_t *n_cached_idle);
 
 /** One sequence's figures per layer (n_blocks_max: since its creation).
  *  @param manager a manager. @param seq a sequence. @param layers [n_layers].

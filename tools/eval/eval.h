@@ -31,12 +31,13 @@ typedef struct kvf__eval_policy {
     kvf_policy_options options; /* rho is the cell's */
     json_t *json;               /* the options as texts, without those of the budget */
     const char *table;          /* of the paper, for an ablation; or NULL */
-    bool seeded;                /* draws: a cell for each seed */
+    uint32_t share;             /* policies of the same number can be samples of one request */
+    const char *seed_option;    /* of a policy that draws: a cell for each seed; or NULL */
 } kvf__eval_policy;
 
 typedef struct kvf__eval_policies {
     kvf__eval_policy *list;
-    uint32_t n, capacity;
+    uint32_t n, capacity, n_shares;
 } kvf__eval_policies;
 
 /* Reads --policies, or with "all" takes every one the library has. False after a message. */

@@ -103,7 +103,8 @@ static bool make_sections(kvf__scores *scores) {
         if (!s || !add_number(&s->policies, &s->n_policies, c->policy) || !add_number(&s->rhos, &s->n_rhos, c->rho) ||
             !add_context(s, u->context))
             return false;
-        s->is_task = s->is_task || u->task != KVF__NO_NAME || !isnan(c->exact);
+        /* a dialogue's answers are right token by token, and diverge, but are never right as a whole */
+        s->is_task = s->is_task || (u->task != KVF__NO_NAME && c->why == KVF__NO_NAME && isnan(c->kl));
         kvf__figure best = !isnan(c->kl) ? KVF__FIGURE_KL : KVF__FIGURE_NLL_MORE;
         if (c->why == KVF__NO_NAME && best < s->figure) s->figure = best;
     }
@@ -336,7 +337,7 @@ static bool score_means(const kvf__scores *scores, const kvf__section *s, const 
         for (uint32_t i = 0; i < g->n_units; i++)
             n += isnan(kvf__cell_figure(r, kvf__records_cell(r, s->table, policy, rho, g->units[i]), f)) ? 0 : 1;
         out->figures[f] = (kvf__interval){NAN, NAN, NAN};
-        if (!n) continue;
+        if (!n || (f == KVF__FIGURE_EXACT && !s->is_task)) continue;
         some[n_some++] = f;
         alike = alike && n == out->n;
     }

@@ -319,7 +319,9 @@ static void write_empty(writer *w, const kvf__section *s) {
             first = false;
             fprintf(w->out, "%s%s at rho %g: ", w->markdown ? "- " : "  ", policy_name(w, s, p),
                     w->records->rhos[s->rhos[rho]]);
-            if (score->n_empty) fprintf(w->out, "%u empty: %s", score->n_empty, name(w, score->why));
+            if (score->n_empty)
+                fprintf(w->out, "%u empty%s: %s", score->n_empty, score->n_empty > 1 ? ", the first" : "",
+                        name(w, score->why));
             if (score->n_over)
                 fprintf(w->out, "%s%u held more than %.0f%% of the target", score->n_empty ? "; " : "", score->n_over,
                         KVF__HELD_MOST * 100);
@@ -396,7 +398,8 @@ static void write_text_section(writer *w, const kvf__section *s) {
         const char *title;
     } tables[] = {{KVF__FIGURE_KL, "KL divergence, nats a token"},
                   {KVF__FIGURE_NLL_MORE, "NLL above the full cache's, nats a token"},
-                  {KVF__FIGURE_AGREE, "Tokens whose likeliest one is the full cache's"}};
+                  {KVF__FIGURE_AGREE, "Tokens whose likeliest one is the full cache's"},
+                  {KVF__FIGURE_HITS, "Tokens whose likeliest one is the true one"}};
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
         if (!any_figure(s, &s->groups[0], tables[i].figure)) continue;
         heading(w, 4, tables[i].title);

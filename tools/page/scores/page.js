@@ -87,7 +87,7 @@ for (const s of [...texts, ...tasks]) addPolicies(ranked(s));
 
 // ---- A score by how much is kept, its table, and what is left out
 function scoreSection(s) {
-  const key = s.measure, figures = (s.task ? ["exact", "more", "hits", "nll_more"] : ["kl", "ratio", "nll_more", "nll", "agree"]).filter(f =>
+  const key = s.measure, figures = (s.task ? ["exact", "more", "hits", "nll_more"] : ["kl", "ratio", "nll_more", "nll", "agree", "hits"]).filter(f =>
     s.groups[0].scores.some(row => row.some(x => x[f])));
   const box = section(titleOf(s) + " by memory", `Means over ${num(s.groups[0].units)} ${places(s)}; bars and bands are intervals of 95%. ` +
     "rho is the share of the full cache's blocks that a policy may hold." + (s.task ? ` Counted where the full cache answers at least ${Math.round(data.full_least * 100)}%.` : ""));
@@ -125,7 +125,7 @@ function leftOut(box, s) {
   const empty = [];
   s.policies.forEach((n, p) => s.rhos.forEach((r, k) => {
     const x = s.groups[0].scores[p][k], words = [];
-    if (x.empty) words.push(`${num(x.empty)} empty: ${esc(x.why)}`);
+    if (x.empty) words.push(`${num(x.empty)} empty${x.empty > 1 ? ", the first" : ""}: ${esc(x.why)}`);
     if (x.over) words.push(`${num(x.over)} held more than 101% of the target`);
     if (x.missing && x.n) words.push(`${num(x.missing)} not run`);
     if (words.length) empty.push(`${esc(n)} at ${rhoText(r)}: ${words.join("; ")}`);
@@ -155,10 +155,11 @@ function againstSection(s) {
 // ---- By position
 function positionSection(s) {
   if (!s.curves || !s.curves.groups.length) return;
-  const key = "position " + s.measure, curves_ = s.curves.groups, box = section("By position", "Running mean over the tokens after the prompt, of all places together: whether a policy loses more the longer it goes on.");
+  const key = "position " + s.measure, curves_ = s.curves.groups, figures = ["nll_more", "nll", "kl"].filter(f => curves_[0][f].some(p => p.some(known)));
+  if (!figures.length) return;
+  const box = section("By position", "Running mean over the tokens after the prompt, of all places together: whether a policy loses more the longer it goes on.");
   const c = controls(box), names = ranked(s);
-  const figures = ["nll_more", "nll", "kl"].filter(f => curves_[0][f].some(p => p.some(known)));
-  state[key + ".figure"] = figures[0], state[key + ".group"] = 0;
+  state[key + ".figure"] = figures[0], state[key + ".group"] = 0; // group: all of them
   choice(c, "figure", key + ".figure", figures.map(f => [f, FIGURES[f].name]));
   rhoChoice(c, s);
   choice(c, "over", key + ".group", curves_.map((g, i) => [i, g.context ? "context " + num(g.context) : "all"]));
@@ -177,8 +178,8 @@ function positionSection(s) {
 // ---- Layers
 function layerSection(s) {
   const has = n => s.budgets[s.policies.indexOf(n)].some(known), names = ranked(s).filter(has);
-  if (!names.length && !s.variance) return;
-  const box = section("Layers", "What a layer gets of the budget, 1 being an equal share, on average over the places; and why: its density, how much its prompt's attention sums vary over the tokens.");
+  if (!names.length && !s.density && !s.variance) return;
+  const box = section("Layers", "What a layer gets of the budget, 1 being an equal share, on average over the places; and why: how much its prompt's attention sums vary over the tokens, raw and as the density that budgets are made of.");
   const budget = n => s.budgets[s.policies.indexOf(n)][s.rhos.indexOf(rhoIn(s))], visible = () => shown(names).filter(budget);
   rhoChoice(controls(box), s);
   policyLegend(box, names);
@@ -188,7 +189,8 @@ function layerSection(s) {
     curves(b, w, series, { height: w < 500 ? 300 : 340, xs: [...Array(n).keys()].filter(l => l % (w < 500 ? 5 : 2) === 0), xShow: l => l, xSpan: [-0.5, n - 0.5], xName: "layer", xTip: l => `layer ${l}`,
       figure: { axis: "share of the budget, 1 = equal", show: x => x.toFixed(2), line: 1 } });
   });
-  if (s.variance) draw(box, (b, w) => layerBars(b, w, s.variance, "density (head minmax), mean over the places", visible()));
+  for (const [values, name] of [[s.density, "density (head minmax)"], [s.variance, "variance of the attention sums"]])
+    if (values) draw(box, (b, w) => layerBars(b, w, values, name, visible()));
 }
 
 // ---- Needle maps
