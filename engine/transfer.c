@@ -129,7 +129,7 @@ kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err) {
  * that find no room. */
 kvf_status kvf__engine_offload_first(kvf_engine *e, kvf_error *err) {
     const kvf__live *r = e->first;
-    while (r && r->seq) r = r->next;
+    while (r && (r->seq || r->idle)) r = r->next;
     kvf_status st = r ? kvf__engine_offload(e, err) : KVF_OK;
     return st ? st : kvf__engine_transfers_end(e, err);
 }
