@@ -125,11 +125,15 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
     return check_samples(e, g, err);
 }
 
+/* K and V of a token in one layer. */
+static uint64_t token_bytes(const kvf_engine *e) {
+    return 2 * (uint64_t)e->info->n_kv_heads * e->info->head_dim * kvf_dtype_bytes(e->pages.dtype);
+}
+
 static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_error *err) {
     const kvf_model_info *info = e->info;
     kvf_status st = kvf_policy_options_check(o, info->n_layers, e->pages.block_size, err);
-    uint64_t token_bytes = 2 * (uint64_t)info->n_kv_heads * info->head_dim * kvf_dtype_bytes(e->pages.dtype);
-    if (!st) st = kvf_policy_options_resolve(o, info->n_layers, token_bytes, err);
+    if (!st) st = kvf_policy_options_resolve(o, info->n_layers, token_bytes(e), err);
     if (st) return st;
     if (kvf_policy_n_arrays(o) > e->scores.n_arrays)
         return kvf__fail(err, KVF_E_INVALID,
@@ -348,6 +352,19 @@ kvf_status kvf_engine_set_budget(kvf_engine *e, kvf_request request, double rho,
     for (kvf__live *r = first; r; r = r->next)
         if (r == first || (r->group && r->group == first->group)) note_budget(e, r, rho, budget_tokens);
     return KVF_OK;
+}
+
+kvf_status kvf_engine_set_budget_bytes(kvf_engine *e, kvf_request request, uint64_t budget_bytes, kvf_error *err) {
+    if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
+    const kvf__live *r = kvf__live_find(e, request);
+    if (!r) return kvf_engine_set_budget(e, request, 1, 0, err); /* which says so */
+    if (!budget_bytes)
+        return kvf__fail(err, KVF_E_INVALID, "budget_bytes 0: must hold %u tokens", KVF_MIN_BUDGET_TOKENS);
+    kvf_policy_options policy = r->policy;
+    policy.budget_tokens = 0;
+    policy.budget_bytes = budget_bytes;
+    kvf_status st = kvf_policy_options_resolve(&policy, e->info->n_layers, token_bytes(e), err);
+    return st ? st : kvf_engine_set_budget(e, request, policy.rho, policy.budget_tokens, err);
 }
 
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request) {

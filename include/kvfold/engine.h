@@ -237,6 +237,14 @@ KVF_API KVF_CHECK kvf_status kvf_engine_step(kvf_engine *engine, int *more, kvf_
 KVF_API KVF_CHECK kvf_status kvf_engine_set_budget(kvf_engine *engine, kvf_request request, double rho,
                                                    uint32_t budget_tokens, kvf_error *err);
 
+/** kvf_engine_set_budget by memory, as the policy's option budget_bytes: K and V of a sequence, over all layers.
+ *  @param engine an engine. @param request a live one. @param budget_bytes as many tokens as fit, the same budget in each layer.
+ *  @param err names the thing, the value and the remedy, or NULL. @own nothing. @threads as kvf_engine_set_budget.
+ *  @errors those of kvf_engine_set_budget; KVF_E_INVALID too when that is less than KVF_MIN_BUDGET_TOKENS a layer.
+ *  @cost as kvf_engine_set_budget. */
+KVF_API KVF_CHECK kvf_status kvf_engine_set_budget_bytes(kvf_engine *engine, kvf_request request, uint64_t budget_bytes,
+                                                         kvf_error *err);
+
 /** Ends a request now, all of its samples; on_finish is called with KVF_FINISH_ABORTED for each that had not ended, before
  *  this returns. An open one between two turns is closed.
  *  @param engine an engine. @param request a live one. @own nothing. @threads as the engine; also from within a callback
