@@ -5,11 +5,11 @@
 #include "d2o_policy/policy.h"
 
 /* In the order of kvf_policy_name. Each is a file of its own, which has its vtable and its default preset. */
-#define POLICIES(X)                                                                                                  \
-    X(full)                                                                                                          \
-    X(d2o)                                                                                                           \
-    X(fold) X(h2o) X(streaming) X(uniform) X(evict) X(reciprocal) X(exp_decay) X(roco) X(snapkv) X(pyramidkv) X(cam) \
-        X(sirllm)
+#define POLICIES(X) \
+    X(full)         \
+    X(d2o)          \
+    X(fold)         \
+    X(h2o) X(streaming) X(uniform) X(evict) X(reciprocal) X(exp_decay) X(roco) X(snapkv) X(pyramidkv) X(cam) X(sirllm)
 
 static const struct {
     const kvf_policy_ops *ops;

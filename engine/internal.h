@@ -132,7 +132,15 @@ typedef struct kvf__rows {
     kvf_view view;
 } kvf__rows;
 
-enum { KVF__ENGINE_BUFFERS = 60 };
+enum { KVF__ENGINE_BUFFERS = 64, KVF__TRANSFERS = 2 };
+
+typedef struct kvf__transfer {
+    kvf_engine *engine;
+    kvf_copy_list list;
+    uint64_t ticket;
+    kvf_status status; /* of its copies, once they have run */
+    bool posted;       /* and not yet ended */
+} kvf__transfer;
 
 struct kvf_engine {
     kvf_engine_config config;
@@ -149,6 +157,9 @@ struct kvf_engine {
     kvf_score_pages scores;
     kvf_pages host_pages; /* of no blocks without a host tier, as the next */
     kvf_score_pages host_scores;
+    kvf__queue *copier; /* NULL without a host tier */
+    kvf__transfer transfers[KVF__TRANSFERS];
+    bool offloads; /* cached blocks go to the host before they are evicted */
     uint32_t n_groups, n_tables, max_batch_tokens, max_running;
     uint32_t window; /* the model's, where max_context is beyond it; else 0 */
 
@@ -214,6 +225,9 @@ kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row_begin, uint32_t ro
 kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error *err);
 kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass);
 
+/* create.c: n elements, freed with the engine; not cleared. NULL: there is no memory. */
+void *kvf__engine_take(kvf_engine *e, size_t n, size_t element_bytes);
+
 /* prefix.c */
 kvf_prefix_key kvf__live_key(const kvf__live *r, uint32_t n_tokens);
 uint64_t kvf__engine_snapshot_page_bytes(const kvf_engine *e);
@@ -221,8 +235,19 @@ kvf_status kvf__engine_restore_sums(kvf_engine *e, const kvf_step_item *item, fl
 void kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step);
 kvf_status kvf__engine_set_prefix(kvf_engine *e, const kvf__live *r);
 
-/* step.c */
+/* transfer.c: copies of calls, and those that run beside the step */
+kvf_status kvf__engine_create_transfers(kvf_engine *e, kvf_error *err);
 kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *err);
+/* Cached blocks that may be needed soon go to the host: beside the forward pass, and, before a plan that something waits for,
+ * at once. */
+kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err);
+kvf_status kvf__engine_offload_first(kvf_engine *e, kvf_error *err);
+/* Waits for what is under way. */
+kvf_status kvf__engine_transfers_end(kvf_engine *e, kvf_error *err);
+/* An empty list for kvf__engine_copies, with nothing under way; NULL: without a host tier, or that failed. */
+kvf_copy_list *kvf__engine_spare_list(kvf_engine *e, kvf_error *err);
+
+/* step.c */
 /* The likeliest k tokens, ties to the lower id; KVF_NO_TOKEN where logits are NaN. */
 void kvf__engine_top(const float *logits, uint32_t n_vocab, uint32_t k, uint32_t *tokens, double *logprobs);
 

@@ -111,7 +111,8 @@ static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_
         e->n_targets += next < r->n_prompt;
         if (next == 1) e->prompt_logprobs[item->prefill_offset] = 0.0f;
     }
-    bool found = item->match && item->match->n_snapshot_tokens; /* else none of those that share the prompt needs them */
+    bool found =
+        item->match && item->match->n_snapshot_tokens; /* else none of those that share the prompt needs them */
     kvf_status st = KVF_OK;
     if (found && e->added_sums[i]) st = kvf__engine_restore_sums(e, item, e->added_sums[i], err);
     if (item->logits_only) e->added_sums[i] = NULL;
@@ -247,13 +248,6 @@ static void note_blocks(kvf_engine *e, const kvf_step *step) {
         r->block_steps += held;
         r->reserved_block_steps += KVF__MAX(held, reserved);
     }
-}
-
-kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *err) {
-    kvf_status st = KVF_OK;
-    if (copies->n) st = kvf_copies_run_tiers(&e->pages, &e->scores, &e->host_pages, &e->host_scores, copies);
-    if (copies->n && !st) st = kvf_copies_done(e->manager, copies);
-    return st ? kvf__fail(err, st, "copies: %s", kvf_manager_error(e->manager)) : KVF_OK;
 }
 
 /* Its prompt's events are done. */
@@ -442,10 +436,11 @@ static void fallen(kvf_engine *e, const kvf_step *step) {
 
 static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     kvf_step step;
-    kvf_status st = kvf__engine_overflow(e, err);
-    if (st) return st;
+    kvf_status st = kvf__engine_transfers_end(e, err); /* of a step without items */
+    if (st || (st = kvf__engine_overflow(e, err))) return st;
     memset(e->rows, 0, e->max_running * sizeof *e->rows);
     kvf__live_note_lone(e);
+    if ((st = kvf__engine_offload_first(e, err))) return st;
     if ((st = kvf_sched_plan(e->sched, &step))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_running = step.n_running;
     e->stats.n_waiting = step.n_waiting;
@@ -459,7 +454,8 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
         return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
     note_full_bytes(e);
     note_blocks(e, &step);
-    if ((st = forward(e, &step, n_out, err))) return st;
+    if ((st = kvf__engine_offload(e, err))) return st;
+    if ((st = forward(e, &step, n_out, err)) || (st = kvf__engine_transfers_end(e, err))) return st;
     keep_logprobs(e, &step);
     if ((st = kvf_sched_done(e->sched))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_steps++;
@@ -479,6 +475,7 @@ kvf_status kvf_engine_step(kvf_engine *e, int *more, kvf_error *err) {
         kvf__live_finish(e, r, KVF_FINISH_ABORTED, NULL);
         next = e->first; /* the callback may have aborted others */
     }
+    if (!e->first && !st) st = kvf__engine_transfers_end(e, err);
     if (more) *more = e->first != NULL;
     return st;
 }

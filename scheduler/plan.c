@@ -103,6 +103,29 @@ static void settle_reservations(kvf_sched *s) {
     }
 }
 
+/* What finds its blocks without those that are on their way to the host; a prompt passes no earlier one. The others have
+ * theirs in the next step, when the copies are done. */
+static kvf_status grow_what_fits(kvf_sched *s) {
+    list_running(s);
+    uint32_t n_listed = s->n_items;
+    bool in_order = true;
+    s->n_items = s->n_decode = s->n_tokens = 0;
+    for (uint32_t i = 0; i < n_listed; i++) {
+        const kvf_step_item item = s->items[i];
+        if (item.kind == KVF_STEP_PREFILL && !in_order) break;
+        s->appends[s->n_items] = (kvf_append_item){item.seq, item.n_tokens};
+        kvf_status status = kvf_can_append(s->config.manager, s->appends, s->n_items + 1, NULL);
+        in_order &= status == KVF_OK;
+        if (status == KVF_E_NO_BLOCKS) continue;
+        if (status != KVF_OK) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+        s->items[s->n_items++] = item;
+        s->n_decode += item.kind == KVF_STEP_DECODE;
+        s->n_tokens += item.n_tokens;
+    }
+    kvf_status status = append_items(s);
+    return status == KVF_OK ? status : kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+}
+
 static kvf_status grow_running(kvf_sched *s) {
     for (;;) {
         list_running(s);
@@ -111,7 +134,7 @@ static kvf_status grow_running(kvf_sched *s) {
         s->n_items = s->n_decode = s->n_tokens = 0;
         if (status != KVF_E_NO_BLOCKS) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
         shed_latest(s);
-        if (s->swapping) return KVF_OK; /* without items: the copies come first */
+        if (s->swapping) return grow_what_fits(s);
     }
 }
 
@@ -155,7 +178,7 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
     r->not_whole = false;
     uint32_t begin = r->match.n_tokens, n = kvf__sched_chunk_end(s, r, begin) - begin;
     if (n > s->config.max_batch_tokens - s->n_tokens) return KVF_OK;
-    if (s->reads_aside && !kvf__sched_takes_free(s, n)) return KVF_OK; /* in the next step */
+    if (s->reads_aside && !kvf__sched_takes_free(s, r, n)) return KVF_OK; /* in the next step */
     kvf__admission admission = kvf__sched_admit(s, r);
     if (admission == KVF__ADMITTED) {
         n = kvf__sched_chunk_end(s, r, r->n_computed) - r->n_computed; /* the match may have been given up */

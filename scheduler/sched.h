@@ -114,7 +114,8 @@ struct kvf_sched {
     bool copies_given; /* the caller has them: the next ones begin a new list */
     uint32_t n_items, n_decode, n_tokens, n_preempted, n_ends;
     bool reported; /* ends and preempted have been handed to the caller */
-    bool swaps;    /* there is a host tier, and it is to be used */
+    bool tiers;    /* there is a host tier */
+    bool swaps;    /* preempted requests go there */
     bool swapping; /* within a plan: one went to the host, its blocks are not free yet */
     bool planned;
     bool lacks_extent; /* a segment waits for accumulators: nobody else is given any */
@@ -145,7 +146,7 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r); /* fills in n_prefill and ma
 void kvf__sched_forget_match(kvf__req *r);
 bool kvf__sched_reads_aside(const kvf_sched *s, const kvf__req *r);
 bool kvf__sched_snapshot_stands(const kvf_sched *s, const kvf__req *r);
-bool kvf__sched_takes_free(const kvf_sched *s, uint32_t n);
+bool kvf__sched_takes_free(const kvf_sched *s, const kvf__req *r, uint32_t n);
 uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r);
 kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r,
                              const kvf_reserve *reserve); /* the new sequence takes its match */

@@ -48,7 +48,7 @@ static void lay_out(kvf_sched *s, kvf__slab *slab) {
     /* A block a table in a step, and as many pages as there are: each copy takes a page that is pinned until it is done. */
     if (!kvf__mul(s->config.max_running, s->n_tables, &n_copies)) slab->bad = true;
     n_copies += s->n_score_pages;
-    if (s->swaps) /* one goes out, and what comes in takes blocks that are pinned until it is there */
+    if (s->tiers) /* one goes out, and what comes in takes blocks that are pinned until it is there */
         n_copies += 2 * ((size_t)s->n_blocks + s->n_score_pages);
     if (n_copies > UINT32_MAX) slab->bad = true;
     kvf__slab_take(slab, 1, sizeof *s);
@@ -83,7 +83,8 @@ kvf_status kvf_sched_create(const kvf_sched_config *config, kvf_sched **out, kvf
     s.n_blocks = m->n_blocks;
     s.n_score_pages = m->n_score_pages;
     s.max_slots = m->max_slots;
-    s.swaps = m->n_host_blocks && s.config.preempt != KVF_PREEMPT_RECOMPUTE;
+    s.tiers = m->n_host_blocks != 0;
+    s.swaps = s.tiers && s.config.preempt != KVF_PREEMPT_RECOMPUTE;
     s.windows = m->layer_windows;
     s.n_slots = s.config.max_waiting + s.config.max_running;
     while (UINT64_C(1) << s.slot_bits < s.n_slots) s.slot_bits++;

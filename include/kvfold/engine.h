@@ -57,12 +57,16 @@ typedef struct kvf_engine_config {
     /* Of the block manager; copied; NULL: it keeps none. Read it through kvf_engine_manager. */
     const kvf_profile_config *profile;
     int prefix_cache; /* 1: prompts that begin alike share their blocks, and keep them when they end */
-    uint64_t
-        snapshot_bytes; /* memory for the column sums of cached prompts, beside kv_bytes; 0: a twentieth of kv_bytes */
-    /* Where preempted requests go, to go on from there instead of being computed again: memory for K and V beside kv_bytes;
-     * what comes back is to the bit what went. 0: none. */
+    /* Memory for the column sums of cached prompts, beside kv_bytes; 0: a twentieth of kv_bytes, and of host_bytes where
+     * cached prompts go there. */
+    uint64_t snapshot_bytes;
+    /* Where preempted requests go, to go on from there instead of being computed again, and cached prompts that are not in
+     * use: memory for K and V beside kv_bytes; what comes back is to the bit what went. Copies to it run beside the step, on
+     * a thread of their own. 0: none. */
     uint64_t host_bytes;
     uint32_t preempt; /* kvf_preempt */
+    /* 0: with host_bytes and prefix_cache, cached prompts that the KV memory has no room for stay findable there; 1: not. */
+    int no_prefix_offload;
 } kvf_engine_config;
 
 typedef enum kvf_finish {
@@ -164,7 +168,7 @@ typedef struct kvf_engine_stats {
     uint64_t merged, dropped, kept;       /* of finished and running requests */
     kvf_prefix_stats prefix;              /* zeros without a prefix cache */
     uint64_t n_swapped_out, n_swapped_in; /* requests that went to the host (of n_preempted), and that came back */
-    uint64_t host_bytes_max;              /* most bytes of K and V on the host at once */
+    uint64_t host_bytes_max;              /* most bytes of K and V that requests had on the host at once */
 } kvf_engine_stats;
 
 /** A config with struct_size set and fp16 pages.

@@ -130,8 +130,8 @@ typedef struct kvf_step {
     uint32_t n_ends;
     const kvf_step_item *preempted; /* request, user and swapped only */
     uint32_t n_preempted; /* also paused ones that lost their tables */
-    /* To run before the step; then kvf_copies_done. A step without items may have some: room is made by a swap, and the next
-     * plan finds it. */
+    /* To run before the step; then kvf_copies_done. Those to the host alone may run beside it, if they are done before the next
+     * plan: what lacks the room that a swap makes waits for that. So a step without items may have some. */
     kvf_copy_list copies;
     uint32_t n_tokens;
     uint32_t n_running, n_waiting;
