@@ -100,13 +100,18 @@ function scoreSection(s) {
   draw(box, (b, w) => {
     const f = state[key + ".figure"], g = group();
     const series = shown(names).map(n => ({ name: n, points: s.rhos.map(r => [r, (scoreOf(s, g, n, r) || {})[f]]) }));
-    curves(b, w, series, { height: w < 500 ? 330 : 400, xs: s.rhos, xShow: r => Number(r.toPrecision(3)), xLog: true, xTip: rhoText, figure: FIGURES[f], marks: true,
+    curves(b, w, series, { height: w < 500 ? 330 : 400, xs: s.rhos, xShow: r => Number(r.toPrecision(3)), xLog: true, xTip: rhoText, figure: withFull(f, g), marks: true,
       xName: "rho" });
   });
   const d = detail(box, "Table, with what was held");
   rhoChoice(controls(d), s);
   repainted(d, () => scoreTable(s, group(), rhoIn(s), figures));
   leftOut(box, s);
+}
+// What the full cache does is the line to reach, where it is known.
+function withFull(f, g) {
+  const full = f === "exact" ? g.full : f === "hits" ? g.full_hits : null;
+  return known(full) ? { ...FIGURES[f], line: full, axis: `${FIGURES[f].axis}; dashed: the full cache, ${share(full)}` } : FIGURES[f];
 }
 function scoreTable(s, g, rho, figures) {
   const rows = ranked({ ...s, groups: [g, ...s.groups], rhos: [rho] });
