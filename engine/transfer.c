@@ -116,7 +116,7 @@ static uint32_t wanted_nodes(const kvf_engine *e) {
     return AHEAD * step_nodes(e, e->max_running);
 }
 
-static kvf_status offload(kvf_engine *e, kvf_error *err) {
+kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err) {
     kvf__transfer *t = &e->transfers[OF_CACHED];
     uint32_t n_nodes = e->offloads ? wanted_nodes(e) : 0;
     kvf_status st = n_nodes ? kvf_prefix_offload(e->manager, n_nodes, &t->list, NULL) : KVF_OK;
@@ -129,9 +129,7 @@ static kvf_status offload(kvf_engine *e, kvf_error *err) {
  * that find no room. */
 kvf_status kvf__engine_offload_first(kvf_engine *e, kvf_error *err) {
     const kvf__live *r = e->first;
-    while (r && r->seq) r = r->next;
-    kvf_status st = r ? offload(e, err) : KVF_OK;
+    while (r && (r->seq || r->idle)) r = r->next;
+    kvf_status st = r ? kvf__engine_offload(e, err) : KVF_OK;
     return st ? st : kvf__engine_transfers_end(e, err);
 }
-
-kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err) { return offload(e, err); }

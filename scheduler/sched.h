@@ -155,7 +155,8 @@ void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item);
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill);
 
 /* segment.c: paused requests and later segments */
-void kvf__sched_go_on(kvf_sched *s, kvf__req *r); /* what was planned of it is computed, its events are done: decode, or a segment */
+void kvf__sched_go_on(kvf_sched *s,
+                      kvf__req *r); /* what was planned of it is computed, its events are done: decode, or a segment */
 bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r); /* a segment has its accumulators, now or before */
 bool kvf__sched_park_one(kvf_sched *s);                 /* the latest paused one; reported. false: there is none */
 

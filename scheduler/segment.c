@@ -70,10 +70,11 @@ static kvf_status check_extension(kvf_sched *s, const kvf__req *r, const kvf_sch
         return kvf__fail(&s->error, KVF_E_STATE, "request %llu: is not paused", (unsigned long long)r->name);
     const kvf_sched_segment *last = segments && n ? &segments[n - 1] : NULL;
     if (!last || n != r->n_segments + 1 || last->begin != r->n_known || last->end <= last->begin || !max_new)
-        return kvf__fail(&s->error, KVF_E_INVALID,
-                         "segment: must be one more than the %u there are, begin at the %u known tokens, and have a token, "
-                         "and max_new one to follow",
-                         r->n_segments, r->n_known);
+        return kvf__fail(
+            &s->error, KVF_E_INVALID,
+            "segment: must be one more than the %u there are, begin at the %u known tokens, and have a token, "
+            "and max_new one to follow",
+            r->n_segments, r->n_known);
     if (last->end >= s->config.max_context)
         return kvf__fail(&s->error, KVF_E_NEVER_FITS,
                          "segment of %u behind %u tokens: the context has %u positions, one of them for an answer",
@@ -92,7 +93,8 @@ kvf_status kvf_sched_extend(kvf_sched *sched, kvf_request request, const kvf_sch
     kvf__req *r;
     kvf_status status = find(sched, request, &r);
     if (status == KVF_OK && sched->planned && sched->n_items)
-        status = kvf__fail(&sched->error, KVF_E_STATE, "a step is planned: extend between kvf_sched_done and the next plan");
+        status =
+            kvf__fail(&sched->error, KVF_E_STATE, "a step is planned: extend between kvf_sched_done and the next plan");
     if (status == KVF_OK) status = check_extension(sched, r, segments, n_segments, max_new);
     if (status != KVF_OK) return status;
     r->segments = segments;

@@ -149,6 +149,10 @@ typedef struct kvf_generate {
      * request of its own with that policy would be; forced tokens are all samples'. Its budgets cannot be changed. Not with
      * best_of above n, nor beams. */
     const kvf_policy_options *sample_policies;
+    /* 1: a dialogue. When its answer has ended (stop, length) the request stays open, with what it holds, for the next turn
+     * (kvf_engine_extend); kvf_engine_abort closes it then, without a callback. on_finish is called for each answer. What it holds
+     * is the first that others get who need it, and is then computed again with the next turn. For one answer only. */
+    int keep_open;
     /* The logits of each step [n_vocab], before its token is drawn or forced; step counts from 0. Not for best_of above n, nor
      * beams. Or NULL. */
     void (*on_logits)(void *user, uint32_t index, kvf_request request, uint32_t step, const float *logits);
@@ -194,8 +198,30 @@ KVF_API void kvf_engine_destroy(kvf_engine *engine);
 KVF_API KVF_CHECK kvf_status kvf_engine_submit(kvf_engine *engine, const kvf_generate *generate, kvf_request *out,
                                                kvf_error *err);
 
+/* A later part of a prompt, and the answer to it. */
+typedef struct kvf_turn {
+    size_t struct_size;
+    const uint32_t *tokens; /* what follows the answer before; copied */
+    uint32_t n_tokens;
+    uint32_t max_tokens;    /* 1 or more */
+    const uint32_t *forced; /* as kvf_generate.forced; max_tokens of them; or NULL; copied */
+} kvf_turn;
+
+/** Gives an open request its next turn: behind the last token of its answer, which is decoded first, tokens are appended in
+ *  chunks over what the tables keep, at the positions that follow; at their end the policy compacts to the budget of all
+ *  prompt tokens so far, under the layers' weights of the first prompt. Then it answers as before: the result's tokens and
+ *  text are this answer's, n_prompt counts all prompt tokens, times begin here. A request that lost what it held computes
+ *  all of it again in the same order, with the same result (to the bit with `deterministic`).
+ *  @param engine an engine. @param request an open one whose answer has ended. @param turn see above.
+ *  @param err names the thing, the value and the remedy, or NULL. @own nothing is kept. @threads as the engine; also from within
+ *  on_token and on_finish. @errors KVF_E_NOT_FOUND, KVF_E_STATE (its answer has not ended, or it was not kept open), KVF_E_INVALID,
+ *  KVF_E_NEVER_FITS (the context, max_prefill_tokens), KVF_E_NO_MEMORY. Nothing changes on failure.
+ *  @cost O(all its tokens); allocates. */
+KVF_API KVF_CHECK kvf_status kvf_engine_extend(kvf_engine *engine, kvf_request request, const kvf_turn *turn,
+                                               kvf_error *err);
+
 /** Runs one step.
- *  @param engine an engine. @param more 1 while requests are waiting or running. @param err detail, or NULL.
+ *  @param engine an engine. @param more 1 while requests are waiting or running (open ones between turns do neither). @param err detail, or NULL.
  *  @own nothing. @threads as the engine. @errors KVF_E_CORRUPT and what a broken caller can cause; a request's own fault ends
  *  that request alone. @cost one forward pass. */
 KVF_API KVF_CHECK kvf_status kvf_engine_step(kvf_engine *engine, int *more, kvf_error *err);
@@ -212,7 +238,7 @@ KVF_API KVF_CHECK kvf_status kvf_engine_set_budget(kvf_engine *engine, kvf_reque
                                                    uint32_t budget_tokens, kvf_error *err);
 
 /** Ends a request now, all of its samples; on_finish is called with KVF_FINISH_ABORTED for each that had not ended, before
- *  this returns.
+ *  this returns. An open one between two turns is closed.
  *  @param engine an engine. @param request a live one. @own nothing. @threads as the engine; also from within a callback
  *  (then at the end of the step). @errors KVF_E_NOT_FOUND. @cost O(its blocks). */
 KVF_API KVF_CHECK kvf_status kvf_engine_abort(kvf_engine *engine, kvf_request request);

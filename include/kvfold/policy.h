@@ -1,6 +1,7 @@
 /* kvfold/policy.h: which tokens a layer keeps, how many, and what becomes of the others.
  *
- * A policy is a vtable of six calls with seams between them, so that no policy knows of ranks:
+ * A policy is a vtable: what it needs to see, what a slot is worth, what a layer weighs, each left out where the library's own
+ * will do. Six calls carry it out, with seams between them, so that no policy knows of ranks:
  *     observe                      after each layer's attention: the mass becomes scores
  *     metric -> [reduce] -> budget at a prompt's end: layer densities, then integer sizes
  *     match  -> [reduce] -> gate -> apply
@@ -100,7 +101,7 @@ typedef struct kvf_policy_options {
     uint32_t cam_tokens; /* m: tokens that take an evicted value in, [1, 128] */
     kvf_cam_mode cam_mode;
     uint32_t cam_seed; /* of the draws of cam_mode sample */
-    kvf_match match;     /* whose cosines find the nearest kept token, and are gated and weighed: keys', or values' */
+    kvf_match match;   /* whose cosines find the nearest kept token, and are gated and weighed: keys', or values' */
 } kvf_policy_options;
 
 typedef struct kvf_policy_option_info {

@@ -58,7 +58,7 @@ static void look_for_budget(sample *s, kvf_request request) {
     s->sized = sizes != NULL;
     double held = sizes ? kvf__eval_held(&shape, sizes) : 0;
     if (!sizes || kvf__eval_within(held, c->target)) return;
-    c->rho_used = kvf__eval_lower(&shape, (kvf_policy_state *)state, seq, c->rho, c->target);
+    c->rho_used = kvf__eval_lower(&shape, &c->policy->options, (kvf_policy_state *)state, seq, c->rho, c->target);
     if (c->rho_used <= 0)
         snprintf(c->empty, sizeof c->empty,
                  "holds %.1f blocks where %.0f are the target, and no lower budget brings it there", held, c->target);

@@ -19,7 +19,7 @@ static bool is_shared(const char *option) {
 void kvf__eval_policies_free(kvf__eval_policies *policies) {
     for (uint32_t i = 0; i < policies->n; i++) json_decref(policies->list[i].json);
     free(policies->list);
-    *policies = (kvf__eval_policies){NULL, 0, 0, 0};
+    *policies = (kvf__eval_policies){.n = 0};
 }
 
 /* ---- One policy --------------------------------------------------------------------------------------- */
