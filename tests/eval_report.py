@@ -180,6 +180,8 @@ def check_tasks():
         if g["counts"]: counted.update(cells)
         dropped += not g["counts"]
     assert dropped and counted
+    near([group(s, "all")["full"]], [mean([c["full_exact"] for c in counted.values()])])
+    near([group(s, "all")["full_hits"]], [mean([c["full_hits"] / c["n_answer"] for c in counted.values()])])
     order = [place(u) for u in s["units"] if place(u) in counted]
     order.sort(key=list(mine).index)  # the units' order is that of the records
     for figure, of in (("exact", lambda c: c["exact"]), ("hits", lambda c: c["hits"] / c["n_answer"])):

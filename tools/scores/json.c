@@ -43,10 +43,10 @@ static json_t *group_json(const kvf__records *r, const kvf__section *s, const kv
             json_array_append_new(row, score_json(r, kvf__group_score(s, g, p, rho)));
         json_array_append_new(scores, row);
     }
-    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:i, s:o, s:b, s:o}", "by", g->by, "context",
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:i, s:o, s:o, s:b, s:o}", "by", g->by, "context",
                      g->context ? count(g->context) : json_null(), "kind", name_json(r, g->kind), "task",
                      name_json(r, g->task), "placement", name_json(r, g->placement), "units", (int)g->n_units, "full",
-                     real(g->full), "counts", (int)g->counts, "scores", scores);
+                     real(g->full), "full_hits", real(g->full_hits), "counts", (int)g->counts, "scores", scores);
 }
 
 /* ---- Units: every figure, for tables and maps ------------------------------------------------------------------ */

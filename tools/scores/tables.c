@@ -164,9 +164,12 @@ typedef struct columns {
 
 static columns find_columns(const kvf__section *s, const kvf__group *g, uint32_t rho) {
     columns c = {.base = s->base[rho], .n_contexts = s->n_contexts > 1 ? s->n_contexts : 0};
-    for (kvf__figure f = 0; f < KVF__N_FIGURES; f++)
+    uint32_t first = s->is_task ? KVF__FIGURE_EXACT : 0; /* of tasks the answers stand before their likelihood */
+    for (uint32_t i = 0; i < KVF__N_FIGURES; i++) {
+        kvf__figure f = (kvf__figure)((first + i) % KVF__N_FIGURES);
         if (any_figure(s, g, f) && (f != KVF__FIGURE_NLL || !any_figure(s, g, KVF__FIGURE_NLL_MORE)))
             c.figures[c.n_figures++] = f;
+    }
     return c;
 }
 
@@ -349,6 +352,9 @@ static void write_basis(const writer *w, const kvf__section *s) {
                 kvf__show_count(s->contexts[c]).text);
     fprintf(w->out, ". Intervals: 95%%, paired bootstrap, %s resamples of %s.\n", kvf__show_count(KVF__RESAMPLES).text,
             w->scores->by_source ? "whole sources" : places(s));
+    if (s->is_task && !isnan(all->full)) fprintf(w->out, "The full cache answers %.1f%%.\n", all->full * 100);
+    if (!s->is_task && !isnan(all->full_hits))
+        fprintf(w->out, "The full cache has %.1f%% of the tokens right.\n", all->full_hits * 100);
 }
 
 /* ---- For people -------------------------------------------------------------------------------------------------- */

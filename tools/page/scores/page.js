@@ -100,13 +100,18 @@ function scoreSection(s) {
   draw(box, (b, w) => {
     const f = state[key + ".figure"], g = group();
     const series = shown(names).map(n => ({ name: n, points: s.rhos.map(r => [r, (scoreOf(s, g, n, r) || {})[f]]) }));
-    curves(b, w, series, { height: w < 500 ? 330 : 400, xs: s.rhos, xShow: r => Number(r.toPrecision(3)), xLog: true, xTip: rhoText, figure: FIGURES[f], marks: true,
+    curves(b, w, series, { height: w < 500 ? 330 : 400, xs: s.rhos, xShow: r => Number(r.toPrecision(3)), xLog: true, xTip: rhoText, figure: withFull(f, g), marks: true,
       xName: "rho" });
   });
   const d = detail(box, "Table, with what was held");
   rhoChoice(controls(d), s);
   repainted(d, () => scoreTable(s, group(), rhoIn(s), figures));
   leftOut(box, s);
+}
+// What the full cache does is the line to reach, where it is known.
+function withFull(f, g) {
+  const full = f === "exact" ? g.full : f === "hits" ? g.full_hits : null;
+  return known(full) ? { ...FIGURES[f], line: full, axis: `${FIGURES[f].axis}; dashed: the full cache, ${share(full)}` } : FIGURES[f];
 }
 function scoreTable(s, g, rho, figures) {
   const rows = ranked({ ...s, groups: [g, ...s.groups], rhos: [rho] });
@@ -195,9 +200,11 @@ function layerSection(s) {
 
 // ---- Needle maps
 function mapSection(s) {
-  const depths = [...new Set(s.units.map(u => u.depth).filter(known))].sort((a, b) => a - b), contexts = s.contexts;
+  const exact = new Set(s.units.map(u => u.depth).filter(known)), tenths = exact.size > 11, contexts = s.contexts;
+  const depthOf = u => tenths && known(u.depth) ? Math.min(9, Math.floor(u.depth * 10)) / 10 : u.depth;
+  const depths = [...new Set(s.units.map(depthOf).filter(known))].sort((a, b) => a - b);
   if (!depths.length) return;
-  const box = section(`${titleOf(s)}: by depth and context`, "Share of right answers, in %: the fact's depth in the prompt down, its length across. " +
+  const box = section(`${titleOf(s)}: by depth and context`, "Share of right answers, in %: the fact's depth in the prompt down" + (tenths ? ", by tenths" : "") + ", its length across. " +
     `Pale with a broken edge: the full cache answers less than ${Math.round(data.full_least * 100)}%, so the cell does not count.`);
   rhoChoice(controls(box), s);
   const key = document.createElement("div");
@@ -206,8 +213,9 @@ function mapSection(s) {
   plots.push(() => { key.innerHTML = `<span>0%<span class="ramp" style="background:${rampCss()}"></span>100%</span>`; });
   const counts = u => groupOf(s, ["cell"]).some(g => g.counts && g.context === u.context && g.task === u.task && g.placement === u.placement);
   const at = values => (d, c) => {
-    const found = s.units.map((u, i) => [u, values[i]]).filter(([u, v]) => u.depth === d && u.context === c && known(v));
-    return found.length ? { right: found.reduce((a, x) => a + x[1], 0) / found.length, n: found.length, counts: counts(found[0][0]) } : null;
+    const all = s.units.map((u, i) => [u, values[i]]).filter(([u, v]) => depthOf(u) === d && u.context === c && known(v));
+    const counted = all.filter(([u]) => counts(u)), found = counted.length ? counted : all;
+    return found.length ? { right: found.reduce((a, x) => a + x[1], 0) / found.length, n: found.length, counts: counted.length > 0 } : null;
   };
   const maps = document.createElement("div");
   maps.className = "maps";
@@ -218,9 +226,10 @@ function mapSection(s) {
     const rho = s.rhos.indexOf(rhoIn(s));
     const all = [["full cache", s.units.map(u => u.full_exact)], ...shown(ranked(s)).map(n => [n, s.values.exact[s.policies.indexOf(n)][rho]])];
     for (const [name, values] of all) {
-      const d = document.createElement("div"), p = document.createElement("div"), known_ = values.filter(known);
+      const d = document.createElement("div"), p = document.createElement("div"), right = values.filter((v, i) => known(v) && counts(s.units[i]));
+      if (!values.some(known)) continue;
       p.className = "plot";
-      d.innerHTML = `<h3>${esc(name)} <span>${known_.length ? share(known_.reduce((a, b) => a + b, 0) / known_.length) : "empty"}</span></h3>`;
+      d.innerHTML = `<h3>${esc(name)} <span>${right.length ? share(right.reduce((a, b) => a + b, 0) / right.length) : ""}</span></h3>`;
       d.appendChild(p);
       maps.appendChild(d);
       needleMap(p, Math.max(150, p.clientWidth), depths, contexts, at(values));
