@@ -87,8 +87,8 @@ static const kvf__arg_group sampling_group = {"Generation (a line of the input m
 enum { MAX_POLICY_ARGS = 64 };
 static kvf__arg policy_args[MAX_POLICY_ARGS] = {
     {"policy", "NAME", NULL, "d2o", KVF__ARG_TEXT, AT(policy), 0, 0, NULL},
-    {"preset", "NAME", "set of options: of d2o paper, serving or authors; of cam h2o", "paper", KVF__ARG_TEXT, AT(preset), 0, 0,
-     NULL},
+    {"preset", "NAME", "set of options: of d2o paper, serving or authors; of cam h2o", "paper", KVF__ARG_TEXT,
+     AT(preset), 0, 0, NULL},
 };
 static char policy_help[200], policy_helps[MAX_POLICY_ARGS][320], policy_fallbacks[MAX_POLICY_ARGS][48];
 static kvf__arg_group policy_group = {
