@@ -28,8 +28,11 @@ enum { N_POLICIES = sizeof policies / sizeof *policies };
 Test(engine_turns, turns_are_what_the_library_does_by_hand) {
     static struct talk want, got;
     for (uint32_t p = 0; p < N_POLICIES; p++)
-        for (uint32_t kind = 0; kind < 3; kind++) {
-            static const uint32_t prompts[3][3] = {{70, 41, 30}, {33, 90, 1}, {20, 7, 64}};
+        for (uint32_t kind = 0; kind < 4; kind++) {
+            static const uint32_t prompts[4][3] = {{70, 41, 30},
+                                                   {33, 90, 1},
+                                                   {20, 7, 64},
+                                                   {79, 30, 20}}; /* 79 and an answer of 11: a budget of 90 is full */
             struct script s = script_of(prompts[kind], 3, 11, 40 + p);
             by_hand(&want, policies[p], &s, kind == 1 ? 16 : 64);
             for (uint32_t chunk = 16; chunk <= 64; chunk *= 2) {
