@@ -3,17 +3,37 @@
 
 #define BROKEN(...) kvf__fail(err, KVF_E_CORRUPT, __VA_ARGS__)
 
-static kvf_status check_blocks(const kvf__cache *c, uint32_t node, kvf_error *err) {
-    uint32_t n_idle = 0;
+/* The blocks of a node in one tier's pools, of which n_idle have no reference. */
+static kvf_status check_blocks(const kvf__cache *c, kvf__pool *pools, uint32_t node, const uint32_t *blocks,
+                               uint32_t n_idle, kvf_error *err) {
+    uint32_t counted = 0;
     for (uint32_t k = 0; k < c->n_tables; k++) {
-        uint32_t id = kvf__node_blocks(c, node)[k];
-        if (!kvf__pool_has(kvf__cache_pool(c, k), id) || c->blocks->nodes[id] != node)
-            return BROKEN("node %u: its block %u is none, or of another class, or names another node", node, id);
-        n_idle += !kvf__pool_refs(c->blocks, id);
+        if (!kvf__pool_has(kvf__pool_at_table(c, pools, k), blocks[k]) || pools->nodes[blocks[k]] != node)
+            return BROKEN("node %u: its block %u is none, or of another class, or names another node", node, blocks[k]);
+        counted += !kvf__pool_refs(pools, blocks[k]);
     }
-    if (n_idle != c->nodes[node].n_idle)
-        return BROKEN("node %u: n_idle %u, counted %u", node, c->nodes[node].n_idle, n_idle);
+    if (counted != n_idle) return BROKEN("node %u: n_idle %u, counted %u", node, n_idle, counted);
     return KVF_OK;
+}
+
+static kvf_status check_tiers(const kvf__cache *c, uint32_t node, kvf_error *err) {
+    const kvf__node *n = &c->nodes[node];
+    bool here = kvf__is_here(c, node), on_host = kvf__is_on_host(c, node);
+    if (!n->tiers || n->tiers > 3 || (on_host && !c->host)) return BROKEN("node %u: tiers %u", node, n->tiers);
+    if (here && n->parent != KVF__NO_NODE && !kvf__is_here(c, n->parent))
+        return BROKEN("node %u: here, but its parent %u is not", node, n->parent);
+    if ((!here && (n->n_idle || n->parked)) || (!on_host && n->n_host_idle) || (n->parked && n->n_idle == c->n_tables))
+        return BROKEN("node %u: tiers %u, but n_idle %u and %u, parked %d", node, n->tiers, n->n_idle, n->n_host_idle,
+                      n->parked);
+    bool bare = c->host && n->tiers == KVF__HERE && n->n_idle == c->n_tables;
+    if (bare != (n->place[KVF__BARE] != KVF__NO_NODE)) return BROKEN("node %u: bare %d, but not so noted", node, bare);
+    if ((n->n_host_idle != 0) != (n->place[KVF__HOST_ORDER] != KVF__NO_NODE))
+        return BROKEN("node %u: %u blocks idle on the host, but its place is %u", node, n->n_host_idle,
+                      n->place[KVF__HOST_ORDER]);
+    kvf_status s = KVF_OK;
+    if (here) s = check_blocks(c, c->blocks, node, kvf__node_blocks(c, node), n->n_idle, err);
+    if (!s && on_host) s = check_blocks(c, c->host, node, kvf__node_host_blocks(c, node), n->n_host_idle, err);
+    return s;
 }
 
 static bool same_content(const kvf__cache *c, uint32_t a, uint32_t b) {
@@ -27,13 +47,15 @@ static bool same_content(const kvf__cache *c, uint32_t a, uint32_t b) {
 
 static kvf_status check_links(const kvf__cache *c, uint32_t node, kvf_error *err) {
     const kvf__node *n = &c->nodes[node], *parent = n->parent == KVF__NO_NODE ? NULL : &c->nodes[n->parent];
-    if (n->n_tokens > c->block_size || (n->n_tokens < c->block_size && n->child != KVF__NO_NODE))
-        return BROKEN("node %u: %u tokens of %u, first child %u", node, n->n_tokens, c->block_size, n->child);
+    if (n->n_tokens > c->block_size || (n->n_tokens < c->block_size && (n->child[0] & n->child[1]) != KVF__NO_NODE))
+        return BROKEN("node %u: %u tokens of %u, first children %u and %u", node, n->n_tokens, c->block_size,
+                      n->child[0], n->child[1]);
     if (parent && (n->parent >= c->n_max || parent->n_tokens != c->block_size))
         return BROKEN("node %u: its parent %u is no whole node", node, n->parent);
     if (n->depth != (parent ? parent->depth + 1 : 0)) return BROKEN("node %u: depth %u", node, n->depth);
     if (parent && n->salt_bytes) return BROKEN("node %u: a salt, but no root", node);
-    if (c->nodes[n->next].prev != node || c->nodes[n->prev].next != node || c->nodes[n->next].parent != n->parent)
+    if (c->nodes[n->next].prev != node || c->nodes[n->prev].next != node || c->nodes[n->next].parent != n->parent ||
+        kvf__is_here(c, n->next) != kvf__is_here(c, node))
         return BROKEN("node %u: its ring of siblings is broken", node);
     uint32_t at = c->buckets[n->hash.low & c->bucket_mask];
     while (at != KVF__NO_NODE && at != node) at = c->nodes[at].bucket_next;
@@ -54,7 +76,7 @@ static kvf_status check_hash(const kvf__cache *c, uint32_t node, kvf_error *err)
 
 static kvf_status check_heap(const kvf__cache *c, const kvf__heap *h, uint32_t at, kvf_error *err) {
     uint32_t node = h->nodes[at];
-    if (node >= c->n_max || (h->deadlines ? c->nodes[node].deadline : c->nodes[node].order_next) != at)
+    if (node >= c->n_max || c->nodes[node].place[h->kind] != at)
         return BROKEN("node %u: not at its place %u of a heap", node, at);
     if (at && kvf__heap_before(c, h, node, h->nodes[(at - 1) / 2]))
         return BROKEN("node %u: under node %u of a heap, but goes first", node, h->nodes[(at - 1) / 2]);
@@ -65,7 +87,7 @@ static kvf_status check_heap(const kvf__cache *c, const kvf__heap *h, uint32_t a
 static kvf_status check_order(const kvf__cache *c, uint32_t n_wanted, kvf_error *err) {
     uint32_t n = 0, before = KVF__NO_NODE;
     kvf_status s = KVF_OK;
-    if (c->eviction == KVF_PREFIX_LRU) {
+    if (c->listed) {
         for (uint32_t at = c->first; at != KVF__NO_NODE && n <= n_wanted; at = c->nodes[at].order_next, n++) {
             if (!c->nodes[at].n_tokens || !c->nodes[at].n_idle)
                 return BROKEN("node %u: in the order, but not idle", at);
@@ -83,16 +105,18 @@ static kvf_status check_order(const kvf__cache *c, uint32_t n_wanted, kvf_error 
         }
     }
     if (!s && n != n_wanted) return BROKEN("order: %u nodes, %u have idle blocks", n, n_wanted);
-    for (uint32_t i = 0; !s && i < c->deadlines.n; i++) s = check_heap(c, &c->deadlines, i, err);
+    const kvf__heap *others[] = {&c->deadlines, &c->host_order, &c->bare};
+    for (int h = 0; h < 3; h++)
+        for (uint32_t i = 0; !s && i < others[h]->n; i++) s = check_heap(c, others[h], i, err);
     return s;
 }
 
-static kvf_status check_eviction(const kvf__cache *c, kvf_error *err) {
-    if (c->chosen == KVF__NO_NODE) return KVF_OK;
-    uint32_t at = c->hint;
-    while (at != KVF__NO_NODE && at != c->chosen) at = c->nodes[at].parent;
-    if (at == KVF__NO_NODE || !c->nodes[c->chosen].n_tokens)
-        return BROKEN("eviction: node %u is chosen, %u is not under it", c->chosen, c->hint);
+static kvf_status check_descent(const kvf__cache *c, const kvf__descent *d, kvf_error *err) {
+    if (d->chosen == KVF__NO_NODE) return KVF_OK;
+    uint32_t at = d->hint;
+    while (at != KVF__NO_NODE && at != d->chosen) at = c->nodes[at].parent;
+    if (at == KVF__NO_NODE || !c->nodes[d->chosen].n_tokens || !c->nodes[d->hint].n_tokens)
+        return BROKEN("eviction: node %u is chosen, %u is not under it", d->chosen, d->hint);
     return KVF_OK;
 }
 
@@ -138,11 +162,22 @@ static kvf_status check_seq(const kvf_manager *m, uint32_t index, kvf_error *err
     return KVF_OK;
 }
 
-static kvf_status check_counts(const kvf__cache *c, uint32_t n_blocks, uint32_t n_nodes, kvf_error *err) {
-    uint32_t n_cached = 0;
-    for (uint32_t id = 0; id < n_blocks; id++) n_cached += c->blocks->nodes[id] != KVF_NO_BLOCK;
-    if (n_nodes != c->n_nodes || n_cached != n_nodes * c->n_tables)
-        return BROKEN("nodes: n_nodes %u, counted %u; %u blocks are cached", c->n_nodes, n_nodes, n_cached);
+static uint32_t n_cached(const kvf__pool *pools, uint32_t n_blocks) {
+    uint32_t n = 0;
+    for (uint32_t id = 0; pools && id < n_blocks; id++) n += pools->nodes[id] != KVF_NO_BLOCK;
+    return n;
+}
+
+static kvf_status check_counts(const kvf_manager *m, uint32_t n_nodes, uint32_t n_here, uint32_t n_on_host,
+                               kvf_error *err) {
+    const kvf__cache *c = &m->cache;
+    uint32_t cached = n_cached(c->blocks, m->config.n_blocks), there = n_cached(c->host, m->config.n_host_blocks);
+    if (n_nodes != c->n_nodes || n_here != c->n_here || n_on_host != c->n_on_host)
+        return BROKEN("nodes: n_nodes %u, %u here, %u on the host, counted %u, %u, %u", c->n_nodes, c->n_here,
+                      c->n_on_host, n_nodes, n_here, n_on_host);
+    if (cached != n_here * c->n_tables || there != n_on_host * c->n_tables)
+        return BROKEN("nodes: %u here, %u on the host, but %u and %u blocks are cached", n_here, n_on_host, cached,
+                      there);
     if (c->stats.stored < c->stats.evicted + c->stats.removed + n_nodes)
         return BROKEN("nodes: %llu stored, %llu evicted, %llu removed, %u here", (unsigned long long)c->stats.stored,
                       (unsigned long long)c->stats.evicted, (unsigned long long)c->stats.removed, n_nodes);
@@ -157,21 +192,24 @@ static kvf_status check_counts(const kvf__cache *c, uint32_t n_blocks, uint32_t 
 
 kvf_status kvf__cache_audit(const kvf_manager *m, kvf_error *err) {
     const kvf__cache *c = &m->cache;
-    uint32_t n_nodes = 0, n_idle = 0, n_snapshots = 0;
+    uint32_t n_nodes = 0, n_here = 0, n_on_host = 0, n_idle = 0, n_snapshots = 0;
     kvf_status s = KVF_OK;
     for (uint32_t i = 0; !s && i < c->n_max; i++) {
         const kvf__node *n = &c->nodes[i];
         if (!n->n_tokens) continue;
         n_nodes++;
+        n_here += kvf__is_here(c, i);
+        n_on_host += kvf__is_on_host(c, i);
         n_idle += n->n_idle != 0;
         n_snapshots += n->n_pages != 0;
         s = check_links(c, i, err);
-        if (!s) s = check_blocks(c, i, err);
+        if (!s) s = check_tiers(c, i, err);
         if (!s) s = check_hash(c, i, err);
     }
-    if (!s) s = check_counts(c, m->config.n_blocks, n_nodes, err);
+    if (!s) s = check_counts(m, n_nodes, n_here, n_on_host, err);
     if (!s) s = check_order(c, n_idle, err);
-    if (!s) s = check_eviction(c, err);
+    if (!s) s = check_descent(c, &c->descent, err);
+    if (!s) s = check_descent(c, &c->host_descent, err);
     if (!s && n_snapshots != c->stats.n_snapshots)
         return BROKEN("snapshots: n_snapshots %u, %u nodes have one", c->stats.n_snapshots, n_snapshots);
     if (!s) s = check_snapshots(c, err);

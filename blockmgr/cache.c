@@ -10,14 +10,15 @@ static uint32_t buckets_for(uint32_t n_max) {
     return n;
 }
 
-/* As many as the class has blocks for that has the fewest a layer. */
-static uint32_t nodes_for(const kvf_manager_config *config, uint32_t n_tables) {
+/* As many as the class has blocks for, of a tier, that has the fewest a layer. */
+static uint32_t nodes_for(const kvf_manager_config *config, uint32_t n_tables, bool host) {
     uint32_t n_groups = n_tables / config->n_layers, n = UINT32_MAX;
-    if (config->n_classes == 1) return config->n_blocks / n_tables;
+    if (config->n_classes == 1) return (host ? config->n_host_blocks : config->n_blocks) / n_tables;
     for (uint32_t i = 0; i < config->n_classes; i++) {
         uint32_t n_layers = 0;
         for (uint32_t l = 0; l < config->n_layers; l++) n_layers += config->layer_class[l] == i;
-        n = KVF__MIN(n, config->classes[i].n_blocks / (n_layers * n_groups));
+        uint32_t n_blocks = host ? config->classes[i].n_host_blocks : config->classes[i].n_blocks;
+        n = KVF__MIN(n, n_blocks / (n_layers * n_groups));
     }
     return n;
 }
@@ -28,7 +29,8 @@ void kvf__cache_carve(kvf__cache *c, kvf__slab *slab, const kvf_manager_config *
     c->n_tables = n_tables;
     c->block_size = config->block_size;
     c->eviction = (kvf_prefix_eviction)config->prefix_eviction;
-    c->n_max = nodes_for(config, n_tables);
+    c->listed = c->eviction == KVF_PREFIX_LRU && !config->n_host_blocks;
+    c->n_max = nodes_for(config, n_tables, false) + nodes_for(config, n_tables, true);
     if (config->n_classes > 1) c->table_class = kvf__slab_take(slab, n_tables, sizeof *c->table_class);
     c->bucket_mask = buckets_for(c->n_max) - 1;
     size_t n = c->n_max, n_blocks = 0;
@@ -42,15 +44,33 @@ void kvf__cache_carve(kvf__cache *c, kvf__slab *slab, const kvf_manager_config *
     c->free_nodes = kvf__slab_take(slab, n, sizeof *c->free_nodes);
     c->ids = kvf__slab_take(slab, n_tables, sizeof *c->ids);
     c->chain = kvf__slab_take(slab, kvf__ceil_div(config->max_slots, c->block_size), sizeof *c->chain);
-    if (c->eviction != KVF_PREFIX_LRU) c->order.nodes = kvf__slab_take(slab, n, sizeof *c->order.nodes);
+    if (!c->listed) c->order.nodes = kvf__slab_take(slab, n, sizeof *c->order.nodes);
+    if (config->n_host_blocks) {
+        c->host_node_of = kvf__slab_take(slab, config->n_host_blocks, sizeof *c->host_node_of);
+        c->host_blocks = kvf__slab_take(slab, n_blocks, sizeof *c->host_blocks);
+        c->host_order.nodes = kvf__slab_take(slab, n, sizeof *c->host_order.nodes);
+        c->bare.nodes = kvf__slab_take(slab, n, sizeof *c->bare.nodes);
+    }
     if (c->eviction == KVF_PREFIX_PRIORITY) c->deadlines.nodes = kvf__slab_take(slab, n, sizeof *c->deadlines.nodes);
     if (!config->n_snapshot_pages) return;
     kvf__pool_carve(&c->pages, slab, config->n_snapshot_pages);
     c->page_next = kvf__slab_take(slab, config->n_snapshot_pages, sizeof *c->page_next);
 }
 
-void kvf__cache_init(kvf__cache *c, kvf__pool *blocks, const kvf_manager_config *config, uint64_t seed) {
+static void init_host(kvf__cache *c, kvf__pool *host, const kvf_manager_config *config) {
+    if (!config->n_host_blocks) return;
+    for (uint32_t i = 0; i < config->n_classes; i++) {
+        host[i].cache = c;
+        host[i].nodes = c->host_node_of;
+    }
+    c->host = host;
+    memset(c->host_node_of, 0xff, config->n_host_blocks * sizeof *c->host_node_of);
+}
+
+void kvf__cache_init(kvf__cache *c, kvf__pool *blocks, kvf__pool *host, const kvf_manager_config *config,
+                     uint64_t seed) {
     if (!c->on) return;
+    init_host(c, host, config);
     for (uint32_t i = 0; i < config->n_classes; i++) {
         blocks[i].cache = c;
         blocks[i].nodes = c->node_of;
@@ -58,30 +78,37 @@ void kvf__cache_init(kvf__cache *c, kvf__pool *blocks, const kvf_manager_config 
     c->blocks = blocks;
     for (uint32_t k = 0; c->table_class && k < c->n_tables; k++)
         c->table_class[k] = config->layer_class[k / (c->n_tables / config->n_layers)];
+    for (uint32_t k = 0; k < c->n_tables; k++) c->class_tables[c->table_class ? c->table_class[k] : 0]++;
     memset(c->node_of, 0xff, config->n_blocks * sizeof *c->node_of); /* KVF_NO_BLOCK */
     c->seed = seed;
     for (uint32_t i = 0; i < c->n_max; i++) {
         c->free_nodes[i] = c->n_max - 1 - i;
         c->nodes[i].generation = 1;
         c->nodes[i].page = KVF_NO_BLOCK;
-        c->nodes[i].deadline = KVF__NO_NODE;
+        memset(c->nodes[i].place, 0xff, sizeof c->nodes[i].place); /* KVF__NO_NODE */
     }
     memset(c->buckets, 0xff, ((size_t)c->bucket_mask + 1) * sizeof *c->buckets); /* KVF__NO_NODE */
-    c->root = c->first = c->last = c->chosen = c->hint = KVF__NO_NODE;
-    c->deadlines.deadlines = true;
+    c->root[0] = c->root[1] = c->first = c->last = KVF__NO_NODE;
+    c->descent = c->host_descent = (kvf__descent){KVF__NO_NODE, KVF__NO_NODE};
+    c->order.kind = KVF__ORDER;
+    c->deadlines.kind = KVF__DEADLINES;
+    c->host_order.kind = KVF__HOST_ORDER;
+    c->bare.kind = KVF__BARE;
     for (int i = 0; i < 2; i++) c->snapshots[i] = (kvf__snapshot_list){KVF__NO_NODE, KVF__NO_NODE, 0};
     if (config->n_snapshot_pages) kvf__pool_init(&c->pages, 0);
 }
 
 /* ---- Links ------------------------------------------------------------------------------------------------- */
 
-static uint32_t *ring(kvf__cache *c, uint32_t parent) {
-    return parent == KVF__NO_NODE ? &c->root : &c->nodes[parent].child;
+/* That a node of these tiers is in. */
+static uint32_t *ring(kvf__cache *c, uint32_t parent, uint32_t tiers) {
+    int which = !(tiers & KVF__HERE);
+    return parent == KVF__NO_NODE ? &c->root[which] : &c->nodes[parent].child[which];
 }
 
 static void link_sibling(kvf__cache *c, uint32_t node, uint32_t parent) {
     kvf__node *n = &c->nodes[node];
-    uint32_t *newest = ring(c, parent);
+    uint32_t *newest = ring(c, parent, n->tiers);
     n->parent = parent;
     n->next = n->prev = node;
     if (*newest != KVF__NO_NODE) {
@@ -95,7 +122,7 @@ static void link_sibling(kvf__cache *c, uint32_t node, uint32_t parent) {
 
 static void unlink_sibling(kvf__cache *c, uint32_t node) {
     const kvf__node *n = &c->nodes[node];
-    uint32_t *newest = ring(c, n->parent);
+    uint32_t *newest = ring(c, n->parent, n->tiers);
     c->nodes[n->prev].next = n->next;
     c->nodes[n->next].prev = n->prev;
     if (*newest == node) *newest = n->next == node ? KVF__NO_NODE : n->next;
@@ -130,11 +157,13 @@ uint32_t kvf__node_add(kvf__cache *c, const kvf__walk *w, const uint32_t *blocks
     uint32_t node = c->free_nodes[c->n_max - 1 - c->n_nodes++];
     kvf__node *n = &c->nodes[node];
     *n = (kvf__node){.generation = n->generation,
-                     .child = KVF__NO_NODE,
+                     .child = {KVF__NO_NODE, KVF__NO_NODE},
+                     .tiers = KVF__HERE,
                      .depth = w->depth,
                      .stamp = ++c->clock,
-                     .deadline = KVF__NO_NODE,
                      .page = KVF_NO_BLOCK};
+    memset(n->place, 0xff, sizeof n->place); /* KVF__NO_NODE */
+    c->n_here++;
     if (w->node == KVF__NO_NODE) {
         n->salt_bytes = w->key.salt_bytes;
         if (n->salt_bytes) memcpy(c->salts + (size_t)node * KVF_PREFIX_SALT_MAX, w->key.salt, n->salt_bytes);
@@ -159,9 +188,11 @@ void kvf__node_rebase(kvf__cache *c, uint32_t node, const uint32_t *blocks) {
         kvf__pool_cache(c->blocks, &own[t], 1, node);
     }
     if (was_idle && !c->nodes[node].n_idle) kvf__order_leave(c, node);
+    kvf__order_settle(c, node);
 }
 
 void kvf__node_grow(kvf__cache *c, uint32_t node, const kvf__walk *w, const uint32_t *blocks) {
+    kvf__node_uncopied(c, node); /* a copy of the shorter content */
     leave_bucket(c, node);
     set_content(c, node, w);
     c->nodes[node].generation++;
@@ -169,25 +200,99 @@ void kvf__node_grow(kvf__cache *c, uint32_t node, const kvf__walk *w, const uint
     c->stats.stored++;
 }
 
+/* ---- The two tiers ------------------------------------------------------------------------------------------- */
+
 static void uncache_told(kvf__cache *c, uint32_t k, uint32_t id) {
     if (kvf__pool_uncache(kvf__cache_pool(c, k), id)) c->gone(c->gone_ctx, id);
 }
 
-void kvf__node_remove(kvf__cache *c, uint32_t node) {
+static void descent_leave(const kvf__cache *c, kvf__descent *d, uint32_t node) {
+    if (d->hint == node) d->hint = c->nodes[node].parent;
+    if (d->chosen == node) d->chosen = d->hint = KVF__NO_NODE;
+}
+
+/* The node's blocks here are not its own any more. It is in no ring. */
+static void give_here(kvf__cache *c, uint32_t node) {
     kvf__node *n = &c->nodes[node];
     const uint32_t *blocks = kvf__node_blocks(c, node);
-    kvf__snapshot_drop(c, node);
-    kvf__node_end_priority(c, node);
     if (n->n_idle) kvf__order_leave(c, node);
     if (c->gone)
         for (uint32_t t = c->n_tables; t-- > 0;) uncache_told(c, t, blocks[t]);
     else
         for (uint32_t t = c->n_tables; t-- > 0;) (void)kvf__pool_uncache(kvf__cache_pool(c, t), blocks[t]);
-    leave_bucket(c, node);
+    descent_leave(c, &c->descent, node);
+    n->n_idle = 0;
+    n->parked = false;
+    n->tiers &= ~(uint32_t)KVF__HERE;
+    c->n_here--;
+}
+
+/* Likewise those on the host. */
+static void give_host(kvf__cache *c, uint32_t node) {
+    kvf__node *n = &c->nodes[node];
+    const uint32_t *blocks = kvf__node_host_blocks(c, node);
+    if (n->n_host_idle) kvf__heap_leave(c, &c->host_order, node);
+    for (uint32_t t = c->n_tables; t-- > 0;) (void)kvf__pool_uncache(kvf__pool_at_table(c, c->host, t), blocks[t]);
+    descent_leave(c, &c->host_descent, node);
+    n->n_host_idle = 0;
+    n->tiers &= ~(uint32_t)KVF__ON_HOST;
+    c->n_on_host--;
+}
+
+void kvf__node_enter(kvf__cache *c, uint32_t node, const uint32_t *blocks) {
+    kvf__node *n = &c->nodes[node];
     unlink_sibling(c, node);
-    if (c->hint == node) c->hint = n->parent;
-    if (c->chosen == node) c->chosen = c->hint = KVF__NO_NODE;
-    n->n_tokens = n->n_idle = 0;
+    n->tiers |= KVF__HERE;
+    c->n_here++;
+    link_sibling(c, node, n->parent);
+    memcpy(kvf__node_blocks(c, node), blocks, c->n_tables * sizeof *blocks);
+    kvf__pool_cache(c->blocks, blocks, c->n_tables, node);
+    kvf__order_settle(c, node);
+}
+
+void kvf__node_leave(kvf__cache *c, uint32_t node) {
+    unlink_sibling(c, node);
+    give_here(c, node);
+    link_sibling(c, node, c->nodes[node].parent);
+    kvf__order_settle(c, node);
+}
+
+void kvf__node_copied(kvf__cache *c, uint32_t node, const uint32_t *host_blocks) {
+    c->nodes[node].tiers |= KVF__ON_HOST;
+    c->n_on_host++;
+    memcpy(kvf__node_host_blocks(c, node), host_blocks, c->n_tables * sizeof *host_blocks);
+    kvf__pool_cache(c->host, host_blocks, c->n_tables, node);
+    kvf__order_settle(c, node);
+}
+
+void kvf__node_uncopied(kvf__cache *c, uint32_t node) {
+    if (!kvf__is_on_host(c, node)) return;
+    give_host(c, node);
+    kvf__order_settle(c, node);
+}
+
+void kvf__node_host_pinned(kvf__cache *c, uint32_t node) {
+    kvf__node *n = &c->nodes[node];
+    if (n->n_host_idle) kvf__heap_leave(c, &c->host_order, node);
+    for (uint32_t k = 0; k < c->n_tables; k++) {
+        kvf__pool *p = kvf__pool_at_table(c, c->host, k);
+        p->n_idle -= *kvf__state(p, kvf__node_host_blocks(c, node)[k]) == KVF__IDLE;
+        kvf__pool_note_held(p);
+    }
+    n->n_host_idle = 0;
+}
+
+void kvf__node_remove(kvf__cache *c, uint32_t node) {
+    kvf__node *n = &c->nodes[node];
+    kvf__snapshot_drop(c, node);
+    kvf__node_end_priority(c, node);
+    unlink_sibling(c, node);
+    if (n->tiers & KVF__HERE) give_here(c, node);
+    if (n->tiers & KVF__ON_HOST) give_host(c, node);
+    kvf__order_settle(c, node);
+    leave_bucket(c, node);
+    descent_leave(c, &c->host_descent, node);
+    n->n_tokens = 0;
     n->generation++;
     c->free_nodes[c->n_max - c->n_nodes--] = node;
 }
@@ -195,8 +300,10 @@ void kvf__node_remove(kvf__cache *c, uint32_t node) {
 uint32_t kvf__node_remove_all(kvf__cache *c, uint32_t node) {
     uint32_t n_removed = 0, at = node;
     for (;;) {
-        while (c->nodes[at].child != KVF__NO_NODE) at = c->nodes[at].child;
-        uint32_t parent = c->nodes[at].parent;
+        const kvf__node *n = &c->nodes[at];
+        for (; n->child[0] != KVF__NO_NODE || n->child[1] != KVF__NO_NODE; n = &c->nodes[at])
+            at = n->child[n->child[0] == KVF__NO_NODE];
+        uint32_t parent = n->parent;
         kvf__node_remove(c, at);
         n_removed++;
         if (at == node) return n_removed;
@@ -206,14 +313,23 @@ uint32_t kvf__node_remove_all(kvf__cache *c, uint32_t node) {
 
 /* ---- References come and go ------------------------------------------------------------------------------------ */
 
-void kvf__cache_idle(kvf__cache *c, uint32_t node) {
+static void idle_here(kvf__cache *c, uint32_t node) {
     kvf__node *n = &c->nodes[node];
     n->n_idle++;
     if (n->n_idle == 1) {
         kvf__order_enter(c, node);
-    } else if (n->n_idle == c->n_tables) {
+    } else if (n->n_idle == c->n_tables && !n->parked) {
         kvf__order_touch(c, node);
     }
+    if (n->n_idle == c->n_tables) n->parked = false;
+    if (c->host) kvf__order_settle(c, node);
+}
+
+void kvf__cache_idle(kvf__cache *c, const kvf__pool *p, uint32_t node) {
+    if (p->nodes == c->node_of)
+        idle_here(c, node);
+    else if (!c->nodes[node].n_host_idle++)
+        kvf__heap_enter(c, &c->host_order, node);
 }
 
 void kvf__node_attached(kvf__cache *c, uint32_t node) {
@@ -221,4 +337,6 @@ void kvf__node_attached(kvf__cache *c, uint32_t node) {
     n->hits += n->hits != UINT32_MAX;
     if (n->n_idle) kvf__order_leave(c, node);
     n->n_idle = 0;
+    n->parked = false;
+    if (c->host) kvf__order_settle(c, node);
 }

@@ -3,15 +3,21 @@
  * Glossary, beyond kvfold/prefix.h
  *   root         a node without parent: a prompt's first block. The salt stands here.
  *   end          the tokens up to a node's last: depth * block_size + n_tokens.
- *   order        the nodes with an idle block, the next to go first: a list (LRU) or a heap.
+ *   here         a node with blocks on the device; on the host: with a copy there; on the host alone: not here.
+ *   order        the nodes with an idle block here, the next to go first: a list (LRU without a host tier) or a heap.
+ *   host order   likewise those with an idle block on the host. A copy that nobody needs as long as its node is in use
+ *                here goes before all others.
+ *   bare         the nodes that are idle here in all their blocks and have no copy: what kvf_prefix_offload takes from.
+ *   parked       a node whose blocks are pinned by its copy to the host and were idle before: it keeps its place in the order.
  *   chosen, hint the node that eviction is at work on and the descendant it has come to: so that a chain whose head is
  *                chosen goes in time O(chain) and not O(chain^2).
  *   handle       generation << 32 | index, for matches and sequences; stale once the node has gone or grown.
  *
- * Links are node indices, KVF__NO_NODE where there is none. Siblings form a ring, the newest first:
+ * Links are node indices, KVF__NO_NODE where there is none. Siblings form two rings, those here and those on the host alone,
+ * the newest first:
  *
- *     parent.child -> newest -> ... -> oldest -+        roots likewise, from cache.root
- *                       ^----------------------+
+ *     parent.child[0] -> newest -> ... -> oldest -+        roots likewise, from cache.root
+ *                          ^----------------------+
  */
 #ifndef KVF_BLOCKMGR_CACHE_H
 #define KVF_BLOCKMGR_CACHE_H
@@ -25,9 +31,21 @@ typedef struct kvf__hash {
     uint64_t low, high;
 } kvf__hash;
 
-/* Invariant of a live node: its blocks' entries name it; its parent is a whole node one level up; a partial node has no
- * child; no other node has the same parent, tokens, extras and salt; n_idle counts its blocks without references, and it is
- * in the order exactly when that is not 0. n_tokens = 0: not live. */
+enum { KVF__HERE = 1, KVF__ON_HOST = 2 };
+
+typedef enum kvf__heap_kind {
+    KVF__ORDER,
+    KVF__DEADLINES, /* by until; all others by the order of eviction */
+    KVF__HOST_ORDER,
+    KVF__BARE,
+    KVF__N_HEAPS
+} kvf__heap_kind;
+
+/* Invariant of a live node: it is here or on the host or both, and its blocks' entries name it; its parent is a whole node
+ * one level up, and is here when it is; a partial node has no child; no other node has the same parent, tokens, extras and
+ * salt; n_idle counts its blocks here without references, n_host_idle those on the host, and it is in the order of each
+ * exactly when that is not 0; it is bare exactly when it is here alone and all its blocks are idle. n_tokens = 0: not
+ * live. */
 typedef struct kvf__node {
     /* What a walk reads, in one cache line. */
     kvf__hash hash;   /* of the parent's hash, the tokens and the extras */
@@ -37,25 +55,31 @@ typedef struct kvf__node {
     uint32_t generation; /* 1.., rises when the node goes or grows */
     uint32_t n_idle;
     uint32_t n_pages; /* of its snapshot */
-    uint32_t child;
+    uint32_t tiers;   /* KVF__HERE, KVF__ON_HOST */
     /* The rest. */
     uint64_t stamp; /* rises: since when it is idle; FIFO: when it was stored */
     uint64_t until; /* when its priority ends */
     uint32_t next, prev;
-    uint32_t order_prev, order_next; /* LRU; else order_next is its place in the heap */
-    uint32_t deadline;               /* its place in the heap of deadlines; KVF__NO_NODE: it has none */
+    uint32_t child[2];               /* here; on the host alone */
+    uint32_t order_prev, order_next; /* of the list */
+    uint32_t place[KVF__N_HEAPS];    /* in each heap; KVF__NO_NODE: in none */
+    uint32_t n_host_idle;
     uint32_t hits, priority;
     uint32_t page; /* its snapshot's first, the others by page_next */
     uint32_t snapshot_prev, snapshot_next;
     uint32_t salt_bytes;
-    bool keep_long, whole_only;
+    bool keep_long, whole_only, parked;
 } kvf__node;
 
 typedef struct kvf__heap {
     uint32_t *nodes;
     uint32_t n;
-    bool deadlines; /* ordered by until; else by the order of eviction */
+    kvf__heap_kind kind;
 } kvf__heap;
+
+typedef struct kvf__descent {
+    uint32_t chosen, hint;
+} kvf__descent;
 
 /* Invariant: the oldest first; n_pages is the sum over them. */
 typedef struct kvf__snapshot_list {
@@ -63,25 +87,30 @@ typedef struct kvf__snapshot_list {
 } kvf__snapshot_list;
 
 typedef struct kvf__cache {
-    bool on, zero_hash;    /* zero_hash: the tests' hook, every hash is 0 */
-    kvf__pool *blocks;     /* [n_classes] */
-    uint32_t *table_class; /* [n_tables]; NULL: all of the first */
+    bool on, zero_hash;                           /* zero_hash: the tests' hook, every hash is 0 */
+    bool listed;                                  /* the order is a list */
+    kvf__pool *blocks, *host;                     /* [n_classes]; host NULL: no host tier */
+    uint32_t *table_class;                        /* [n_tables]; NULL: all of the first */
+    uint32_t class_tables[KVF_BLOCK_CLASSES_MAX]; /* how many of a node's blocks are of each */
     uint32_t n_max, n_nodes, n_tables, block_size;
+    uint32_t n_here, n_on_host; /* nodes; those on both tiers count in both */
     uint32_t bucket_mask;
     kvf_prefix_eviction eviction;
-    uint64_t seed, clock, now; /* clock: stamps; now: kvf_prefix_tick */
-    uint32_t *node_of;         /* (block), as the pool's nodes */
-    kvf__node *nodes;          /* [n_max] */
-    uint32_t *node_blocks;     /* (node, table) */
-    uint32_t *node_tokens;     /* (node, block_size) */
-    unsigned char *salts;      /* (node, KVF_PREFIX_SALT_MAX) */
-    uint32_t *buckets;         /* [bucket_mask + 1] */
-    uint32_t *free_nodes;      /* [n_max]; n_max - n_nodes are on it */
-    uint32_t *chain;           /* [blocks of max_slots]: the nodes of one match, within a call */
-    uint32_t *ids;             /* [n_tables]: the blocks of one position, within a call */
-    uint32_t root, first, last;
-    uint32_t chosen, hint;
-    kvf__heap order, deadlines;
+    uint64_t seed, clock, now;     /* clock: stamps; now: kvf_prefix_tick */
+    uint32_t *node_of;             /* (block), as the pool's nodes */
+    kvf__node *nodes;              /* [n_max] */
+    uint32_t *node_blocks;         /* (node, table) */
+    uint32_t *host_node_of;        /* (host block) */
+    uint32_t *host_blocks;         /* (node, table) */
+    uint32_t *node_tokens;         /* (node, block_size) */
+    unsigned char *salts;          /* (node, KVF_PREFIX_SALT_MAX) */
+    uint32_t *buckets;             /* [bucket_mask + 1] */
+    uint32_t *free_nodes;          /* [n_max]; n_max - n_nodes are on it */
+    uint32_t *chain;               /* [blocks of max_slots]: the nodes of one match, within a call */
+    uint32_t *ids;                 /* [n_tables]: the blocks of one position, within a call */
+    uint32_t root[2], first, last; /* root: as a node's children */
+    kvf__descent descent, host_descent;
+    kvf__heap order, deadlines, host_order, bare;
     kvf__pool pages;     /* of snapshots */
     uint32_t *page_next; /* [pages.n] */
     kvf__snapshot_list snapshots[2];
@@ -92,16 +121,28 @@ typedef struct kvf__cache {
 } kvf__cache;
 
 void kvf__cache_carve(kvf__cache *c, kvf__slab *slab, const kvf_manager_config *config, uint32_t n_tables);
-void kvf__cache_init(kvf__cache *c, kvf__pool *blocks, const kvf_manager_config *config, uint64_t seed);
+/* host: the host's pools, of no blocks without a host tier. */
+void kvf__cache_init(kvf__cache *c, kvf__pool *blocks, kvf__pool *host, const kvf_manager_config *config,
+                     uint64_t seed);
 
 /* That of a node's k-th block. */
 static inline kvf__pool *kvf__cache_pool(const kvf__cache *c, uint32_t k) {
     return c->table_class ? &c->blocks[c->table_class[k]] : c->blocks;
 }
 
+/* Likewise of a tier's pools. */
+static inline kvf__pool *kvf__pool_at_table(const kvf__cache *c, kvf__pool *pools, uint32_t k) {
+    return c->table_class ? &pools[c->table_class[k]] : pools;
+}
+
 static inline uint32_t *kvf__node_blocks(const kvf__cache *c, uint32_t node) {
     return c->node_blocks + (size_t)node * c->n_tables;
 }
+static inline uint32_t *kvf__node_host_blocks(const kvf__cache *c, uint32_t node) {
+    return c->host_blocks + (size_t)node * c->n_tables;
+}
+static inline bool kvf__is_here(const kvf__cache *c, uint32_t node) { return c->nodes[node].tiers & KVF__HERE; }
+static inline bool kvf__is_on_host(const kvf__cache *c, uint32_t node) { return c->nodes[node].tiers & KVF__ON_HOST; }
 static inline uint32_t *kvf__node_tokens(const kvf__cache *c, uint32_t node) {
     return c->node_tokens + (size_t)node * c->block_size;
 }
@@ -137,10 +178,23 @@ void kvf__node_rebase(kvf__cache *c, uint32_t node, const uint32_t *blocks);
 void kvf__node_remove(kvf__cache *c, uint32_t node);
 /* Takes a node and all that follows on it out, the tails first; returns how many nodes that were. */
 uint32_t kvf__node_remove_all(kvf__cache *c, uint32_t node);
-/* Nobody refers to one of the node's blocks any more. */
-void kvf__cache_idle(kvf__cache *c, uint32_t node);
+/* Nobody refers to one of the node's blocks in this pool any more. */
+void kvf__cache_idle(kvf__cache *c, const kvf__pool *p, uint32_t node);
 /* A sequence has taken all blocks of the node. */
 void kvf__node_attached(kvf__cache *c, uint32_t node);
+
+/* ---- The two tiers (cache.c) --------------------------------------------------------------------------------- */
+
+/* A node on the host alone gets blocks here, that somebody holds and no node has. Its parent is here. */
+void kvf__node_enter(kvf__cache *c, uint32_t node, const uint32_t *blocks);
+/* A node on the host too leaves the device; no child of it is here. */
+void kvf__node_leave(kvf__cache *c, uint32_t node);
+/* A node here gets a copy, in blocks of the host that somebody holds or pins. */
+void kvf__node_copied(kvf__cache *c, uint32_t node, const uint32_t *host_blocks);
+/* A node here loses its copy, when it has one. */
+void kvf__node_uncopied(kvf__cache *c, uint32_t node);
+/* Its blocks on the host are about to be pinned: none of them is idle any more. */
+void kvf__node_host_pinned(kvf__cache *c, uint32_t node);
 
 /* ---- The order of eviction (evict.c) ------------------------------------------------------------------------ */
 
@@ -148,8 +202,14 @@ void kvf__order_enter(kvf__cache *c, uint32_t node);
 void kvf__order_leave(kvf__cache *c, uint32_t node);
 /* The node became idle only now: it goes later. */
 void kvf__order_touch(kvf__cache *c, uint32_t node);
-/* Frees at least one block of a pool: the invariant promised <= free + idle says that there is one. */
+/* What a node's place in the orders depends on has changed. */
+void kvf__order_settle(kvf__cache *c, uint32_t node);
+void kvf__heap_enter(kvf__cache *c, kvf__heap *h, uint32_t node);
+void kvf__heap_leave(kvf__cache *c, kvf__heap *h, uint32_t node);
+/* Frees at least one block of the pool: the invariant promised <= free + idle says that there is one. */
 void kvf__cache_evict(kvf__cache *c, const kvf__pool *p);
+/* The node that goes first when the host needs room: its copy, or it and what follows on it. KVF__NO_NODE: none can. */
+uint32_t kvf__host_first(const kvf__cache *c);
 void kvf__node_set_priority(kvf__cache *c, uint32_t node, uint32_t priority, uint64_t duration);
 /* Ends a node's priority, so that nothing of it is left in the heap of deadlines. */
 void kvf__node_end_priority(kvf__cache *c, uint32_t node);

@@ -3,13 +3,13 @@
 
 /* ---- Heaps -------------------------------------------------------------------------------------------------- */
 
-static uint32_t *place(kvf__cache *c, const kvf__heap *h, uint32_t node) {
-    return h->deadlines ? &c->nodes[node].deadline : &c->nodes[node].order_next;
-}
+/* A copy of what is in use here. */
+static bool is_double(const kvf__node *n) { return (n->tiers & KVF__HERE) && !n->n_idle; }
 
 bool kvf__heap_before(const kvf__cache *c, const kvf__heap *h, uint32_t a, uint32_t b) {
     const kvf__node *x = &c->nodes[a], *y = &c->nodes[b];
-    if (h->deadlines) return x->until < y->until;
+    if (h->kind == KVF__DEADLINES) return x->until < y->until;
+    if (h->kind == KVF__HOST_ORDER && is_double(x) != is_double(y)) return is_double(x);
     if (c->eviction == KVF_PREFIX_LFU && x->hits != y->hits) return x->hits < y->hits;
     if (c->eviction == KVF_PREFIX_PRIORITY && x->priority != y->priority) return x->priority < y->priority;
     return x->stamp < y->stamp;
@@ -17,7 +17,7 @@ bool kvf__heap_before(const kvf__cache *c, const kvf__heap *h, uint32_t a, uint3
 
 static void put(kvf__cache *c, kvf__heap *h, uint32_t at, uint32_t node) {
     h->nodes[at] = node;
-    *place(c, h, node) = at;
+    c->nodes[node].place[h->kind] = at;
 }
 
 /* Moves the node at a place up or down until it stands right. */
@@ -38,14 +38,14 @@ static void settle(kvf__cache *c, kvf__heap *h, uint32_t at) {
     put(c, h, at, node);
 }
 
-static void heap_enter(kvf__cache *c, kvf__heap *h, uint32_t node) {
+void kvf__heap_enter(kvf__cache *c, kvf__heap *h, uint32_t node) {
     h->nodes[h->n] = node;
     settle(c, h, h->n++);
 }
 
-static void heap_leave(kvf__cache *c, kvf__heap *h, uint32_t node) {
-    uint32_t at = *place(c, h, node);
-    *place(c, h, node) = KVF__NO_NODE;
+void kvf__heap_leave(kvf__cache *c, kvf__heap *h, uint32_t node) {
+    uint32_t at = c->nodes[node].place[h->kind];
+    c->nodes[node].place[h->kind] = KVF__NO_NODE;
     if (at == --h->n) return;
     h->nodes[at] = h->nodes[h->n];
     settle(c, h, at);
@@ -72,19 +72,19 @@ static void list_leave(kvf__cache *c, uint32_t node) {
 }
 
 void kvf__order_enter(kvf__cache *c, uint32_t node) {
-    if (c->eviction != KVF_PREFIX_FIFO) c->nodes[node].stamp = ++c->clock;
-    if (c->eviction == KVF_PREFIX_LRU) {
+    if (c->eviction != KVF_PREFIX_FIFO && !c->nodes[node].parked) c->nodes[node].stamp = ++c->clock;
+    if (c->listed) {
         list_enter(c, node);
     } else {
-        heap_enter(c, &c->order, node);
+        kvf__heap_enter(c, &c->order, node);
     }
 }
 
 void kvf__order_leave(kvf__cache *c, uint32_t node) {
-    if (c->eviction == KVF_PREFIX_LRU) {
+    if (c->listed) {
         list_leave(c, node);
     } else {
-        heap_leave(c, &c->order, node);
+        kvf__heap_leave(c, &c->order, node);
     }
 }
 
@@ -94,30 +94,86 @@ void kvf__order_touch(kvf__cache *c, uint32_t node) {
     kvf__order_enter(c, node);
 }
 
-/* The first of the order or, as long as something follows on it, a tail of that. A descent goes on from where the last
- * one for the same node has ended. */
-void kvf__cache_evict(kvf__cache *c, const kvf__pool *p) {
-    uint32_t n_free = p->n_free;
-    while (p->n_free == n_free) {
-        uint32_t chosen = c->eviction == KVF_PREFIX_LRU ? c->first : c->order.nodes[0];
-        uint32_t at = c->chosen == chosen ? c->hint : chosen;
-        while (c->nodes[at].child != KVF__NO_NODE) at = c->nodes[c->nodes[at].child].prev; /* the oldest */
-        c->chosen = chosen;
-        c->hint = at;
+static void heap_settle(kvf__cache *c, kvf__heap *h, uint32_t node) {
+    if (c->nodes[node].place[h->kind] != KVF__NO_NODE) settle(c, h, c->nodes[node].place[h->kind]);
+}
+
+void kvf__order_settle(kvf__cache *c, uint32_t node) {
+    const kvf__node *n = &c->nodes[node];
+    if (!c->host) return;
+    bool bare = n->tiers == KVF__HERE && n->n_idle == c->n_tables, was_bare = n->place[KVF__BARE] != KVF__NO_NODE;
+    if (bare && !was_bare) kvf__heap_enter(c, &c->bare, node);
+    if (!bare && was_bare) kvf__heap_leave(c, &c->bare, node);
+    heap_settle(c, &c->bare, node);
+    heap_settle(c, &c->host_order, node);
+}
+
+/* ---- Victims ---------------------------------------------------------------------------------------------------- */
+
+static uint32_t oldest_child(const kvf__cache *c, uint32_t node, int ring) {
+    return c->nodes[c->nodes[node].child[ring]].prev;
+}
+
+/* The first of the order or, as long as something here follows on it, a tail of that. A descent goes on from where the
+ * last one for the same node has ended. With a copy on the host it stays, without one what is on the host behind it goes
+ * with it. */
+static void evict_here(kvf__cache *c) {
+    uint32_t chosen = c->listed ? c->first : c->order.nodes[0];
+    uint32_t at = c->descent.chosen == chosen ? c->descent.hint : chosen;
+    while (c->nodes[at].child[0] != KVF__NO_NODE) at = oldest_child(c, at, 0);
+    c->descent = (kvf__descent){chosen, at};
+    if (kvf__is_on_host(c, at)) {
+        kvf__node_leave(c, at);
+        c->stats.left_device++;
+    } else {
+        c->stats.evicted += kvf__node_remove_all(c, at);
+    }
+}
+
+/* The first of the host's order or, of one that nothing here needs, as long as something follows on it there, a tail of
+ * that. */
+static uint32_t host_victim(const kvf__cache *c, uint32_t chosen) {
+    uint32_t at = chosen;
+    if (c->host_descent.chosen == chosen && !kvf__is_here(c, c->host_descent.hint)) at = c->host_descent.hint;
+    if (is_double(&c->nodes[chosen])) return chosen;
+    while (c->nodes[at].child[1] != KVF__NO_NODE) at = oldest_child(c, at, 1);
+    return at;
+}
+
+static void evict_on_host(kvf__cache *c) {
+    uint32_t chosen = c->host_order.nodes[0], at = host_victim(c, chosen);
+    c->host_descent = (kvf__descent){chosen, at};
+    c->stats.left_host++;
+    if (kvf__is_here(c, at)) {
+        kvf__node_uncopied(c, at);
+    } else {
         kvf__node_remove(c, at);
         c->stats.evicted++;
     }
 }
 
+void kvf__cache_evict(kvf__cache *c, const kvf__pool *p) {
+    uint32_t n_free = p->n_free;
+    while (p->n_free == n_free) {
+        if (p->nodes == c->node_of)
+            evict_here(c);
+        else
+            evict_on_host(c);
+    }
+}
+
+uint32_t kvf__host_first(const kvf__cache *c) { return c->host_order.n ? c->host_order.nodes[0] : KVF__NO_NODE; }
+
 /* ---- Priorities -------------------------------------------------------------------------------------------------- */
 
 /* What the order is by has changed. */
 static void priority_changed(kvf__cache *c, uint32_t node) {
-    if (c->nodes[node].n_idle) settle(c, &c->order, c->nodes[node].order_next);
+    heap_settle(c, &c->order, node);
+    kvf__order_settle(c, node);
 }
 
 void kvf__node_end_priority(kvf__cache *c, uint32_t node) {
-    if (c->nodes[node].deadline != KVF__NO_NODE) heap_leave(c, &c->deadlines, node);
+    if (c->nodes[node].place[KVF__DEADLINES] != KVF__NO_NODE) kvf__heap_leave(c, &c->deadlines, node);
     c->nodes[node].priority = 0;
 }
 
@@ -129,7 +185,7 @@ void kvf__node_set_priority(kvf__cache *c, uint32_t node, uint32_t priority, uin
     kvf__node_end_priority(c, node);
     n->priority = priority;
     n->until = until;
-    if (until != UINT64_MAX) heap_enter(c, &c->deadlines, node);
+    if (until != UINT64_MAX) kvf__heap_enter(c, &c->deadlines, node);
     priority_changed(c, node);
 }
 

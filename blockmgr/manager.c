@@ -168,7 +168,7 @@ static void start(kvf_manager *m) {
     kvf__runs_fill(m);
     kvf__pool_init(&m->pages, 0);
     kvf__pool_init(&m->host_pages, 0);
-    kvf__cache_init(&m->cache, m->blocks, c, m->tag);
+    kvf__cache_init(&m->cache, m->blocks, m->host_blocks, c, m->tag);
     for (uint32_t i = 0; i < c->max_seqs; i++) {
         m->free_seqs[i] = c->max_seqs - 1 - i;
         m->seqs[i].generation = (uint32_t)(m->tag >> 36) | 1; /* 1..2^28 - 1 */
@@ -327,10 +327,12 @@ kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kv
         o.slots_idle += idle;
         if (layers) layers[l] = (kvf_layer_occupancy){n_blocks, manager->layer_blocks_max[l], used, idle};
     }
-    o.n_cached = manager->cache.n_nodes * manager->seq_tables;
+    o.n_cached = manager->cache.n_here * manager->seq_tables;
+    o.n_host_cached = manager->cache.n_on_host * manager->seq_tables;
     for (uint32_t i = 0; i < c->n_classes; i++) {
         const kvf__pool *p = &manager->blocks[i];
         o.n_cached_idle += p->n_idle;
+        o.n_host_cached_idle += manager->host_blocks[i].n_idle;
         o.held_bytes += kvf__pool_n_held(p) * manager->classes[i].block_bytes;
         o.held_bytes_max += (p->n - p->n_least) * manager->classes[i].block_bytes;
     }

@@ -280,6 +280,10 @@ kvf_status kvf__fail_swapped(const kvf_manager *m, const char *call);
 /* Gives up what a swapped sequence has on the host; its rows are empty then. */
 void kvf__swap_drop(kvf_manager *m, uint32_t index);
 
+/* The d-th node of the cache's chain, on the host alone, gets blocks here in the rows of a sequence that attaches it. The
+ * caller has seen that they are to be had, and room for the copies. */
+void kvf__node_load(kvf_manager *m, uint32_t index, uint32_t d, kvf_copy_list *copies);
+
 /* KVF_E_UNSUPPORTED without a prefix cache. */
 kvf_status kvf__prefix_check(const kvf_manager *m);
 

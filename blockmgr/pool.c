@@ -56,14 +56,14 @@ static void put_back(kvf__pool *p, uint32_t id) {
 static void put_idle(kvf__pool *p, uint32_t id) {
     *kvf__state(p, id) = KVF__IDLE;
     p->n_idle++;
-    kvf__cache_idle(p->cache, p->nodes[id]);
+    kvf__cache_idle(p->cache, p, p->nodes[id]);
 }
 
 /* From here on refs, pins and holds count. */
 static void count(kvf__pool *p, uint32_t id) {
     if (*kvf__state(p, id) == KVF__COUNTED) return;
     p->entries[id].holds = p->heads[id] & KVF__ALONE;
-    p->entries[id].refs = 1;
+    p->entries[id].refs = *kvf__state(p, id) != KVF__IDLE;
     p->heads[id] &= ~KVF__ALONE;
     *kvf__state(p, id) = KVF__COUNTED;
 }

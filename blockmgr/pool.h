@@ -143,7 +143,7 @@ static inline bool kvf__pool_release_held(kvf__pool *p, uint64_t handle) {
 }
 
 /* A pending copy, from one pool into the same or that of the other tier, pins both ends until it is done. At most one is
- * pending per dst, since dst is always fresh. */
+ * pending per dst, since dst is always fresh. The caller sees to n_idle when src is an idle id. */
 void kvf__pool_pin(kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst);
 bool kvf__pool_copy_pending(const kvf__pool *from, uint32_t src, const kvf__pool *to, uint32_t dst);
 /* Between these, a copy counts as done. */

@@ -35,9 +35,9 @@ static uint32_t common_tokens(const uint32_t *a, const uint32_t *b, uint32_t n) 
     return i;
 }
 
-/* The child that has most of the next tokens, of equal ones the newest. */
-static void find_partial(const kvf__cache *c, const kvf__walk *w, found *f) {
-    uint32_t newest = w->node == KVF__NO_NODE ? c->root : c->nodes[w->node].child, at = newest;
+/* The child of a ring that has most of the next tokens, of equal ones the newest. */
+static void find_partial(const kvf__cache *c, const kvf__walk *w, int ring, found *f) {
+    uint32_t newest = w->node == KVF__NO_NODE ? c->root[ring] : c->nodes[w->node].child[ring], at = newest;
     uint32_t begin = w->depth * c->block_size, n_left = w->key.n_tokens - begin;
     for (int i = 0; at != KVF__NO_NODE && i < PARTIAL_SCAN_MAX; i++) {
         uint32_t n =
@@ -51,12 +51,16 @@ static void find_partial(const kvf__cache *c, const kvf__walk *w, found *f) {
     }
 }
 
+static bool may_use(const kvf__cache *c, uint32_t node, const kvf_prefix_options *o) {
+    return o->host || kvf__is_here(c, node);
+}
+
 static void find(const kvf__cache *c, kvf__walk *w, const kvf_prefix_options *o, found *f) {
     uint32_t bs = c->block_size, n_tokens = w->key.n_tokens, node = KVF__NO_NODE;
     while (w->depth < n_tokens / bs && w->depth * bs < f->reach) {
         kvf__walk_hash(c, w, bs);
         node = kvf__walk_find(c, w);
-        if (node == KVF__NO_NODE) break;
+        if (node == KVF__NO_NODE || !may_use(c, node, o)) break;
         kvf__walk_step(c, w, node);
         note_snapshot(c, w, node, f);
     }
@@ -66,14 +70,14 @@ static void find(const kvf__cache *c, kvf__walk *w, const kvf_prefix_options *o,
     if (w->depth == n_tokens / bs) {
         kvf__walk_hash(c, w, n_tokens % bs);
         node = kvf__walk_find(c, w);
-        if (node != KVF__NO_NODE) {
+        if (node != KVF__NO_NODE && may_use(c, node, o)) {
             note_snapshot(c, w, node, f);
             f->n_known = n_tokens;
             f->node = node;
             return;
         }
     }
-    if (o->partial && !o->need_snapshot) find_partial(c, w, f);
+    for (int ring = 0; o->partial && !o->need_snapshot && ring <= (o->host != 0); ring++) find_partial(c, w, ring, f);
 }
 
 /* The node that holds token number n_tokens - 1, at or above one that lies deeper. */
@@ -102,7 +106,10 @@ static kvf_prefix_match match_of(const kvf__cache *c, const kvf__walk *w, const 
     match.n_tokens = n;
     match.n_blocks = n / c->block_size;
     match.n_partial = n % c->block_size;
-    for (; node != KVF__NO_NODE; node = c->nodes[node].parent) match.n_idle += c->nodes[node].n_idle;
+    for (; node != KVF__NO_NODE; node = c->nodes[node].parent) {
+        match.n_idle += c->nodes[node].n_idle;
+        if (!kvf__is_here(c, node)) match.n_host_blocks += c->n_tables;
+    }
     return match;
 }
 
@@ -151,11 +158,14 @@ static kvf_status check_match(kvf_manager *m, const kvf__walk *w, const kvf_pref
     return KVF_OK;
 }
 
-/* A chain as a hit finds it. All blocks of an idle node are idle; of others each is looked at. */
+/* A chain as a hit finds it. All blocks of an idle node are idle; of others each is looked at. What is on the host alone
+ * follows on what is here. */
 typedef struct chain {
     uint32_t n, n_tokens;
-    uint32_t n_idle; /* nodes all of whose blocks are */
-    kvf__counts idle_blocks;
+    uint32_t n_here; /* nodes */
+    uint32_t n_own;  /* nodes all of whose blocks are idle, or will be new */
+    kvf__counts idle_blocks, new_blocks;
+    uint64_t n_new_blocks;
     bool covered; /* the last node covers slots beyond n_tokens */
 } chain;
 
@@ -163,11 +173,16 @@ static chain look_at_chain(const kvf__cache *c, uint32_t n_tokens, uint32_t n_ch
     chain h = {.n = n_chain, .n_tokens = n_tokens};
     for (uint32_t d = 0; d < n_chain; d++) {
         uint32_t n = c->nodes[c->chain[d]].n_idle;
-        h.n_idle += n == c->n_tables;
+        bool here = kvf__is_here(c, c->chain[d]);
+        h.n_here += here;
+        h.n_own += n == c->n_tables || !here;
         if (!c->table_class) h.idle_blocks.of[0] += n;
         for (uint32_t k = 0; c->table_class && n && k < c->n_tables; k++)
             h.idle_blocks.of[c->table_class[k]] += !kvf__pool_refs(c->blocks, kvf__node_blocks(c, c->chain[d])[k]);
     }
+    h.n_new_blocks = (uint64_t)(n_chain - h.n_here) * c->n_tables;
+    for (uint32_t i = 0; i < KVF_BLOCK_CLASSES_MAX; i++)
+        h.new_blocks.of[i] = (uint64_t)(n_chain - h.n_here) * c->class_tables[i];
     uint32_t filled = n_tokens % c->block_size;
     h.covered = filled && c->nodes[c->chain[n_chain - 1]].n_tokens > filled;
     return h;
@@ -177,22 +192,22 @@ static chain look_at_chain(const kvf__cache *c, uint32_t n_tokens, uint32_t n_ch
 static uint32_t count_table(const kvf_manager *m, uint32_t k, const chain *h, bool growth) {
     const kvf__cache *c = &m->cache;
     bool last_held = false;
-    if (h->n_tokens % c->block_size)
+    if (h->n_tokens % c->block_size && h->n == h->n_here)
         last_held = kvf__pool_holders(m->blocks, kvf__node_blocks(c, c->chain[h->n - 1])[k]) != 0;
     if (growth) return h->n - (h->covered || last_held);
-    uint32_t n_private = h->n_idle;
-    for (uint32_t d = 0; d < h->n && h->n_idle < h->n; d++) {
+    uint32_t n_private = h->n_own;
+    for (uint32_t d = 0; d < h->n_here && h->n_own < h->n; d++) {
         uint32_t n = c->nodes[c->chain[d]].n_idle;
         if (n < c->n_tables) n_private += !kvf__pool_holders(m->blocks, kvf__node_blocks(c, c->chain[d])[k]);
     }
     return n_private - (h->covered && !last_held);
 }
 
-/* The chain's blocks into the rows, node by node. */
+/* The chain's blocks that are here into the rows, node by node. */
 static void attach_rows(kvf_manager *m, uint32_t first, const chain *h) {
     const kvf__cache *c = &m->cache;
     uint32_t n_tables = c->n_tables, row_capacity = m->row_capacity;
-    for (uint32_t d = 0; d < h->n; d++) {
+    for (uint32_t d = 0; d < h->n_here; d++) {
         const uint32_t *restrict blocks = kvf__node_blocks(c, c->chain[d]);
         uint32_t *restrict row = kvf__row(m, first) + d;
         bool all_idle = c->nodes[c->chain[d]].n_idle == n_tables;
@@ -233,7 +248,9 @@ static kvf_status check_promises(const kvf_manager *m, uint32_t first, const kvf
         owed.blocks_before.of[kvf__class_of(m, k)] += m->promise[first + k];
         owed.pages_before += m->page_promise[first + k];
     }
-    return kvf__check_owed(m, &owed, h->idle_blocks);
+    kvf__counts taken = h->idle_blocks;
+    for (uint32_t i = 0; i < m->config.n_classes; i++) taken.of[i] += h->new_blocks.of[i];
+    return kvf__check_owed(m, &owed, taken);
 }
 
 static kvf_status check_empty(const kvf_manager *m, uint32_t index) {
@@ -244,11 +261,13 @@ static kvf_status check_empty(const kvf_manager *m, uint32_t index) {
     return kvf__fail(m->error, KVF_E_STATE, "attach: the sequence holds tokens already");
 }
 
-static void count_query(kvf__cache *c, const kvf__walk *w, uint32_t n_tokens) {
+static void count_query(kvf__cache *c, const kvf__walk *w, const chain *h) {
+    uint32_t n_tokens = h->n_tokens;
     c->stats.queries++;
     c->stats.hits += n_tokens != 0;
     c->stats.query_tokens += w->key.n_tokens;
     c->stats.hit_tokens += n_tokens;
+    if (h->n_new_blocks) c->stats.host_hit_tokens += n_tokens - h->n_here * c->block_size;
 }
 
 /* A partial node's blocks may be the last ones of a table that has gone on behind the node's end. */
@@ -257,7 +276,7 @@ static void share_tail(kvf_manager *m, uint32_t node) {
     if (c->nodes[node].n_tokens < c->block_size && c->nodes[node].n_idle < c->n_tables) kvf__epoch_begin(m);
 }
 
-static void attach(kvf_manager *m, uint32_t index, const kvf_reserve *reserve, const chain *h) {
+static void attach(kvf_manager *m, uint32_t index, const kvf_reserve *reserve, const chain *h, kvf_copy_list *copies) {
     kvf__cache *c = &m->cache;
     uint32_t first = index * m->seq_tables, n_tokens = h->n_tokens;
     if (h->n) share_tail(m, c->chain[h->n - 1]);
@@ -267,19 +286,29 @@ static void attach(kvf_manager *m, uint32_t index, const kvf_reserve *reserve, c
         attach_rows(m, first, h);
         count_attached(m, first, h);
     }
-    for (uint32_t d = 0; d < h->n; d++) kvf__node_attached(c, c->chain[d]);
-    for (uint32_t i = 0; i < m->config.n_classes; i++) {
-        m->blocks[i].n_idle -= (uint32_t)h->idle_blocks.of[i];
-        kvf__pool_note_held(&m->blocks[i]);
-    }
+    for (uint32_t d = 0; d < h->n_here; d++) kvf__node_attached(c, c->chain[d]);
+    for (uint32_t i = 0; i < m->config.n_classes; i++) m->blocks[i].n_idle -= (uint32_t)h->idle_blocks.of[i];
+    for (uint32_t d = h->n_here; d < h->n; d++) kvf__node_load(m, index, d, copies);
+    for (uint32_t i = 0; i < m->config.n_classes; i++) kvf__pool_note_held(&m->blocks[i]);
     m->seqs[index].next_pos = n_tokens;
     m->seqs[index].known_at = 0;
     uint32_t n_whole = n_tokens / c->block_size;
     m->seqs[index].node = n_whole ? kvf__node_handle(c, c->chain[n_whole - 1]) : 0;
 }
 
+static kvf_status check_copies(const kvf_manager *m, const chain *h, const kvf_copy_list *copies) {
+    if (h->n_new_blocks <= kvf__copies_room(copies)) return KVF_OK;
+    return kvf__fail(m->error, KVF_E_LIMIT, "attach: %llu blocks of the match lie on the host: copies has room for %u",
+                     (unsigned long long)h->n_new_blocks, kvf__copies_room(copies));
+}
+
 kvf_status kvf_prefix_attach(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key,
                              const kvf_prefix_match *match, const kvf_reserve *reserve) {
+    return kvf_prefix_attach_tiers(manager, seq, key, match, reserve, NULL);
+}
+
+kvf_status kvf_prefix_attach_tiers(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key,
+                                   const kvf_prefix_match *match, const kvf_reserve *reserve, kvf_copy_list *copies) {
     kvf_status s = kvf__prefix_check(manager);
     if (s) return s;
     kvf__walk w;
@@ -296,15 +325,33 @@ kvf_status kvf_prefix_attach(kvf_manager *manager, kvf_seq seq, const kvf_prefix
     reserve = reserve ? &wanted : NULL;
     chain hit = {0};
     if (n_chain) hit = look_at_chain(&manager->cache, given.n_tokens, n_chain);
-    s = check_promises(manager, index * manager->seq_tables, reserve, &hit);
+    s = check_copies(manager, &hit, copies);
+    if (!s) s = check_promises(manager, index * manager->seq_tables, reserve, &hit);
     if (s) return s;
-    attach(manager, index, reserve, &hit);
-    count_query(&manager->cache, &w, given.n_tokens);
-    if (manager->profile) kvf__profile_seq(manager, index, KVF__CAUSE_END);
+    uint32_t first_copy = copies ? copies->n : 0;
+    attach(manager, index, reserve, &hit, copies);
+    count_query(&manager->cache, &w, &hit);
+    if (manager->profile) kvf__profile_attached(manager, index, copies, first_copy);
     return KVF_OK;
 }
 
 /* ---- Drop, clock, figures -------------------------------------------------------------------------------------- */
+
+/* Those of one salt in a ring. */
+static void drop_roots(kvf__cache *c, int ring, const void *salt, uint32_t salt_bytes) {
+    uint32_t n_roots = 0, at = c->root[ring];
+    if (at != KVF__NO_NODE) do { /* removing changes the ring: it is counted first */
+            n_roots++;
+            at = c->nodes[at].next;
+        } while (at != c->root[ring]);
+    for (at = c->root[ring]; n_roots-- > 0;) {
+        uint32_t next = c->nodes[at].next;
+        if (c->nodes[at].salt_bytes == salt_bytes &&
+            (!salt_bytes || !memcmp(c->salts + (size_t)at * KVF_PREFIX_SALT_MAX, salt, salt_bytes)))
+            c->stats.removed += kvf__node_remove_all(c, at);
+        at = next;
+    }
+}
 
 kvf_status kvf_prefix_drop(kvf_manager *manager, const void *salt, uint32_t salt_bytes) {
     kvf_status s = kvf__prefix_check(manager);
@@ -314,18 +361,7 @@ kvf_status kvf_prefix_drop(kvf_manager *manager, const void *salt, uint32_t salt
                          KVF_PREFIX_SALT_MAX);
     if (salt_bytes && !salt) return kvf__fail(manager->error, KVF_E_INVALID, "salt: is NULL");
     kvf__cache *c = &manager->cache;
-    uint32_t n_roots = 0, at = c->root;
-    if (at != KVF__NO_NODE) do { /* removing changes the ring: it is counted first */
-            n_roots++;
-            at = c->nodes[at].next;
-        } while (at != c->root);
-    for (at = c->root; n_roots-- > 0;) {
-        uint32_t next = c->nodes[at].next;
-        if (c->nodes[at].salt_bytes == salt_bytes &&
-            (!salt_bytes || !memcmp(c->salts + (size_t)at * KVF_PREFIX_SALT_MAX, salt, salt_bytes)))
-            c->stats.removed += kvf__node_remove_all(c, at);
-        at = next;
-    }
+    for (int ring = 0; ring < 2; ring++) drop_roots(c, ring, salt, salt_bytes);
     if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }
@@ -334,7 +370,8 @@ kvf_status kvf_prefix_clear(kvf_manager *manager) {
     kvf_status s = kvf__prefix_check(manager);
     if (s) return s;
     kvf__cache *c = &manager->cache;
-    while (c->root != KVF__NO_NODE) c->stats.removed += kvf__node_remove_all(c, c->root);
+    for (int ring = 0; ring < 2; ring++)
+        while (c->root[ring] != KVF__NO_NODE) c->stats.removed += kvf__node_remove_all(c, c->root[ring]);
     if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }
@@ -357,10 +394,13 @@ kvf_status kvf_prefix_stats_read(const kvf_manager *manager, kvf_prefix_stats *o
     kvf_prefix_stats now = c->stats;
     now.struct_size = out->struct_size;
     now.n_nodes = c->n_nodes;
-    now.n_cached = c->n_nodes * c->n_tables;
+    now.n_cached = c->n_here * c->n_tables;
     now.n_idle = 0;
     for (uint32_t i = 0; i < manager->config.n_classes; i++) now.n_idle += manager->blocks[i].n_idle;
     now.n_snapshot_pages = c->snapshots[0].n_pages + c->snapshots[1].n_pages;
+    now.n_host_nodes = c->n_on_host;
+    now.n_host_only = c->n_nodes - c->n_here;
+    now.n_bare = c->bare.n;
     now.snapshot_bytes = now.n_snapshot_pages * manager->config.snapshot_page_bytes;
     memcpy(out, &now, KVF__MIN(out->struct_size, sizeof now));
     return KVF_OK;

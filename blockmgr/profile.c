@@ -57,7 +57,9 @@ static void figures(kvf_manager *m) {
     mark(p, WORD(promised), WORD(promised_max), blocks.n_promised);
     mark(p, WORD(shared), WORD(shared_max), blocks.n_shared);
     put(p, WORD(outside), p->counts[m->config.n_layers].held);
-    mark(p, WORD(host_held), WORD(host_held_max), kvf__pools_occupancy(m, m->host_blocks).n_held);
+    kvf_pool_occupancy host = kvf__pools_occupancy(m, m->host_blocks);
+    mark(p, WORD(host_held), WORD(host_held_max), host.n_held);
+    mark(p, WORD(host_cached), WORD(host_cached_max), host.n_total - host.n_free - host.n_held);
     mark(p, WORD(pages_held), WORD(pages_held_max), m->pages.n - m->pages.n_free);
     mark(p, WORD(seqs), WORD(seqs_max), m->n_seqs);
 }
@@ -380,6 +382,33 @@ void kvf__profile_swapped(kvf_manager *m, const kvf_seq *seqs, uint32_t n_seqs, 
                                     .n_blocks = n_out + n_in,
                                     .block = KVF_NO_BLOCK,
                                     .other = n_in != 0});
+    end(m);
+}
+
+/* Blocks of the prefix cache: to the host, or from there. */
+static void push_moved(kvf_manager *m, uint32_t seq, const kvf_copy_list *copies, uint32_t first_copy, bool in) {
+    uint32_t n = copies ? copies->n - first_copy : 0;
+    if (!n) return;
+    add(m->profile, in ? WORD(loaded_blocks) : WORD(offloaded_blocks), n);
+    push(m, (kvf_profile_event){.kind = KVF_PROFILE_SWAP,
+                                .layer = UINT32_MAX,
+                                .seq = seq,
+                                .n_blocks = n,
+                                .block = KVF_NO_BLOCK,
+                                .other = in});
+}
+
+void kvf__profile_attached(kvf_manager *m, uint32_t index, const kvf_copy_list *copies, uint32_t first_copy) {
+    begin(m);
+    all_tables(m, index, KVF__CAUSE_END);
+    push_moved(m, index, copies, first_copy, true);
+    end(m);
+}
+
+void kvf__profile_offloaded(kvf_manager *m, const kvf_copy_list *copies, uint32_t first_copy) {
+    begin(m);
+    for (uint32_t i = first_copy; i < copies->n; i++) touch(m->profile, copies->items[i].src);
+    push_moved(m, UINT32_MAX, copies, first_copy, false);
     end(m);
 }
 

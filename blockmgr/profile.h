@@ -94,6 +94,9 @@ void kvf__profile_forked(kvf_manager *m, uint32_t index, const kvf_copy_list *co
 /* After a swap of the sequences: the copies are those from first_copy on. */
 void kvf__profile_swapped(kvf_manager *m, const kvf_seq *seqs, uint32_t n_seqs, const kvf_copy_list *copies,
                           uint32_t first_copy);
+/* After an attach of the sequence, and after an offload: likewise. */
+void kvf__profile_attached(kvf_manager *m, uint32_t index, const kvf_copy_list *copies, uint32_t first_copy);
+void kvf__profile_offloaded(kvf_manager *m, const kvf_copy_list *copies, uint32_t first_copy);
 void kvf__profile_copied(kvf_manager *m, const kvf_copy_list *copies); /* they are done */
 void kvf__profile_begun(kvf_manager *m);                               /* a compaction: its fresh rows are taken */
 void kvf__profile_committed(kvf_manager *m);                           /* before its entries are forgotten */

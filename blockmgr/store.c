@@ -62,12 +62,19 @@ static bool may_grow(const kvf__cache *c, uint32_t node, const kvf__walk *w) {
 }
 
 /* The content has a node: it stays, or takes over blocks that nobody has a better use for. */
-static void store_again(storing *s, uint32_t node, const uint32_t *blocks) {
+static void store_again(storing *s, const kvf__walk *w, uint32_t node, const uint32_t *blocks) {
     kvf__cache *c = &s->m->cache;
     uint32_t of;
-    bool clear = node_of_blocks(c, blocks, &of);
-    if (clear && of == KVF__NO_NODE && c->nodes[node].n_idle == c->n_tables) {
-        kvf__node_rebase(c, node, blocks);
+    bool clear = node_of_blocks(c, blocks, &of), here = kvf__is_here(c, node);
+    if (!here && clear && of != KVF__NO_NODE && may_grow(c, of, w)) { /* what it would become is on the host */
+        kvf__node_remove(c, of);
+        of = KVF__NO_NODE;
+    }
+    if (clear && of == KVF__NO_NODE && (!here || c->nodes[node].n_idle == c->n_tables)) {
+        if (here)
+            kvf__node_rebase(c, node, blocks);
+        else
+            kvf__node_enter(c, node, blocks);
         c->stats.adopted++;
         s->entered = true;
     } else if (memcmp(blocks, kvf__node_blocks(c, node), c->n_tables * sizeof *blocks)) {
@@ -108,10 +115,12 @@ static uint32_t store_block(storing *s, const kvf__walk *w) {
     kvf_manager *m = s->m;
     kvf__cache *c = &m->cache;
     uint32_t *blocks = c->ids, node = kvf__walk_find(c, w), of = KVF__NO_NODE;
-    if (w->depth < s->n_dropped) return node; /* the tables have it no more: found or not */
+    if (w->depth < s->n_dropped) /* the tables have it no more: found or not */
+        return node != KVF__NO_NODE && kvf__is_here(c, node) ? node : KVF__NO_NODE;
     bool is_new = gather(s, w->depth, blocks);
     if (node != KVF__NO_NODE) {
-        store_again(s, node, blocks);
+        store_again(s, w, node, blocks);
+        if (!kvf__is_here(c, node)) return KVF__NO_NODE; /* what is behind it would be here without it */
     } else if (!is_new && (!node_of_blocks(c, blocks, &of) || (of != KVF__NO_NODE && !may_grow(c, of, w)))) {
         c->stats.duplicates++;
         return KVF__NO_NODE;
@@ -143,6 +152,7 @@ kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_
     if (!status) status = check_store(manager, index, &w, n_tokens);
     if (status) return status;
     uint32_t last = kvf__node_of(c, manager->seqs[index].node);
+    while (last != KVF__NO_NODE && !kvf__is_here(c, last)) last = c->nodes[last].parent;
     if (!kvf__walk_resume(c, &w, last, n_tokens))
         return kvf__fail(manager->error, KVF_E_INVALID,
                          "store: the key is not what the sequence was attached or stored with");

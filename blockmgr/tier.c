@@ -98,15 +98,17 @@ static kvf_status check_list(const kvf_manager *m, const kvf_copy_list *copies, 
 typedef struct way {
     kvf__pool *from, *to;
     kvf_copy_kind kind;
+    bool alone; /* of one sequence */
 } way;
 
 /* That of a class, of ways between the pools of the first. */
 static way way_of(way first, uint32_t block_class) {
-    return (way){first.from + block_class, first.to + block_class, first.kind};
+    return (way){first.from + block_class, first.to + block_class, first.kind, first.alone};
 }
 
-/* What several rows of the batch share is copied once: scratch is 1 + where it went, while the copy pins it. What others
- * share may have slots beyond this table's; so all of it is copied. */
+/* What several rows of the batch share is copied once: scratch is 1 + where it went, while the copy pins it. Another of the
+ * batch may have slots beyond this table's; so all of it is copied. Of one by itself only its own slots are: who goes on
+ * with the block may write behind them at once. */
 static void move_row(kvf_manager *m, way w, uint32_t *row, uint32_t n, uint32_t n_slots, kvf_copy_list *copies) {
     uint32_t bs = m->config.block_size;
     for (uint32_t i = 0; i < n; i++) {
@@ -115,7 +117,7 @@ static void move_row(kvf_manager *m, way w, uint32_t *row, uint32_t n, uint32_t 
             row[i] = *moved - 1;
             kvf__pool_share(w.to, row[i]);
         } else {
-            bool shared = kvf__pool_holders(w.from, src) > 1;
+            bool shared = !w.alone && kvf__pool_holders(w.from, src) > 1;
             kvf__pool_take(w.to, &row[i], 1);
             *moved = row[i] + 1;
             kvf__copies_add(m, copies, w.kind, src, row[i], shared ? bs : KVF__MIN(bs, n_slots - i * bs));
@@ -161,8 +163,8 @@ kvf_status kvf_swap_out(kvf_manager *manager, const kvf_seq *seqs, uint32_t n_se
                    manager->host_pages.n_free);
     if (!s) s = check_list(manager, copies, sum(&n_blocks) + n_pages);
     if (s) return s;
-    way blocks = {manager->blocks, manager->host_blocks, KVF_COPY_BLOCK_OUT};
-    way pages = {&manager->pages, &manager->host_pages, KVF_COPY_SCORE_OUT};
+    way blocks = {manager->blocks, manager->host_blocks, KVF_COPY_BLOCK_OUT, n_seqs == 1};
+    way pages = {&manager->pages, &manager->host_pages, KVF_COPY_SCORE_OUT, true};
     uint32_t first_copy = copies ? copies->n : 0;
     for (uint32_t i = 0; i < n_seqs; i++) {
         uint32_t index = kvf__seq_index(seqs[i]), first = index * manager->seq_tables;
@@ -213,8 +215,8 @@ static void promise_again(kvf_manager *m, uint32_t t) {
 }
 
 static void swap_in(kvf_manager *m, const kvf_seq *seqs, uint32_t n_seqs, kvf_copy_list *copies) {
-    way blocks = {m->host_blocks, m->blocks, KVF_COPY_BLOCK_IN};
-    way pages = {&m->host_pages, &m->pages, KVF_COPY_SCORE_IN};
+    way blocks = {m->host_blocks, m->blocks, KVF_COPY_BLOCK_IN, n_seqs == 1};
+    way pages = {&m->host_pages, &m->pages, KVF_COPY_SCORE_IN, true};
     uint32_t first_copy = copies ? copies->n : 0;
     for (uint32_t i = 0; i < n_seqs; i++) {
         uint32_t index = kvf__seq_index(seqs[i]), first = index * m->seq_tables;

@@ -111,7 +111,7 @@ static uint32_t pack_tile(const kvf__call *c, const kvf__head *h, const kvf__scr
         if (x->evicted[slot]) continue;
         tile->pos[tile->n] = h->pages->pos[kvf__slot_index(h, slot)];
         tile->slot[tile->n] = slot;
-        rows[tile->n++] = kvf__k_row(h, slot);
+        rows[tile->n++] = kvf__match_row(h, slot);
     }
     if (tile->n == 0) return slot;
     for (uint32_t i = tile->n; i < KVF__TILE_COLUMNS; i++)
@@ -129,7 +129,7 @@ static void match_chunk(const kvf__call *c, const kvf__head *h, const kvf__scrat
     uint32_t d = h->pages->head_dim;
     for (uint32_t r = 0; r < n; r += KVF__PANEL) {
         const void *rows[KVF__PANEL];
-        for (uint32_t i = 0; i < KVF__PANEL; i++) rows[i] = kvf__k_row(h, entries[KVF__MIN(r + i, n - 1)].slot);
+        for (uint32_t i = 0; i < KVF__PANEL; i++) rows[i] = kvf__match_row(h, entries[KVF__MIN(r + i, n - 1)].slot);
         c->kernels->pack(h->pages->dtype, rows, d, x->panels + (size_t)r * d, x->chunk_norm + r);
     }
     for (uint32_t r = 0; r < n; r++) x->best[r] = (kvf__best){-2.0f, UINT32_MAX, KVF__NONE};
@@ -158,12 +158,12 @@ static group group_at(const kvf__head *h, const kvf__scratch *x, uint32_t begin)
     size_t row_bytes = p->head_dim * kvf_dtype_bytes(p->dtype);
     uint32_t n = h->n_slots, bs = p->block_size;
     group g = {x->tile, x->tile};
-    if (begin + AHEAD < n) g.ahead = kvf__k_row(h, begin + AHEAD);
+    if (begin + AHEAD < n) g.ahead = kvf__match_row(h, begin + AHEAD);
     if (bs >= GROUP)
-        g.rows = kvf__k_row(h, begin);
+        g.rows = kvf__match_row(h, begin);
     else
         for (uint32_t i = 0; i < GROUP && begin + i < n; i += bs)
-            memcpy((unsigned char *)x->tile + i * row_bytes, kvf__k_row(h, begin + i), bs * row_bytes);
+            memcpy((unsigned char *)x->tile + i * row_bytes, kvf__match_row(h, begin + i), bs * row_bytes);
     return g;
 }
 
@@ -217,7 +217,7 @@ static void match_row(const kvf__call *c, const kvf__head *h, const kvf__scratch
 static void match_few(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, kvf_plan_entry *entries,
                       uint32_t n) {
     const void *rows[KVF__PANEL];
-    for (uint32_t i = 0; i < KVF__PANEL; i++) rows[i] = kvf__k_row(h, entries[KVF__MIN(i, n - 1)].slot);
+    for (uint32_t i = 0; i < KVF__PANEL; i++) rows[i] = kvf__match_row(h, entries[KVF__MIN(i, n - 1)].slot);
     c->kernels->pack(h->pages->dtype, rows, h->pages->head_dim, x->panels, x->chunk_norm);
     for (uint32_t i = 0; i < n; i++) match_row(c, h, x, entries + i, x->panels + i, x->chunk_norm[i]);
 }
@@ -237,7 +237,9 @@ static void match_head(void *ctx, uint32_t item, uint32_t thread) {
     kvf__head h = kvf__head_of(c->batch->view, c->batch->pages, pe->event.row, pe->event.layer, kv_head);
     kvf_plan_entry *entries = job->plan->entries + pe->entry_begin + (uint64_t)kv_head * pe->n_evict;
     choose(c, pe, kv_head, &h, &x, entries);
-    if (kvf__event_seq(c, &pe->event)->options.merge == KVF_MERGE_NONE) return;
+    const kvf_policy_options *o = &kvf__event_seq(c, &pe->event)->options;
+    if (o->merge == KVF_MERGE_NONE) return;
+    h.by_value = o->match == KVF_MATCH_VALUE;
     if (pe->n_evict <= FEW) {
         match_few(c, &h, &x, entries, pe->n_evict);
         return;

@@ -48,6 +48,7 @@ typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE 
     X(merge, merge, CHOICE, 0, 0, "paper|authors|average|mass|none",                                                   \
       "Weights of a merge; mass takes pages with weight and bias.")                                                    \
     X(merge_keys, merge_keys, FLAG, 0, 0, "0|1", "0: only values are merged.")                                         \
+    X(match, match, CHOICE, 0, 0, "key|value", "Whose cosines match evicted tokens with kept ones.")                   \
     X(scope, scope, CHOICE, 0, 0, "head|layer", "Who shares the threshold and the decision.")                          \
     X(beta_new, beta_new, REAL, 0, 1, "[0, 1]", "Weight of an event's mean cosine in tau.")                            \
     X(beta_old, beta_old, REAL, 0, 1, "[0, 1]", "Weight of the former tau.")                                           \

@@ -11,6 +11,7 @@ typedef struct kvf__head {
     const uint32_t *rows;       /* block ids */
     const uint32_t *score_rows; /* page ids */
     uint32_t n_slots, hg;
+    bool by_value; /* what kvf__match_row gives */
 } kvf__head;
 
 static inline uint64_t kvf__table_index(const kvf_view *v, uint32_t row, uint32_t layer, uint32_t kv_head) {
@@ -20,8 +21,9 @@ static inline uint64_t kvf__table_index(const kvf_view *v, uint32_t row, uint32_
 static inline kvf__head kvf__head_of(const kvf_view *v, const kvf_pages *pages, uint32_t row, uint32_t layer,
                                      uint32_t kv_head) {
     uint64_t t = kvf__table_index(v, row, layer, kv_head);
-    return (kvf__head){pages, v->rows + v->row_offset[t], v->score_rows ? v->score_rows + v->row_offset[t] : NULL,
-                       v->n_slots[t], kv_head % v->heads_per_group};
+    return (kvf__head){
+        pages,         v->rows + v->row_offset[t],   v->score_rows ? v->score_rows + v->row_offset[t] : NULL,
+        v->n_slots[t], kv_head % v->heads_per_group, false};
 }
 
 /* Index of a slot in the metadata arrays, [block][head in group][slot]. */
@@ -41,6 +43,11 @@ static inline void *kvf__k_row(const kvf__head *h, uint32_t slot) {
 }
 static inline void *kvf__v_row(const kvf__head *h, uint32_t slot) {
     return kvf__row(h, h->pages->v, h->pages->v_block_stride, slot);
+}
+
+/* The row whose cosines are taken. */
+static inline void *kvf__match_row(const kvf__head *h, uint32_t slot) {
+    return h->by_value ? kvf__v_row(h, slot) : kvf__k_row(h, slot);
 }
 
 /* The float of a slot in one array of its score page, [page][array][head in group][slot]. */

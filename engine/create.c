@@ -60,6 +60,8 @@ static void *take(kvf_engine *e, size_t n, size_t element_bytes, int zero) {
     return p;
 }
 
+void *kvf__engine_take(kvf_engine *e, size_t n, size_t element_bytes) { return take(e, n, element_bytes, 0); }
+
 /* Memory for the blocks of p and as many score pages; false: there is none. */
 static bool take_pages(kvf_engine *e, kvf_pages *p, kvf_score_pages *scores) {
     size_t slots = (size_t)p->n_blocks * p->heads_per_group * p->block_size;
@@ -89,6 +91,7 @@ static kvf_status create_host(kvf_engine *e, kvf_error *err) {
     e->host_pages = e->pages;
     e->host_scores = e->scores;
     e->host_pages.n_blocks = e->host_scores.n_pages = 0;
+    e->offloads = bytes && e->config.prefix_cache && !e->config.no_prefix_offload;
     if (!bytes) return KVF_OK;
     if (!n_blocks)
         return kvf__fail(err, KVF_E_INVALID, "host_bytes %llu: one block of %u tokens takes %llu bytes",
@@ -123,11 +126,13 @@ static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
     return KVF_OK;
 }
 
-/* The sums of cached prompts, by default a twentieth of the KV memory. */
+/* The sums of cached prompts, by default a twentieth of the KV memory that they may lie in. */
 static kvf_status create_snapshots(kvf_engine *e, kvf_error *err) {
     if (!e->config.prefix_cache) return KVF_OK;
-    uint64_t bytes = e->config.snapshot_bytes ? e->config.snapshot_bytes : e->config.kv_bytes / 20;
-    uint64_t page = kvf__engine_snapshot_page_bytes(e), n_pages = KVF__MIN(bytes / page, e->pages.n_blocks);
+    uint64_t n_blocks = (uint64_t)e->pages.n_blocks + (e->offloads ? e->host_pages.n_blocks : 0);
+    uint64_t bytes = e->config.snapshot_bytes ? e->config.snapshot_bytes : n_blocks * e->stats.block_bytes / 20;
+    uint64_t page = kvf__engine_snapshot_page_bytes(e), n_pages = KVF__MIN(bytes / page, n_blocks);
+    n_pages = KVF__MIN(n_pages, (uint64_t)1 << 31);
     e->n_snapshot_pages = (uint32_t)KVF__MAX(n_pages, 1);
     e->snapshots = take(e, e->n_snapshot_pages, (size_t)page, 0);
     uint32_t n_ids = kvf__ceil_div(e->config.max_context, e->config.block_size);
@@ -157,7 +162,7 @@ static kvf_status create_manager(kvf_engine *e, kvf_error *err) {
     m.n_host_blocks = m.n_host_score_pages = e->host_pages.n_blocks;
     m.allocator = e->allocator;
     m.profile = c->profile;
-    for (uint32_t l = 0; l < 1024; l++) windows[l] = e->window;
+    for (uint32_t l = 0; l < 1024; l++) windows[l] = e->window ? kvf_model_layer_window(e->model, l) : 0;
     if (e->window && m.n_layers <= 1024) m.layer_windows = windows; /* more are refused */
     return kvf_manager_create(&m, &e->manager, err);
 }
@@ -263,7 +268,7 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
     e->stats.struct_size = sizeof e->stats;
     if ((st = resolve(e, err)) || (st = create_pages(e, err)) || (st = create_host(e, err)) ||
         (st = create_snapshots(e, err)) || (st = create_parts(e, err)) || (st = create_buffers(e, err)) ||
-        (st = create_small(e, err))) {
+        (st = create_small(e, err)) || (st = kvf__engine_create_transfers(e, err))) {
         kvf_engine_destroy(e);
         return st;
     }
@@ -276,6 +281,7 @@ void kvf_engine_destroy(kvf_engine *e) {
     if (!e) return;
     e->destroying = 1; /* a callback may try to submit */
     while (e->first) kvf__live_finish(e, e->first, KVF_FINISH_ABORTED, NULL);
+    kvf__queue_destroy(e->copier);
     kvf_activations_destroy(e->activations);
     kvf_plan_destroy(e->plan);
     kvf_sched_destroy(e->sched);

@@ -168,10 +168,12 @@ static kvf_status collect_first(kvf_engine *e, uint32_t row, kvf_moment moment, 
 kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     uint32_t n = 0;
     for (kvf__live *r = e->first; r; r = r->next) {
-        uint32_t index;
+        uint32_t index, next_pos;
         if (!r->seq || r->in_prompt || kvf_seq_index(e->manager, r->seq, &index)) continue;
         int changed = r->changed;
         r->changed = 0;
+        if (!changed && (r->idle || kvf_seq_next_pos(e->manager, r->seq, &next_pos) || kvf__live_turns(r, next_pos)))
+            continue; /* no token is appended; what a segment takes beyond the budget goes at its end */
         if (!kvf_policy_evicts(&r->policy) || (!changed && kvf_policy_sizes(e->policies, index))) continue;
         e->rows[n] = r;
         e->seqs[n++] = r->seq;
@@ -196,11 +198,12 @@ static kvf_status find_sizes(kvf_engine *e, uint32_t row, kvf_error *err) {
     kvf_policy_ops ops = kvf_policy_ops_resolve(r->policy.ops);
     kvf_policy_batch b = batch_base(e);
     accumulators(e, e->prompt_sums, &b);
-    int has_metric = ops.metric && e->batch_sums[row];
+    int has_metric =
+        ops.metric && e->batch_sums[row] && r->n_seen == r->n_prompt; /* the weights are the first prompt's */
     kvf_status st = KVF_OK;
-    if (has_metric) st = ops.metric(e->policies, e->stream, &b, row, r->n_prompt, e->variance, err);
+    if (has_metric) st = ops.metric(e->policies, e->stream, &b, row, r->n_seen, e->variance, err);
     if (st) return st;
-    return ops.budget(e->policies, e->view.seq_index[row], has_metric ? e->variance : NULL, r->n_prompt, err);
+    return ops.budget(e->policies, e->view.seq_index[row], has_metric ? e->variance : NULL, r->n_seen, err);
 }
 
 /* Score pages for a row whose events are the last of *n_events, from begin on. Layers without an event have one that moves
@@ -216,6 +219,7 @@ static kvf_status take_scores(kvf_engine *e, uint32_t row, uint32_t begin, uint3
     }
     memcpy(e->events + begin, e->batch_events, n_layers * sizeof *e->events);
     *n_events = begin + n_layers;
+    if (r->n_seen > r->n_prompt) return KVF_OK; /* it has them since its first prompt */
     kvf_status st;
     while ((st = kvf_seq_take_scores(e->manager, r->seq, e->table_slots)) == KVF_E_NO_BLOCKS) {
         if ((st = make_room(e, n_events, err))) return st;

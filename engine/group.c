@@ -234,7 +234,6 @@ static bool copy_beam(kvf_engine *e, const kvf__live *from, kvf__live *to) {
     to->block_steps = from->block_steps;
     to->reserved_block_steps = from->reserved_block_steps;
     to->n_block_steps = from->n_block_steps;
-    to->n_counted = from->n_counted;
     to->policy = from->policy;
     to->changed = from->changed;
     to->in_prompt = 0;

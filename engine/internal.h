@@ -12,6 +12,9 @@
  *            and room for more (spare). A plain request has none
  *   draw     a sample to take from a row of logits: several live ones draw from the row in which their prompt ended
  *   varied   of a group: its samples have policies of their own, and are forked off before the prompt's events
+ *   idle     kept open, between two turns
+ *   turn     a segment of the prompt and its answer; the first turn is the prompt. Tokens of all turns stand in one array, and
+ *            what is kept per generated token (logprobs, top) counts from the first prompt's end, with gaps for segments
  *   aside    the rows that stand back while others have their events: those of the step while the samples of a prompt do,
  *            else those of the last such samples
  *   twin     a beam that was just forked off at the prompt's end and knows nothing that the first one does not
@@ -50,7 +53,14 @@ typedef struct kvf__live {
     uint32_t *top_tokens; /* [max_tokens][n_top], NULL when n_top is 0 */
     double *top_logprobs; /* likewise */
     uint32_t n_top;
-    uint32_t n_prompt, n_known, max_tokens;
+    uint32_t n_prompt, n_known, max_tokens; /* of the first prompt; max_tokens: of all that may follow it */
+    uint32_t n_begin;                       /* where the present answer begins */
+    uint32_t n_seen;                        /* prompt tokens up to the end of the prompt or segment that runs */
+    uint32_t n_forced;                      /* of forced, from n_begin on */
+    kvf_sched_segment *segments;
+    uint32_t n_segments;
+    double first_logprob; /* of the token a segment begins with; until that runs */
+    int keep_open, idle;
     kvf_sampling sampling;
     kvf_policy_options policy;
     void *salt;
@@ -66,8 +76,8 @@ typedef struct kvf__live {
     size_t text_bytes, text_capacity;
     uint32_t n_preempted;
     uint64_t block_steps, reserved_block_steps; /* see kvf_result */
-    uint32_t n_block_steps, n_counted;          /* n_counted: known tokens whose steps are in these sums */
-    uint64_t blocks_needed;                     /* of its exact sizes, once they found no room */
+    uint32_t n_block_steps;
+    uint64_t blocks_needed; /* of its exact sizes, once they found no room */
     double submitted, first_token;
     void *user;
     void (*on_token)(void *user, kvf_request request, uint32_t token, double logprob);
@@ -132,7 +142,15 @@ typedef struct kvf__rows {
     kvf_view view;
 } kvf__rows;
 
-enum { KVF__ENGINE_BUFFERS = 60 };
+enum { KVF__ENGINE_BUFFERS = 64, KVF__TRANSFERS = 2 };
+
+typedef struct kvf__transfer {
+    kvf_engine *engine;
+    kvf_copy_list list;
+    uint64_t ticket;
+    kvf_status status; /* of its copies, once they have run */
+    bool posted;       /* and not yet ended */
+} kvf__transfer;
 
 struct kvf_engine {
     kvf_engine_config config;
@@ -149,11 +167,14 @@ struct kvf_engine {
     kvf_score_pages scores;
     kvf_pages host_pages; /* of no blocks without a host tier, as the next */
     kvf_score_pages host_scores;
+    kvf__queue *copier; /* NULL without a host tier */
+    kvf__transfer transfers[KVF__TRANSFERS];
+    bool offloads; /* cached blocks go to the host before they are evicted */
     uint32_t n_groups, n_tables, max_batch_tokens, max_running;
     uint32_t window; /* the model's, where max_context is beyond it; else 0 */
 
     kvf__live *first, *last;
-    uint32_t n_live;
+    uint32_t n_live, n_idle;
     int in_step, destroying;
 
     /* Per step, [max_running] unless said otherwise. */
@@ -214,6 +235,9 @@ kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row_begin, uint32_t ro
 kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error *err);
 kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass);
 
+/* create.c: n elements, freed with the engine; not cleared. NULL: there is no memory. */
+void *kvf__engine_take(kvf_engine *e, size_t n, size_t element_bytes);
+
 /* prefix.c */
 kvf_prefix_key kvf__live_key(const kvf__live *r, uint32_t n_tokens);
 uint64_t kvf__engine_snapshot_page_bytes(const kvf_engine *e);
@@ -221,8 +245,30 @@ kvf_status kvf__engine_restore_sums(kvf_engine *e, const kvf_step_item *item, fl
 void kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step);
 kvf_status kvf__engine_set_prefix(kvf_engine *e, const kvf__live *r);
 
-/* step.c */
+/* turn.c */
+typedef struct kvf__run {
+    uint32_t begin, end;
+} kvf__run;
+
+kvf__run kvf__live_run(const kvf__live *r, uint32_t at);   /* the prompt, or the segment, that has that token */
+bool kvf__live_turns(const kvf__live *r, uint32_t at);     /* a segment begins there */
+uint32_t kvf__live_seen(const kvf__live *r, uint32_t end); /* prompt tokens before that one */
+/* Its answer has ended: it is delivered, and the request stays open if it is to and can. */
+void kvf__live_answered(kvf_engine *e, kvf__live *r, kvf_finish finish);
+
+/* transfer.c: copies of calls, and those that run beside the step */
+kvf_status kvf__engine_create_transfers(kvf_engine *e, kvf_error *err);
 kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *err);
+/* Cached blocks that may be needed soon go to the host: beside the forward pass, and, before a plan that something waits for,
+ * at once. */
+kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err);
+kvf_status kvf__engine_offload_first(kvf_engine *e, kvf_error *err);
+/* Waits for what is under way. */
+kvf_status kvf__engine_transfers_end(kvf_engine *e, kvf_error *err);
+/* An empty list for kvf__engine_copies, with nothing under way; NULL: without a host tier, or that failed. */
+kvf_copy_list *kvf__engine_spare_list(kvf_engine *e, kvf_error *err);
+
+/* step.c */
 /* The likeliest k tokens, ties to the lower id; KVF_NO_TOKEN where logits are NaN. */
 void kvf__engine_top(const float *logits, uint32_t n_vocab, uint32_t k, uint32_t *tokens, double *logprobs);
 
@@ -250,6 +296,9 @@ void kvf__live_free(kvf_engine *e, kvf__live *r);
 kvf_result kvf__live_result(const kvf__live *r, kvf_finish finish, const char *error);
 void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result);
 void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result);
+void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result); /* the callback alone */
+kvf_status kvf__engine_check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what,
+                                 kvf_error *err);
 bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more); /* false: out of memory */
 /* Where a stop string begins in text[from..n), SIZE_MAX: nowhere. */
 size_t kvf__live_stop_at(const kvf__live *r, const char *text, size_t from, size_t n);

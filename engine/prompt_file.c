@@ -199,6 +199,7 @@ static kvf_status replace_file(kvf_engine *e, const kvf_prompt_file *f, header *
 static kvf_status find_prompt(kvf_engine *e, const kvf_prefix_key *key, kvf_prefix_match *match, uint32_t *flags,
                               kvf_error *err) {
     kvf_prefix_options options = kvf_prefix_options_default();
+    options.host = e->copier != NULL;
     options.max_tokens = key->n_tokens;
     options.need_snapshot = 1;
     *flags = FLAG_SUMS;
@@ -215,6 +216,16 @@ static kvf_status find_prompt(kvf_engine *e, const kvf_prefix_key *key, kvf_pref
     return KVF_OK;
 }
 
+/* What lies on the host comes back first. */
+static kvf_status attach(kvf_engine *e, kvf_seq seq, const kvf_prefix_key *key, const kvf_prefix_match *match,
+                         kvf_error *err) {
+    kvf_copy_list *copies = kvf__engine_spare_list(e, err);
+    if (e->copier && !copies) return KVF_E_CORRUPT;
+    kvf_status st = kvf_prefix_attach_tiers(e->manager, seq, key, match, NULL, copies);
+    if (st) return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
+    return copies ? kvf__engine_copies(e, copies, err) : KVF_OK;
+}
+
 kvf_status kvf_engine_prompt_save(kvf_engine *e, const kvf_prompt_file *file, const uint32_t *tokens, uint32_t n_tokens,
                                   uint32_t *n_saved, kvf_error *err) {
     kvf_prompt_file f;
@@ -228,7 +239,7 @@ kvf_status kvf_engine_prompt_save(kvf_engine *e, const kvf_prompt_file *file, co
     kvf_seq seq;
     if ((st = kvf_seq_create(e->manager, &seq)))
         return kvf__fail(err, st, "%s: %s", f.path, kvf_manager_error(e->manager));
-    if ((st = kvf_prefix_attach(e->manager, seq, &key, &match, NULL)) ||
+    if ((st = attach(e, seq, &key, &match, err)) ||
         (flags && (st = kvf_prefix_snapshot_get(e->manager, &match, e->page_ids,
                                                 kvf__ceil_div(e->config.max_context, e->config.block_size), &n)))) {
         kvf__fail(err, st, "%s: %s", f.path, kvf_manager_error(e->manager));

@@ -10,7 +10,8 @@ void kvf__live_free(kvf_engine *e, kvf__live *r) {
         if (r->stop[i]) kvf__free(a, r->stop[i], strlen(r->stop[i]) + 1);
     kvf__free(a, r->stop, r->n_stop * sizeof *r->stop);
     kvf__free(a, r->tokens, n * sizeof *r->tokens);
-    kvf__free(a, r->forced, r->max_tokens * sizeof *r->forced);
+    kvf__free(a, r->forced, r->n_forced * sizeof *r->forced);
+    kvf__free(a, r->segments, r->n_segments * sizeof *r->segments);
     kvf__free(a, r->logprobs, r->max_tokens * sizeof *r->logprobs);
     kvf__free(a, r->top_tokens, (size_t)r->max_tokens * r->n_top * sizeof *r->top_tokens);
     kvf__free(a, r->top_logprobs, (size_t)r->max_tokens * r->n_top * sizeof *r->top_logprobs);
@@ -25,7 +26,7 @@ static bool live_copy(kvf_engine *e, kvf__live *r, const kvf_generate *g) {
     const kvf_allocator *a = &e->allocator;
     r->tokens = kvf__alloc(a, ((size_t)r->n_prompt + r->max_tokens) * sizeof *r->tokens);
     r->logprobs = kvf__alloc(a, r->max_tokens * sizeof *r->logprobs);
-    if (g->forced) r->forced = kvf__alloc(a, r->max_tokens * sizeof *r->forced);
+    if (g->forced) r->forced = kvf__alloc(a, r->n_forced * sizeof *r->forced);
     if (g->n_stop) r->stop = kvf__alloc(a, g->n_stop * sizeof *r->stop);
     if (r->n_top) {
         size_t n_top = (size_t)r->max_tokens * r->n_top;
@@ -47,7 +48,8 @@ static bool live_copy(kvf_engine *e, kvf__live *r, const kvf_generate *g) {
     return true;
 }
 
-static kvf_status check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what, kvf_error *err) {
+kvf_status kvf__engine_check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what,
+                                 kvf_error *err) {
     for (uint32_t i = 0; i < n; i++)
         if (ids[i] >= e->info->n_vocab)
             return kvf__fail(err, KVF_E_INVALID, "%s %u at index %u: the vocabulary has %u tokens, ids are 0 to %u",
@@ -76,6 +78,8 @@ static kvf_status check_samples(const kvf_engine *e, kvf_generate *g, kvf_error 
     if (g->forced && (g->best_of > 1 || g->beam_width) && !g->sample_policies)
         return kvf__fail(err, KVF_E_INVALID,
                          "forced: is for one answer, or for sample_policies; leave n, best_of and beam_width out");
+    if (g->keep_open && (g->best_of > 1 || g->beam_width))
+        return kvf__fail(err, KVF_E_INVALID, "keep_open: is for one answer; leave n, best_of and beam_width out");
     if (!g->beam_width) return KVF_OK;
     uint32_t most = KVF__MIN((uint32_t)KVF_SAMPLES_MAX, e->max_running);
     if (g->beam_width < g->n || g->beam_width > most)
@@ -101,8 +105,8 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
         return kvf__fail(err, KVF_E_NEVER_FITS,
                          "prompt of %u tokens: the context is %u tokens and must hold one more; shorten it",
                          g->n_tokens, e->config.max_context);
-    if ((st = check_ids(e, g->tokens, g->n_tokens, "token id", err))) return st;
-    if (g->forced && (st = check_ids(e, g->forced, g->max_tokens, "forced token id", err))) return st;
+    if ((st = kvf__engine_check_ids(e, g->tokens, g->n_tokens, "token id", err))) return st;
+    if (g->forced && (st = kvf__engine_check_ids(e, g->forced, g->max_tokens, "forced token id", err))) return st;
     if ((st = check_sampling(&g->sampling, err))) return st;
     uint32_t most = KVF__MIN((uint32_t)KVF_TOP_LOGPROBS_MAX, e->info->n_vocab);
     if (g->n_top_logprobs > most)
@@ -121,11 +125,15 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
     return check_samples(e, g, err);
 }
 
+/* K and V of a token in one layer. */
+static uint64_t token_bytes(const kvf_engine *e) {
+    return 2 * (uint64_t)e->info->n_kv_heads * e->info->head_dim * kvf_dtype_bytes(e->pages.dtype);
+}
+
 static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_error *err) {
     const kvf_model_info *info = e->info;
     kvf_status st = kvf_policy_options_check(o, info->n_layers, e->pages.block_size, err);
-    uint64_t token_bytes = 2 * (uint64_t)info->n_kv_heads * info->head_dim * kvf_dtype_bytes(e->pages.dtype);
-    if (!st) st = kvf_policy_options_resolve(o, info->n_layers, token_bytes, err);
+    if (!st) st = kvf_policy_options_resolve(o, info->n_layers, token_bytes(e), err);
     if (st) return st;
     if (kvf_policy_n_arrays(o) > e->scores.n_arrays)
         return kvf__fail(err, KVF_E_INVALID,
@@ -196,10 +204,12 @@ static kvf_status check_alike(const kvf_policy_options *o, uint32_t i, kvf__prom
 static kvf__live *live_create(kvf_engine *e, const kvf_generate *g, const kvf_policy_options *policy) {
     kvf__live *r = kvf__alloc(&e->allocator, sizeof *r);
     if (!r) return NULL;
-    r->n_prompt = r->n_known = g->n_tokens;
+    r->n_prompt = r->n_known = r->n_begin = r->n_seen = g->n_tokens;
     /* No more than the context can hold will ever be generated. */
     r->max_tokens = KVF__MIN(g->max_tokens, e->config.max_context - g->n_tokens);
     r->sampling = g->sampling;
+    r->n_forced = g->forced ? r->max_tokens : 0;
+    r->keep_open = g->keep_open;
     r->policy = *policy;
     r->n_stop = g->n_stop;
     r->n_top = g->n_top_logprobs;
@@ -344,6 +354,19 @@ kvf_status kvf_engine_set_budget(kvf_engine *e, kvf_request request, double rho,
     return KVF_OK;
 }
 
+kvf_status kvf_engine_set_budget_bytes(kvf_engine *e, kvf_request request, uint64_t budget_bytes, kvf_error *err) {
+    if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
+    const kvf__live *r = kvf__live_find(e, request);
+    if (!r) return kvf_engine_set_budget(e, request, 1, 0, err); /* which says so */
+    if (!budget_bytes)
+        return kvf__fail(err, KVF_E_INVALID, "budget_bytes 0: must hold %u tokens", KVF_MIN_BUDGET_TOKENS);
+    kvf_policy_options policy = r->policy;
+    policy.budget_tokens = 0;
+    policy.budget_bytes = budget_bytes;
+    kvf_status st = kvf_policy_options_resolve(&policy, e->info->n_layers, token_bytes(e), err);
+    return st ? st : kvf_engine_set_budget(e, request, policy.rho, policy.budget_tokens, err);
+}
+
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request) {
     kvf__live *r = e->first;
     while (r && r->id != request && !(r->group && r->group->id == request)) r = r->next;
@@ -370,6 +393,7 @@ void kvf__live_unlink(kvf_engine *e, kvf__live *r) {
     *(r->next ? &r->next->prev : &e->last) = r->prev;
     r->next = r->prev = NULL;
     e->n_live--;
+    e->n_idle -= r->idle != 0;
     leave_rows(e, r);
 }
 
@@ -441,8 +465,9 @@ void kvf__live_note_lone(kvf_engine *e) {
     const kvf__live *lone = NULL;
     e->lone.request = 0;
     for (const kvf__live *r = e->first; r; r = r->next) {
-        if (r->seq && lone) return;
-        if (r->seq) lone = r;
+        if (!r->seq || r->idle) continue; /* what is idle goes before anything ends */
+        if (lone) return;
+        lone = r;
     }
     if (!lone) return;
     kvf_result result = {.request = lone->id};
@@ -474,17 +499,17 @@ void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *l
 
 kvf_result kvf__live_result(const kvf__live *r, kvf_finish finish, const char *error) {
     double now = kvf__clock(), sum = 0;
-    uint32_t n = r->n_known - r->n_prompt;
-    for (uint32_t i = 0; i < n; i++) sum += r->logprobs[i];
+    uint32_t n = r->n_known - r->n_begin, first = r->n_begin - r->n_prompt;
+    for (uint32_t i = 0; i < n; i++) sum += r->logprobs[first + i];
     return (kvf_result){.struct_size = sizeof(kvf_result),
                         .request = r->group ? r->group->id : r->id,
                         .user = r->user,
                         .finish = finish,
                         .error = error,
-                        .tokens = r->tokens + r->n_prompt,
-                        .logprobs = r->logprobs,
+                        .tokens = r->tokens + r->n_begin,
+                        .logprobs = r->logprobs + first,
                         .n_tokens = n,
-                        .n_prompt = r->n_prompt,
+                        .n_prompt = kvf__live_seen(r, r->n_begin),
                         .n_preempted = r->n_preempted,
                         .n_cached = r->n_cached,
                         .block_steps = r->block_steps,
@@ -493,8 +518,8 @@ kvf_result kvf__live_result(const kvf__live *r, kvf_finish finish, const char *e
                         .first_token_s = r->first_token > 0 ? r->first_token - r->submitted : 0,
                         .total_s = now - r->submitted,
                         .n_top_logprobs = r->n_top,
-                        .top_tokens = r->top_tokens,
-                        .top_logprobs = r->top_logprobs,
+                        .top_tokens = r->n_top ? r->top_tokens + (size_t)first * r->n_top : NULL,
+                        .top_logprobs = r->n_top ? r->top_logprobs + (size_t)first * r->n_top : NULL,
                         .index = r->index,
                         .n_results = r->group ? r->group->n : 1,
                         .score = n ? sum / n : 0};
@@ -506,12 +531,16 @@ void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result) {
     e->done_dropped += result->counts.dropped;
     e->done_kept += result->kept;
     e->stats.n_finished++;
+    kvf__live_tell(e, r, result);
+}
+
+void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result) {
     size_t text_bytes = kvf__utf8_clean(r->text, r->text_bytes, NULL);
     char *text = kvf__alloc(&e->allocator, text_bytes + 1);
     if (text) kvf__utf8_clean(r->text, r->text_bytes, text);
     result->text = text ? text : "";
     result->text_bytes = text ? text_bytes : 0;
-    r->on_finish(r->user, result);
+    if (r->on_finish) r->on_finish(r->user, result);
     kvf__free(&e->allocator, text, text_bytes + 1);
 }
 
@@ -525,6 +554,7 @@ void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char
     kvf__live_take_kv(e, r, e->result_layers, &result);
     kvf__live_unlink(e, r);
     if (g) g->members[r->index] = NULL;
+    if (r->idle) r->on_finish = NULL; /* its last answer has been told */
     kvf__live_deliver(e, r, &result);
     /* NOT_FOUND only when the scheduler ended it itself. */
     kvf_status st = kvf_sched_finish(e->sched, r->id);

@@ -44,7 +44,7 @@ static void draw_one(void *ctx, uint32_t i, uint32_t thread) {
         r->choices.n = r->group->n_choices;
         kvf__engine_top(d->logits, n_vocab, r->choices.n, r->choices.tokens, r->choices.logprobs);
     } else if (r->forced) {
-        d->token = r->forced[step];
+        d->token = r->forced[r->n_known - r->n_begin];
         normalizer norm = normalize(d->logits, n_vocab);
         d->logprob = logprob_of(&norm, d->logits[d->token]);
     } else {
@@ -67,7 +67,7 @@ static kvf_status take_token(kvf_engine *e, kvf__live *r, uint32_t token, double
     int ended = 0;
     kvf_status st = kvf_sched_token(e->sched, r->id, &ended);
     if (st) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
-    if (!step && r->first_token == 0) r->first_token = kvf__clock();
+    if (r->first_token == 0) r->first_token = kvf__clock();
     r->tokens[r->n_known++] = token;
     r->logprobs[step] = logprob;
     int stopped = kvf__live_text(e, r, token);
@@ -75,26 +75,38 @@ static kvf_status take_token(kvf_engine *e, kvf__live *r, uint32_t token, double
     tell_caller(r, token, logprob);
     if (stopped < 0)
         kvf__live_finish(e, r, KVF_FINISH_ERROR, "out of host memory for the text");
-    else if (stopped)
-        kvf__live_finish(e, r, KVF_FINISH_STOP, NULL);
-    else if (ended)
-        kvf__live_finish(e, r, KVF_FINISH_LENGTH, NULL);
+    else if (stopped || ended)
+        kvf__live_answered(e, r, stopped ? KVF_FINISH_STOP : KVF_FINISH_LENGTH);
     return KVF_OK;
 }
 
 /* What a prompt's item is added to: its columns in an accumulator, cleared before its first tokens; NULL if not wanted. */
 static float *columns(kvf_engine *e, const kvf_step_item *item, bool wanted, float *all, uint32_t n_heads) {
-    const kvf__live *r = item->user;
     if (!wanted) return NULL;
     size_t stride = e->config.max_prefill_tokens;
     float *to = all + item->prefill_offset;
-    for (size_t h = 0; (item->token_begin == 0 || item->match) && h < (size_t)e->info->n_layers * n_heads; h++)
-        memset(to + h * stride, 0, r->n_prompt * sizeof(float));
+    for (size_t h = 0; item->begins && h < (size_t)e->info->n_layers * n_heads; h++)
+        memset(to + h * stride, 0, item->n_columns * sizeof(float));
     return to;
 }
 
-/* A prompt's item whose policy needs accumulators: cleared, or read back, before its first tokens. A row's target is the
- * token after it; the first token of all counts as certain. */
+/* A row's target is the token after it, where that is of a prompt; the first token of all counts as certain. */
+static void want_logprobs(kvf_engine *e, const kvf_step_item *item, uint32_t i) {
+    const kvf__live *r = item->user;
+    bool decode = item->kind == KVF_STEP_DECODE;
+    uint32_t end = decode ? 0 : kvf__live_run(r, item->token_begin).end;
+    for (uint32_t t = 0; t < item->n_tokens; t++) {
+        uint32_t next = item->token_begin + t + 1;
+        if (next >= end && !kvf__live_turns(r, next)) continue;
+        e->targets[e->q_begin[i] + t] = r->tokens[next];
+        e->n_targets++;
+    }
+    if (decode || !item->begins) return;
+    float first = item->token_begin ? (float)r->first_logprob : 0.0f;
+    e->prompt_logprobs[item->prefill_offset + item->token_begin] = first;
+}
+
+/* A prompt's item whose policy needs accumulators: cleared, or read back, before its first tokens. */
 static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_t i, kvf_error *err) {
     const kvf__live *r = item->user;
     kvf__prompt_needs prompt = kvf__live_needs(r);
@@ -104,27 +116,29 @@ static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_
     e->added_sums[i] = columns(e, item, needs & KVF_NEEDS_COL_SUMS, e->sums, e->info->n_q_heads);
     e->added_last[i] = columns(e, item, needs & KVF_NEEDS_LAST_ROWS, e->last_sums, e->info->n_q_heads);
     e->added_squares[i] = columns(e, item, needs & KVF_NEEDS_SQUARES, e->squares, e->info->n_kv_heads);
-    e->last_begin[i] = r->n_prompt - KVF__MIN(prompt.score_window, r->n_prompt);
-    for (uint32_t t = 0; needs & KVF_NEEDS_LOGPROBS && t < item->n_tokens; t++) {
-        uint32_t next = item->token_begin + t + 1;
-        if (next < r->n_prompt) e->targets[e->q_begin[i] + t] = r->tokens[next];
-        e->n_targets += next < r->n_prompt;
-        if (next == 1) e->prompt_logprobs[item->prefill_offset] = 0.0f;
-    }
+    kvf__run run = kvf__live_run(r, item->token_begin);
+    e->last_begin[i] = run.end - KVF__MIN(prompt.score_window, run.end - run.begin);
+    if (needs & KVF_NEEDS_LOGPROBS) want_logprobs(e, item, i);
+    bool found =
+        item->match && item->match->n_snapshot_tokens; /* else none of those that share the prompt needs them */
     kvf_status st = KVF_OK;
-    if (item->match && e->added_sums[i]) st = kvf__engine_restore_sums(e, item, e->added_sums[i], err);
+    if (found && e->added_sums[i]) st = kvf__engine_restore_sums(e, item, e->added_sums[i], err);
     if (item->logits_only) e->added_sums[i] = NULL;
     return st;
 }
 
 /* What the forward pass found of the targets, to the prompts' accumulators. */
 static void keep_logprobs(kvf_engine *e, const kvf_step *step) {
-    for (uint32_t i = step->n_decode; i < step->n_items && e->n_targets; i++) {
+    for (uint32_t i = 0; i < step->n_items && e->n_targets; i++) {
         const kvf_step_item *item = &step->items[i];
+        kvf__live *r = item->user;
         for (uint32_t t = 0; t < item->n_tokens; t++) {
-            uint32_t row = e->q_begin[i] + t;
+            uint32_t row = e->q_begin[i] + t, next = item->token_begin + t + 1;
             if (e->targets[row] == KVF_NO_TOKEN) continue;
-            e->prompt_logprobs[item->prefill_offset + item->token_begin + t + 1] = (float)e->target_logprobs[row];
+            if (kvf__live_turns(r, next))
+                r->first_logprob = e->target_logprobs[row];
+            else
+                e->prompt_logprobs[item->prefill_offset + next] = (float)e->target_logprobs[row];
         }
     }
 }
@@ -158,6 +172,8 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
         e->row_gqa[i] = (uint8_t)r->policy.gqa;
         e->observed[i] = decode && kvf_policy_observes(&r->policy);
         if (decode) e->logprobs[i] = (float)r->logprobs[item->token_begin - r->n_prompt];
+        if (decode && kvf_policy_needs(&r->policy) & KVF_NEEDS_LOGPROBS) want_logprobs(e, item, i);
+        if (!decode) r->n_seen = kvf__live_seen(r, item->token_begin + item->n_tokens);
         r->in_prompt = !decode;
         e->stats.n_swapped_in += r->swapped && decode;
         r->swapped = 0;
@@ -243,26 +259,12 @@ static const kvf_layer_size *sizes_of(const kvf_engine *e, uint32_t row) {
     return kvf_policy_sizes(e->policies, e->view.seq_index[row]);
 }
 
-/* Steps that are made again are not counted again. The token that a preempted request had not computed yet is a step too
- * where it is prefilled with the others. A first event that is put off holds more than is reserved: that is promised to it then. */
-static void note_blocks(kvf_engine *e, const kvf_step *step) {
-    for (uint32_t i = 0; i < step->n_items; i++) {
-        kvf__live *r = e->rows[i];
-        uint32_t end = step->items[i].token_begin + step->items[i].n_tokens;
-        if (end <= KVF__MAX(r->n_prompt, r->n_counted)) continue;
-        uint64_t held = blocks_of(e, i, NULL), reserved = blocks_of(e, i, sizes_of(e, i));
-        r->n_counted = end;
-        r->n_block_steps++;
-        r->block_steps += held;
-        r->reserved_block_steps += KVF__MAX(held, reserved);
-    }
-}
-
-kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *err) {
-    kvf_status st = KVF_OK;
-    if (copies->n) st = kvf_copies_run_tiers(&e->pages, &e->scores, &e->host_pages, &e->host_scores, copies);
-    if (copies->n && !st) st = kvf_copies_done(e->manager, copies);
-    return st ? kvf__fail(err, st, "copies: %s", kvf_manager_error(e->manager)) : KVF_OK;
+/* A row that has drawn its next token. A first event that is put off holds more than is reserved: that is promised to it then. */
+static void note_blocks(kvf_engine *e, uint32_t row, kvf__live *r) {
+    uint64_t held = blocks_of(e, row, NULL), reserved = blocks_of(e, row, sizes_of(e, row));
+    r->n_block_steps++;
+    r->block_steps += held;
+    r->reserved_block_steps += KVF__MAX(held, reserved);
 }
 
 /* Its prompt's events are done. */
@@ -353,6 +355,7 @@ static void list_draws(kvf_engine *e, const kvf_step *step, uint32_t n_out) {
         const float *logits = e->logits + (size_t)i * e->info->n_vocab;
         bool beam = g && g->beams;
         if (r) e->draws[e->n_draws++] = (kvf__draw){.live = r, .group = beam ? g : NULL, .logits = logits};
+        if (r && r->n_known > r->n_begin) note_blocks(e, e->sampled[i], r);
         for (uint32_t k = 0; g && !beam && k < g->width; k++) {
             kvf__live *sample = g->members[k];
             if (!sample || sample->draws_from != of) continue;
@@ -366,7 +369,7 @@ static void tell_logits(const kvf_engine *e) {
     for (uint32_t i = 0; i < e->n_draws; i++) {
         const kvf__live *r = e->draws[i].live;
         if (!r->on_logits || (r->group && r->group->ranked)) continue;
-        r->on_logits(r->user, r->index, r->group ? r->group->id : r->id, r->n_known - r->n_prompt, e->draws[i].logits);
+        r->on_logits(r->user, r->index, r->group ? r->group->id : r->id, r->n_known - r->n_begin, e->draws[i].logits);
     }
 }
 
@@ -451,10 +454,11 @@ static void fallen(kvf_engine *e, const kvf_step *step) {
 
 static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     kvf_step step;
-    kvf_status st = kvf__engine_overflow(e, err);
-    if (st) return st;
+    kvf_status st = kvf__engine_transfers_end(e, err); /* of a step without items */
+    if (st || (st = kvf__engine_overflow(e, err))) return st;
     memset(e->rows, 0, e->max_running * sizeof *e->rows);
     kvf__live_note_lone(e);
+    if ((st = kvf__engine_offload_first(e, err))) return st;
     if ((st = kvf_sched_plan(e->sched, &step))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_running = step.n_running;
     e->stats.n_waiting = step.n_waiting;
@@ -467,8 +471,8 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     if ((st = kvf_view_fill(e->manager, 0, e->seqs, step.n_items, &e->view)))
         return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
     note_full_bytes(e);
-    note_blocks(e, &step);
-    if ((st = forward(e, &step, n_out, err))) return st;
+    if ((st = kvf__engine_offload(e, err))) return st;
+    if ((st = forward(e, &step, n_out, err)) || (st = kvf__engine_transfers_end(e, err))) return st;
     keep_logprobs(e, &step);
     if ((st = kvf_sched_done(e->sched))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_steps++;
@@ -488,6 +492,8 @@ kvf_status kvf_engine_step(kvf_engine *e, int *more, kvf_error *err) {
         kvf__live_finish(e, r, KVF_FINISH_ABORTED, NULL);
         next = e->first; /* the callback may have aborted others */
     }
-    if (more) *more = e->first != NULL;
+    bool runs = e->n_live > e->n_idle;
+    if (!runs && !st) st = kvf__engine_transfers_end(e, err);
+    if (more) *more = runs;
     return st;
 }

@@ -327,8 +327,8 @@ static void prepare(pass *p) {
 
 /* As long as every sequence is within the window, its attention is the full one, also over tables that a policy has
  * thinned out. */
-static uint32_t window_of(const pass *p) {
-    uint32_t window = p->m->info.sliding_window, longest = 0;
+static uint32_t window_of(const pass *p, uint32_t layer) {
+    uint32_t window = kvf_model_layer_window(p->m, layer), longest = 0;
     for (uint32_t i = 0; i < p->view.n_seqs; i++) longest = KVF__MAX(longest, p->view.next_pos[i]);
     return longest > window ? window : 0;
 }
@@ -345,7 +345,7 @@ static kvf_status attend(pass *p, uint32_t layer) {
     sums_of_layer(p, f->prompt_last, layer, p->m->info.n_q_heads, p->a->last_sums);
     sums_of_layer(p, f->prompt_squares, layer, p->m->info.n_kv_heads, p->a->sq_sums);
     c->layer = layer;
-    c->window = window_of(p);
+    c->window = window_of(p, layer);
     c->seq_begin = 0;
     c->seq_end = p->view.n_seqs;
     kvf_status st = kvf_attention_append(p->stream, c, p->err);

@@ -21,7 +21,6 @@ static const architecture architectures[] = {
 };
 
 enum {
-    MAX_LAYERS = 1024, /* as the block manager has them */
     MAX_HEADS = 1024,
     MAX_GROUP = 64, /* query heads of a KV head, as attention has them */
     MAX_HEAD_DIM = 256,
@@ -240,10 +239,79 @@ static kvf_status refuse_variants(const opening *o) {
     return status == KVF_OK && experts ? unsupported(o, "expert_count", value, "only 0 is supported") : status;
 }
 
+/* An array names each layer that slides; a number n, every n-th layer that does not, 0 none. Without either all slide. */
+static kvf_status read_pattern(const opening *o) {
+    kvf_model *m = o->m;
+    key_name name;
+    uint32_t n = 0, n_layers = m->info.n_layers;
+    const kvf__gguf_key *key = kvf__gguf_find(&m->gguf, key_of(o, "attention.sliding_window_pattern", &name));
+    if (!key || key->type != KVF__GGUF_ARRAY) {
+        kvf_status status = read_count(o, "attention.sliding_window_pattern", 0, 0, UINT32_MAX, &n);
+        for (uint32_t l = 0; n && l < n_layers; l++) m->full_attention[l] = l % n == n - 1;
+        return status;
+    }
+    uint32_t type = key->element_type;
+    if (type != KVF__GGUF_BOOL && type != KVF__GGUF_U32 && type != KVF__GGUF_I32)
+        return kvf__fail(o->err, KVF_E_FORMAT, "%s: key %s: type array of %s: must be a number or an array of bool",
+                         m->gguf.path.text, name.text, kvf__gguf_type_name(type));
+    if (key->n != n_layers)
+        return kvf__fail(o->err, KVF_E_FORMAT, "%s: key %s: %" PRIu64 " elements: must be the %" PRIu32 " layers",
+                         m->gguf.path.text, name.text, key->n, n_layers);
+    size_t bytes = type == KVF__GGUF_BOOL ? 1 : 4;
+    for (uint32_t l = 0; l < n_layers; l++) {
+        bool slides = false;
+        for (size_t i = 0; i < bytes; i++) slides |= key->data[l * bytes + i] != 0;
+        m->full_attention[l] = !slides;
+    }
+    return KVF_OK;
+}
+
+/* Keys by which layers that slide would be other layers than those that do not. */
+static kvf_status refuse_other_layers(const opening *o) {
+    static const char *const lengths[] = {"attention.key_length_swa", "attention.value_length_swa"};
+    const kvf_model_info *info = &o->m->info;
+    char value[32];
+    float base = info->rope_base;
+    kvf_status status = read_positive(o, "rope.freq_base_swa", 0, &base);
+    if (status != KVF_OK) return status;
+    snprintf(value, sizeof value, "%g", (double)base);
+    if (base < info->rope_base || base > info->rope_base)
+        return unsupported(o, "rope.freq_base_swa", value, "layers that slide must have the base of the others");
+    for (int i = 0; i < 2; i++) {
+        uint32_t length = info->head_dim;
+        status = read_count(o, lengths[i], 0, 0, UINT32_MAX, &length);
+        if (status != KVF_OK) return status;
+        snprintf(value, sizeof value, "%" PRIu32, length);
+        if (length != info->head_dim)
+            return unsupported(o, lengths[i], value, "layers that slide must have heads as long as the others'");
+    }
+    return KVF_OK;
+}
+
+static kvf_status read_windows(const opening *o) {
+    kvf_model *m = o->m;
+    kvf_model_info *info = &m->info;
+    uint32_t n_full = 0;
+    kvf_status status = read_count(o, "attention.sliding_window", 0, 0, UINT32_MAX, &info->sliding_window);
+    if (status == KVF_OK) status = read_pattern(o);
+    if (status != KVF_OK) return status;
+    for (uint32_t l = 0; l < info->n_layers; l++) n_full += m->full_attention[l];
+    key_name key;
+    if (!info->sliding_window && n_full < info->n_layers &&
+        kvf__gguf_find(&m->gguf, key_of(o, "attention.sliding_window_pattern", &key)))
+        return kvf__fail(o->err, KVF_E_FORMAT,
+                         "%s: key %s: %" PRIu32 " layers slide, but attention.sliding_window is missing or 0",
+                         m->gguf.path.text, key.text, info->n_layers - n_full);
+    if (info->sliding_window >= info->n_context || n_full == info->n_layers) info->sliding_window = 0; /* sees it all */
+    if (!info->sliding_window) return KVF_OK;
+    info->n_window_layers = info->n_layers - n_full;
+    return refuse_other_layers(o);
+}
+
 static kvf_status read_config(const opening *o) {
     kvf_model *m = o->m;
     kvf_model_info *info = &m->info;
-    kvf_status status = read_count(o, "block_count", 1, 1, MAX_LAYERS, &info->n_layers);
+    kvf_status status = read_count(o, "block_count", 1, 1, KVF__MAX_LAYERS, &info->n_layers);
     if (status == KVF_OK) status = read_count(o, "embedding_length", 1, 8, MAX_WIDTH, &info->n_embd);
     if (status == KVF_OK) status = read_count(o, "feed_forward_length", 1, 1, MAX_WIDTH, &info->n_ff);
     if (status == KVF_OK) status = read_count(o, "context_length", 1, 1, MAX_CONTEXT, &info->n_context);
@@ -259,8 +327,7 @@ static kvf_status read_config(const opening *o) {
     if (status == KVF_OK) status = read_positive(o, "attention.layer_norm_rms_epsilon", 1, &info->norm_epsilon);
     if (status == KVF_OK) status = read_rope_scaling(o);
     if (status == KVF_OK) status = refuse_variants(o);
-    if (status == KVF_OK) status = read_count(o, "attention.sliding_window", 0, 0, UINT32_MAX, &info->sliding_window);
-    if (status == KVF_OK && info->sliding_window >= info->n_context) info->sliding_window = 0; /* sees it all */
+    if (status == KVF_OK) status = read_windows(o);
     info->n_vocab = kvf_tokenizer_n_vocab(m->tokenizer);
     uint32_t n_vocab = info->n_vocab;
     if (status == KVF_OK) status = read_count(o, "vocab_size", 0, 0, UINT32_MAX, &n_vocab);
@@ -474,6 +541,11 @@ void kvf_model_close(kvf_model *m) {
     kvf__free(&allocator, m->layers, m->info.n_layers * sizeof *m->layers);
     kvf__gguf_close(&m->gguf);
     kvf__free(&allocator, m, sizeof *m);
+}
+
+uint32_t kvf_model_layer_window(const kvf_model *model, uint32_t layer) {
+    if (!model || layer >= model->info.n_layers || model->full_attention[layer]) return 0;
+    return model->info.sliding_window;
 }
 
 const kvf_model_info *kvf_model_get_info(const kvf_model *model) { return &model->info; }

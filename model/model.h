@@ -60,12 +60,15 @@ typedef struct kvf__rope_scaling {
 /* What weights.c keeps in memory; defined there. */
 typedef struct kvf__weights kvf__weights;
 
+enum { KVF__MAX_LAYERS = 1024 }; /* as the block manager has them */
+
 struct kvf_model {
     kvf_allocator allocator; /* resolved */
     kvf_model_info info;
     uint32_t n_rot;   /* dims of a head that rotate */
     bool rope_halves; /* see above */
     kvf__rope_scaling rope_scaling;
+    bool full_attention[KVF__MAX_LAYERS]; /* layers that have not the window, where there is one */
     int tokenizer_only;
     kvf__gguf gguf;
     kvf_tokenizer *tokenizer;

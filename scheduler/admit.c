@@ -7,17 +7,34 @@
  * and those whose column sums are the prompt's alone, must see the first run again. */
 static bool evicts(const kvf__req *r) { return r->bounded || kvf_policy_evicts(&r->options) || r->needs.extent; }
 
-/* Of tables that have got so many tokens, chunk by chunk. A window lets go of what is before it. */
+/* What a table of a layer holds of so many slots, chunk by chunk: a window lets go of what is before it. */
+static uint32_t blocks_of(const kvf_sched *s, uint32_t layer, uint32_t slots) {
+    uint32_t window = s->windows ? s->windows[layer] : 0;
+    uint64_t most = (uint64_t)window + s->config.chunk + s->block_size - 2;
+    if (window == KVF_LAYER_NONE) return 0;
+    return kvf__ceil_div(window ? (uint32_t)KVF__MIN(slots, most) : slots, s->block_size);
+}
+
+/* Of all tables. */
 static uint64_t blocks_for(const kvf_sched *s, uint32_t slots) {
     uint64_t n = 0;
-    for (uint32_t l = 0; s->windows && l < s->n_layers; l++) {
-        uint64_t most = (uint64_t)s->windows[l] + s->config.chunk + s->block_size - 2;
-        if (s->windows[l] == KVF_LAYER_NONE) continue;
-        uint32_t held = s->windows[l] ? (uint32_t)KVF__MIN(slots, most) : slots;
-        n += (uint64_t)kvf__ceil_div(held, s->block_size) * s->n_groups;
+    if (!s->windows) return (uint64_t)kvf__ceil_div(slots, s->block_size) * s->n_tables;
+    for (uint32_t l = 0; l < s->n_layers; l++) n += (uint64_t)blocks_of(s, l, slots) * s->n_groups;
+    return n;
+}
+
+/* The most slots, whole blocks of them, for which so many do. */
+static uint64_t slots_for(const kvf_sched *s, uint32_t n_blocks) {
+    uint32_t low = 0, high = s->max_slots / s->block_size;
+    while (low < high) {
+        uint32_t middle = high - (high - low) / 2;
+        if (blocks_for(s, middle * s->block_size) <= n_blocks) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
     }
-    if (s->windows) return n;
-    return (uint64_t)kvf__ceil_div(slots, s->block_size) * s->n_tables;
+    return (uint64_t)low * s->block_size;
 }
 
 /* what: "blocks" or "score pages". by_budget: the budget asks for more than the prompt. */
@@ -28,7 +45,7 @@ static kvf_status never_fits(kvf_sched *s, uint32_t n_prompt, const char *what, 
         snprintf(remedy, sizeof remedy, "lower the budget (rho, min_tokens, budget_tokens) or max_new");
     else
         snprintf(remedy, sizeof remedy, "shorten the prompt to at most %llu tokens",
-                 (unsigned long long)(there_are / s->n_tables) * s->block_size);
+                 (unsigned long long)slots_for(s, there_are));
     return kvf__fail(&s->error, KVF_E_NEVER_FITS,
                      "n_prompt %u: needs %llu %s, the pool has %u: give it at least %llu, or %s", n_prompt,
                      (unsigned long long)need, what, there_are, (unsigned long long)need, remedy);
@@ -65,7 +82,7 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
                                     &need, &s->error);
     if (status != KVF_OK) return status;
     if (s->windows) need.prompt_blocks = KVF__MIN(need.prompt_blocks, blocks_for(s, r->n_prompt + 1));
-    r->bounded = need.bounded != 0;
+    r->bounded = need.bounded != 0 && !r->n_segments;
     r->budget = kvf_policy_evicts(&r->options) ? need.budget_tokens : UINT32_MAX;
     size_needs(r);
     r->needs_scores = kvf_policy_n_arrays(&r->options) > 0;
@@ -112,13 +129,24 @@ uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r) {
 uint64_t kvf__sched_prompt_blocks(const kvf_sched *s, const kvf__req *r) { return blocks_for(s, r->n_prompt); }
 
 /* Blocks spread evenly, the rest over the first tables. Which table will need them is not known yet; what is promised
- * counts in the pool as a whole. */
+ * counts in the pool as a whole. But a window has no use for more than it ever holds: the others then share that. */
 static void want_blocks(kvf_sched *s, uint64_t n_blocks) {
-    uint64_t base = n_blocks / s->n_tables, extra = n_blocks % s->n_tables;
-    for (uint32_t t = 0; t < s->n_tables; t++) {
-        uint64_t slots = (base + (t < extra)) * s->block_size;
-        s->want[t] = (uint32_t)KVF__MIN(slots, s->max_slots);
+    uint32_t n_open = s->n_tables;
+    memset(s->want, 0, s->n_tables * sizeof *s->want);
+    for (bool first = true; n_blocks && n_open; first = false) {
+        uint64_t base = n_blocks / n_open, extra = n_blocks % n_open;
+        n_open = 0;
+        for (uint32_t t = 0, k = 0; t < s->n_tables; t++) {
+            uint32_t most = blocks_of(s, t / s->n_groups, s->max_slots);
+            if (!first && s->want[t] == most) continue;
+            uint64_t share = base + (k++ < extra), more = KVF__MIN(share, most - s->want[t]);
+            s->want[t] += (uint32_t)more;
+            n_blocks -= more;
+            n_open += s->want[t] < most;
+        }
     }
+    for (uint32_t t = 0; t < s->n_tables; t++)
+        s->want[t] = (uint32_t)KVF__MIN((uint64_t)s->want[t] * s->block_size, s->max_slots);
 }
 
 /* By the sizes: S + k in each layer that evicts, nothing in one that never does. Returns false when a table still
@@ -207,7 +235,7 @@ kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r) {
 /* The promise that a running request has under the budget `to` has. sized: s->sizes are those of its layers. A budget
  * that gives nothing to evict is promised nothing. */
 kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to, bool sized) {
-    bool in_prompt = r->state != KVF__REQ_DECODE;
+    bool in_prompt = r->state != KVF__REQ_DECODE && r->state != KVF__REQ_PAUSED;
     if (in_prompt && !to->bounded) return KVF_OK; /* what it was promised for its prompt */
     if (!in_prompt && sized)
         (void)want_sized(s, r, s->sizes);
@@ -277,7 +305,8 @@ undo:
 
 /* All or nothing: the request stays as it is unless everything was there. */
 kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
-    if (kvf__group_needs(s, r).extent && !kvf__sched_take_extent(s, r)) return KVF__ADMIT_LATER;
+    if (kvf__group_needs(s, r).extent && (s->lacks_extent || !kvf__sched_take_extent(s, r, r->n_prompt)))
+        return KVF__ADMIT_LATER;
     kvf__admission result = open_sequence(s, r);
     if (result == KVF__ADMIT_NO_BLOCKS && r->match.n_tokens && s->running.n == 0) {
         kvf__sched_forget_match(r); /* nobody else will make room: what was found has to */
@@ -290,6 +319,7 @@ kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
     kvf__sched_remove(s, &s->queue, r);
     kvf__sched_insert(s, &s->running, r);
     r->state = KVF__REQ_PREFILL;
+    r->segment = 0;
     r->n_computed = r->match.n_tokens;
     r->sized = r->unpromised = r->forked = r->untold = false;
     return KVF__ADMITTED;
@@ -331,6 +361,8 @@ void kvf__sched_requeue(kvf_sched *s, kvf__req *r) {
 static void leave(kvf_sched *s, kvf__req *r) {
     if (r->state == KVF__REQ_HELD)
         kvf__group_leave(s, r);
+    else if (r->state == KVF__REQ_PARKED)
+        s->n_parked--;
     else if (r->state == KVF__REQ_WAITING || r->state == KVF__REQ_SWAPPED)
         kvf__sched_remove(s, &s->queue, r);
     else

@@ -392,6 +392,10 @@ kvf_status kvf_sched_shed(kvf_sched *sched, kvf_step_item *preempted) {
     if (!preempted) return kvf__fail(&sched->error, KVF_E_INVALID, "preempted: is NULL");
     if (sched->planned && sched->n_items)
         return kvf__fail(&sched->error, KVF_E_STATE, "a step is planned: call this after kvf_sched_done");
+    if (kvf__sched_park_one(sched)) {
+        *preempted = sched->preempted[--sched->n_preempted];
+        return KVF_OK;
+    }
     if (sched->running.n < 2)
         return kvf__fail(&sched->error, KVF_E_NO_BLOCKS, "fewer than two requests run: none can make room");
     kvf__req *r = kvf__sched_at(sched, sched->running.tail);

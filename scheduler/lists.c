@@ -72,15 +72,21 @@ void kvf__sched_remove(kvf_sched *s, kvf__list *list, kvf__req *r) {
 }
 
 /* First fit. The prompts' tokens are contiguous, so that a column sum is one row whatever else runs. */
-bool kvf__sched_take_extent(kvf_sched *s, kvf__req *r) {
+bool kvf__sched_take_extent(kvf_sched *s, kvf__req *r, uint32_t n_columns) {
     uint32_t i = 0, begin = 0;
-    while (i < s->n_extents && s->extents[i].begin - begin < r->n_prompt) begin = s->extents[i++].end;
-    if (s->config.max_prefill_tokens - begin < r->n_prompt) return false;
+    while (i < s->n_extents && s->extents[i].begin - begin < n_columns) begin = s->extents[i++].end;
+    if (s->config.max_prefill_tokens - begin < n_columns) return false;
     memmove(s->extents + i + 1, s->extents + i, (s->n_extents - i) * sizeof *s->extents);
-    s->extents[i] = (kvf__extent){begin, begin + r->n_prompt};
+    s->extents[i] = (kvf__extent){begin, begin + n_columns};
     s->n_extents++;
     r->extent_begin = begin;
     return true;
+}
+
+uint32_t kvf__sched_n_columns(const kvf_sched *s, const kvf__req *r) {
+    for (uint32_t i = 0; i < s->n_extents; i++)
+        if (s->extents[i].begin == r->extent_begin) return s->extents[i].end - s->extents[i].begin;
+    return 0;
 }
 
 void kvf__sched_give_extent(kvf_sched *s, kvf__req *r) {
@@ -98,9 +104,12 @@ static bool req_is_valid(const kvf__req *r, bool running) {
     case KVF__REQ_WAITING: return !running && !r->seq && !r->n_computed && r->extent_begin == KVF__SLOT_NONE;
     case KVF__REQ_PREFILL: return running && r->seq && r->n_computed < r->n_prefill && r->n_prefill <= r->n_known;
     case KVF__REQ_PROMPT_END: return running && r->seq && r->n_computed == r->n_prefill;
+    case KVF__REQ_PAUSED:
+        return running && r->seq && r->n_computed + 1 >= r->n_known && r->extent_begin == KVF__SLOT_NONE;
     case KVF__REQ_DECODE: return running && r->seq && r->extent_begin == KVF__SLOT_NONE;
     case KVF__REQ_SWAPPED:
         return !running && r->seq && r->n_computed < r->n_known && r->extent_begin == KVF__SLOT_NONE && !r->n_held;
+    case KVF__REQ_PARKED:
     case KVF__REQ_HELD:
     case KVF__REQ_FREE: break;
     }
@@ -145,7 +154,7 @@ bool kvf__sched_is_valid(const kvf_sched *s) {
     if (!held_are_valid(s, &s->queue, false, &n_held, &n_reserved)) return false;
     if (!held_are_valid(s, &s->running, true, &n_held, &n_reserved)) return false;
     if (n_held != s->n_held || n_reserved != s->n_reserved) return false;
-    if (n_free + n_held + s->queue.n + s->running.n != s->n_slots_used) return false;
+    if (n_free + n_held + s->n_parked + s->queue.n + s->running.n != s->n_slots_used) return false;
     for (uint32_t i = s->running.head; i != KVF__SLOT_NONE; i = s->slots[i].next)
         n_holders += s->slots[i].extent_begin != KVF__SLOT_NONE;
     for (uint32_t i = 0; i < s->n_extents; end = s->extents[i++].end)

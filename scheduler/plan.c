@@ -3,6 +3,10 @@
 
 #include "scheduler/sched.h"
 
+static bool begins_segment(const kvf__req *r) {
+    return r->segment < r->n_segments && r->segments[r->segment].begin == r->n_computed;
+}
+
 static kvf_step_item make_item(kvf_sched *s, const kvf__req *r, kvf_step_kind kind, uint32_t n_tokens) {
     uint32_t end = r->n_computed + n_tokens;
     kvf_step_item item = {
@@ -15,6 +19,8 @@ static kvf_step_item make_item(kvf_sched *s, const kvf__req *r, kvf_step_kind ki
         .prompt_ends = kind == KVF_STEP_PREFILL && end == r->n_prefill,
         .samples = end == r->n_known && r->max_new > 0,
         .prefill_offset = kind == KVF_STEP_PREFILL ? r->extent_begin : KVF__SLOT_NONE,
+        .n_columns = kind == KVF_STEP_PREFILL ? kvf__sched_n_columns(s, r) : 0,
+        .begins = kind == KVF_STEP_PREFILL && (r->n_computed == r->match.n_tokens || begins_segment(r)),
         .n_held = kind == KVF_STEP_PREFILL && end == r->n_prefill ? r->n_held : 0,
     };
     kvf__sched_mark_item(s, r, &item);
@@ -43,6 +49,7 @@ static void push_decode(kvf_sched *s, kvf__req *r) {
  * prompt never passes an earlier one: the first that does not fit ends the list. */
 static void list_running(kvf_sched *s) {
     s->n_items = s->n_decode = s->n_tokens = 0;
+    s->lacks_extent = false;
     for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
         if (r->state != KVF__REQ_DECODE || r->n_computed == r->n_known || r->ended) continue;
         push_item(s, r, KVF_STEP_DECODE, 1);
@@ -50,6 +57,10 @@ static void list_running(kvf_sched *s) {
     }
     for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
         if (r->state != KVF__REQ_PREFILL) continue;
+        if (!kvf__sched_lend_extent(s, r)) {
+            s->lacks_extent = true;
+            continue; /* those that hold the columns may come later */
+        }
         uint32_t n = kvf__sched_chunk_end(s, r, r->n_computed) - r->n_computed;
         if (n > s->config.max_batch_tokens - s->n_tokens) break;
         push_item(s, r, KVF_STEP_PREFILL, n);
@@ -65,6 +76,7 @@ static kvf_status append_items(kvf_sched *s) {
 /* Makes room for a growth that found no block. The latest arrival goes: whoever needs the block came no later. The
  * running requests are never all put back: the last one ends instead, since it has the pool to itself. */
 static void shed_latest(kvf_sched *s) {
+    if (kvf__sched_park_one(s)) return;
     kvf__req *r = kvf__sched_at(s, s->running.tail);
     if (s->running.n == 1) {
         if (!r->bounded && !r->unpromised && kvf__sched_reserve_nothing(s, r) == KVF_OK) return;
@@ -91,6 +103,29 @@ static void settle_reservations(kvf_sched *s) {
     }
 }
 
+/* What finds its blocks without those that are on their way to the host; a prompt passes no earlier one. The others have
+ * theirs in the next step, when the copies are done. */
+static kvf_status grow_what_fits(kvf_sched *s) {
+    list_running(s);
+    uint32_t n_listed = s->n_items;
+    bool in_order = true;
+    s->n_items = s->n_decode = s->n_tokens = 0;
+    for (uint32_t i = 0; i < n_listed; i++) {
+        const kvf_step_item item = s->items[i];
+        if (item.kind == KVF_STEP_PREFILL && !in_order) break;
+        s->appends[s->n_items] = (kvf_append_item){item.seq, item.n_tokens};
+        kvf_status status = kvf_can_append(s->config.manager, s->appends, s->n_items + 1, NULL);
+        in_order &= status == KVF_OK;
+        if (status == KVF_E_NO_BLOCKS) continue;
+        if (status != KVF_OK) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+        s->items[s->n_items++] = item;
+        s->n_decode += item.kind == KVF_STEP_DECODE;
+        s->n_tokens += item.n_tokens;
+    }
+    kvf_status status = append_items(s);
+    return status == KVF_OK ? status : kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+}
+
 static kvf_status grow_running(kvf_sched *s) {
     for (;;) {
         list_running(s);
@@ -99,7 +134,7 @@ static kvf_status grow_running(kvf_sched *s) {
         s->n_items = s->n_decode = s->n_tokens = 0;
         if (status != KVF_E_NO_BLOCKS) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
         shed_latest(s);
-        if (s->swapping) return KVF_OK; /* without items: the copies come first */
+        if (s->swapping) return grow_what_fits(s);
     }
 }
 
@@ -119,7 +154,8 @@ static kvf_status bring_back(kvf_sched *s, kvf__req *r, bool *more) {
     if (s->n_tokens == s->config.max_batch_tokens || s->reads_aside) return KVF_OK; /* in the next step */
     bool alone = s->running.n == 0;
     kvf_status status = kvf__sched_swap_in(s, r);
-    *more = status == KVF_OK || (status == KVF_E_NO_BLOCKS && alone);
+    bool parked = status == KVF_E_NO_BLOCKS && kvf__sched_park_one(s);
+    *more = status == KVF_OK || parked || (status == KVF_E_NO_BLOCKS && alone);
     if (status == KVF_E_NO_BLOCKS && alone) kvf__sched_swap_forget(s, r);
     if (status == KVF_E_NO_BLOCKS) return KVF_OK;
     const kvf_append_item append = {r->seq, 1};
@@ -134,13 +170,15 @@ static kvf_status bring_back(kvf_sched *s, kvf__req *r, bool *more) {
 static kvf_status admit_head(kvf_sched *s, bool *more) {
     kvf__req *r = kvf__sched_at(s, s->queue.head);
     *more = false;
-    if (!r || s->running.n + s->n_reserved + 1 + r->n_held > s->config.max_running) return KVF_OK;
+    if (!r) return KVF_OK;
+    while (s->running.n + s->n_reserved + 1 + r->n_held > s->config.max_running)
+        if (!kvf__sched_park_one(s)) return KVF_OK;
     if (r->state == KVF__REQ_SWAPPED) return bring_back(s, r, more);
     kvf__sched_look_up(s, r);
     r->not_whole = false;
     uint32_t begin = r->match.n_tokens, n = kvf__sched_chunk_end(s, r, begin) - begin;
     if (n > s->config.max_batch_tokens - s->n_tokens) return KVF_OK;
-    if (s->reads_aside && !kvf__sched_takes_free(s, n)) return KVF_OK; /* in the next step */
+    if (s->reads_aside && !kvf__sched_takes_free(s, r, n)) return KVF_OK; /* in the next step */
     kvf__admission admission = kvf__sched_admit(s, r);
     if (admission == KVF__ADMITTED) {
         n = kvf__sched_chunk_end(s, r, r->n_computed) - r->n_computed; /* the match may have been given up */
@@ -160,6 +198,9 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
             s->reads_aside = true;
         }
         push_item(s, r, KVF_STEP_PREFILL, n);
+    } else if ((admission == KVF__ADMIT_NO_BLOCKS || (admission == KVF__ADMIT_LATER && !s->n_items)) &&
+               kvf__sched_park_one(s)) {
+        *more = true;
     } else if (admission == KVF__ADMIT_LATER && s->running.n == 0 && kvf__sched_swap_forget_last(s)) {
         *more = true; /* it held a sequence */
     } else if (admission == KVF__ADMIT_REFUSED || (admission == KVF__ADMIT_NO_BLOCKS && s->running.n == 0)) {
@@ -234,7 +275,10 @@ kvf_status kvf_sched_done(kvf_sched *sched) {
         kvf__req *r = kvf__sched_find(sched, item->request);
         if (!r) continue; /* finished while the step ran */
         r->n_computed += item->n_tokens;
-        if (item->prompt_ends) r->state = KVF__REQ_PROMPT_END;
+        if (item->prompt_ends)
+            r->state = KVF__REQ_PROMPT_END;
+        else if (item->kind == KVF_STEP_DECODE)
+            kvf__sched_go_on(sched, r);
         kvf__sched_store(sched, r, item->kind == KVF_STEP_PREFILL);
     }
     sched->planned = false;

@@ -24,6 +24,7 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     kvf_prefix_options options = kvf_prefix_options_default();
     options.need_snapshot = needs.sums;
     options.partial = !options.need_snapshot;
+    options.host = s->tiers;
     if (r->not_whole && r->n_prefill > 2) options.max_tokens = r->n_prefill - 2;
     if (needs.n_last) options.max_tokens = r->n_prompt - needs.n_last;
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
@@ -38,7 +39,8 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
 
 /* Blocks of the match that somebody refers to, over all tables. */
 uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r) {
-    return (uint64_t)kvf__ceil_div(r->match.n_tokens, s->block_size) * s->n_tables - r->match.n_idle;
+    return (uint64_t)kvf__ceil_div(r->match.n_tokens, s->block_size) * s->n_tables - r->match.n_idle -
+           r->match.n_host_blocks;
 }
 
 /* Whether its sums stand in a block of which it holds nothing: those of a whole prompt whose last token is the first of a
@@ -52,18 +54,19 @@ bool kvf__sched_snapshot_stands(const kvf_sched *s, const kvf__req *r) {
     return kvf_prefix_snapshot_get(s->config.manager, &r->match, &id, 0, &n) == KVF_E_LIMIT; /* not one page of room */
 }
 
-/* Whether n tokens behind the match take blocks that are free, so that nothing is evicted for them. */
-bool kvf__sched_takes_free(const kvf_sched *s, uint32_t n) {
+/* Whether n tokens behind the match, and what of it lies on the host, take blocks that are free, so that nothing is
+ * evicted for them. */
+bool kvf__sched_takes_free(const kvf_sched *s, const kvf__req *r, uint32_t n) {
     kvf_occupancy now = {.struct_size = sizeof now};
-    uint64_t blocks = kvf__ceil_div(n, s->block_size) + 1;
-    return kvf_occupancy_read(s->config.manager, &now, NULL) == KVF_OK && blocks * s->n_tables <= now.blocks.n_free;
+    uint64_t blocks = (uint64_t)(kvf__ceil_div(n, s->block_size) + 1) * s->n_tables + r->match.n_host_blocks;
+    return kvf_occupancy_read(s->config.manager, &now, NULL) == KVF_OK && blocks <= now.blocks.n_free;
 }
 
 /* The reservation is s->want. A miss is counted too. */
 kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r, const kvf_reserve *reserve) {
     if (!caches(s, r)) return kvf_seq_reserve_as(s->config.manager, r->seq, reserve);
     kvf_prefix_key key = key_of(r, r->n_prefill);
-    return kvf_prefix_attach(s->config.manager, r->seq, &key, &r->match, reserve);
+    return kvf_prefix_attach_tiers(s->config.manager, r->seq, &key, &r->match, reserve, &s->copies);
 }
 
 /* Where the chunk that begins at `begin` ends: on the grid, at prefix_end, or with what is prefilled. */
@@ -81,7 +84,7 @@ void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item) 
         item->match = &r->match;
         item->logits_only = r->match.n_snapshot_tokens > r->match.n_tokens;
     }
-    if (!kvf__group_needs(s, r).sums || item->logits_only) return;
+    if (item->token_begin >= r->n_prompt || !kvf__group_needs(s, r).sums || item->logits_only) return;
     item->take_snapshot = end == r->prefix.prefix_end || end == r->n_prefill || end % s->config.chunk == 0;
     if (end == r->prefix.prefix_end)
         item->snapshot_flags = KVF_SNAPSHOT_KEEP_LONG;
@@ -93,7 +96,8 @@ void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item) 
  * costs hits at worst. */
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill) {
     if (!caches(s, r)) return;
-    if (!prefill && (r->evicts || r->prefix.prompt_only || r->n_computed % s->block_size)) return;
+    if (r->n_computed > r->n_prompt && (r->evicts || r->prefix.prompt_only)) return;
+    if (!prefill && r->n_computed % s->block_size) return;
     kvf_prefix_key key = key_of(r, r->n_computed);
     bool partial = r->n_computed == r->n_prefill && kvf__group_needs(s, r).sums;
     kvf_prefix_store_options options = {.struct_size = sizeof options, .flags = partial ? KVF_PREFIX_PARTIAL : 0};

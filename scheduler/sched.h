@@ -8,6 +8,8 @@
  *   prefill   the known tokens computed in chunks: the prompt, or all that is known where a policy never evicts
  *   replays   after a preemption the generated tokens are computed again one a step
  *   extent    [begin, end) of the accumulators, in tokens, held by a prompt that needs column sums
+ *   segment   a later part of the prompt, behind what was generated before it; prefilled like a prompt
+ *   paused    its answer has ended, and a segment may come; parked: paused, and its sequence given up for others
  *   want      scratch: the slots asked for per table
  *   group     requests over one prompt. Before the prompt's end one of them, the leader, is in a list; the others are
  *             held: linked behind it, each with an empty sequence for its promises while the leader runs
@@ -27,6 +29,8 @@ typedef enum kvf__req_state {
     KVF__REQ_PROMPT_END, /* n_computed = n_prefill, the caller's prompt events are not done */
     KVF__REQ_DECODE,     /* n_computed <= n_known, at most one token a step */
     KVF__REQ_SWAPPED,    /* in the queue: its sequence lies on the host, n_computed < n_known */
+    KVF__REQ_PAUSED,     /* in the running list, without items until it is extended: n_computed + 1 >= n_known */
+    KVF__REQ_PARKED,     /* in no list: holds nothing, n_computed = 0 */
     KVF__REQ_HELD /* behind its leader: in no list, n_known = n_prompt; seq: empty, or 0 while the leader waits */
 } kvf__req_state;
 
@@ -70,6 +74,8 @@ typedef struct kvf__req {
     uint32_t seq_index;
     kvf_seq seq;
     void *user;
+    const kvf_sched_segment *segments; /* the caller's; such a request is not bounded */
+    uint32_t n_segments, segment;      /* segment: the first that is not computed */
     kvf_policy_options options;
     kvf_sched_prefix prefix;
     bool not_whole;         /* its next look-up is not for the whole prompt */
@@ -102,15 +108,18 @@ struct kvf_sched {
     /* the step */
     kvf_step_item *items;     /* [max_running], decode items first, each kind by arrival */
     kvf_append_item *appends; /* [max_running] */
-    kvf_step_item *preempted; /* [2 * max_running]: a request may come back in one plan and go again */
+    kvf_step_item *preempted; /* [3 * max_running]: a request may come back in one plan and go again; paused ones */
     kvf_step_end *ends;       /* [n_slots + max_running] */
     kvf_copy_list copies;
     bool copies_given; /* the caller has them: the next ones begin a new list */
     uint32_t n_items, n_decode, n_tokens, n_preempted, n_ends;
     bool reported; /* ends and preempted have been handed to the caller */
-    bool swaps;    /* there is a host tier, and it is to be used */
+    bool tiers;    /* there is a host tier */
+    bool swaps;    /* preempted requests go there */
     bool swapping; /* within a plan: one went to the host, its blocks are not free yet */
     bool planned;
+    bool lacks_extent; /* a segment waits for accumulators: nobody else is given any */
+    uint32_t n_parked;
     bool reads_aside; /* a request of the plan reads sums whose block may be evicted */
     kvf_error error;
 };
@@ -127,7 +136,8 @@ kvf__req *kvf__sched_take_slot(kvf_sched *s, const kvf__req *request); /* a copy
 void kvf__sched_give_slot(kvf_sched *s, kvf__req *r);
 void kvf__sched_insert(kvf_sched *s, kvf__list *list, kvf__req *r); /* by arrival */
 void kvf__sched_remove(kvf_sched *s, kvf__list *list, kvf__req *r);
-bool kvf__sched_take_extent(kvf_sched *s, kvf__req *r);
+bool kvf__sched_take_extent(kvf_sched *s, kvf__req *r, uint32_t n_columns);
+uint32_t kvf__sched_n_columns(const kvf_sched *s, const kvf__req *r); /* of its extent */
 void kvf__sched_give_extent(kvf_sched *s, kvf__req *r);
 bool kvf__sched_is_valid(const kvf_sched *s); /* O(requests); asserted in debug builds */
 
@@ -136,13 +146,19 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r); /* fills in n_prefill and ma
 void kvf__sched_forget_match(kvf__req *r);
 bool kvf__sched_reads_aside(const kvf_sched *s, const kvf__req *r);
 bool kvf__sched_snapshot_stands(const kvf_sched *s, const kvf__req *r);
-bool kvf__sched_takes_free(const kvf_sched *s, uint32_t n);
+bool kvf__sched_takes_free(const kvf_sched *s, const kvf__req *r, uint32_t n);
 uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r);
 kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r,
                              const kvf_reserve *reserve); /* the new sequence takes its match */
 uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t begin);
 void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item);
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill);
+
+/* segment.c: paused requests and later segments */
+void kvf__sched_go_on(kvf_sched *s,
+                      kvf__req *r); /* what was planned of it is computed, its events are done: decode, or a segment */
+bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r); /* a segment has its accumulators, now or before */
+bool kvf__sched_park_one(kvf_sched *s);                 /* the latest paused one; reported. false: there is none */
 
 /* swap.c: preemption to the host */
 bool kvf__sched_swap_out(kvf_sched *s, kvf__req *r);      /* running; false: it cannot go there */

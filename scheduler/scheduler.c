@@ -48,7 +48,7 @@ static void lay_out(kvf_sched *s, kvf__slab *slab) {
     /* A block a table in a step, and as many pages as there are: each copy takes a page that is pinned until it is done. */
     if (!kvf__mul(s->config.max_running, s->n_tables, &n_copies)) slab->bad = true;
     n_copies += s->n_score_pages;
-    if (s->swaps) /* one goes out, and what comes in takes blocks that are pinned until it is there */
+    if (s->tiers) /* one goes out, and what comes in takes blocks that are pinned until it is there */
         n_copies += 2 * ((size_t)s->n_blocks + s->n_score_pages);
     if (n_copies > UINT32_MAX) slab->bad = true;
     kvf__slab_take(slab, 1, sizeof *s);
@@ -57,7 +57,7 @@ static void lay_out(kvf_sched *s, kvf__slab *slab) {
     s->extents = kvf__slab_take(slab, (size_t)s->config.max_running + 1, sizeof *s->extents);
     s->items = kvf__slab_take(slab, (size_t)s->config.max_running + 1, sizeof *s->items);
     s->appends = kvf__slab_take(slab, s->config.max_running, sizeof *s->appends);
-    s->preempted = kvf__slab_take(slab, 2 * (size_t)s->config.max_running, sizeof *s->preempted);
+    s->preempted = kvf__slab_take(slab, 3 * (size_t)s->config.max_running, sizeof *s->preempted);
     s->ends = kvf__slab_take(slab, (size_t)s->n_slots + s->config.max_running, sizeof *s->ends);
     s->copies.items = kvf__slab_take(slab, n_copies, sizeof *s->copies.items);
     s->copies.capacity = (uint32_t)n_copies;
@@ -83,7 +83,8 @@ kvf_status kvf_sched_create(const kvf_sched_config *config, kvf_sched **out, kvf
     s.n_blocks = m->n_blocks;
     s.n_score_pages = m->n_score_pages;
     s.max_slots = m->max_slots;
-    s.swaps = m->n_host_blocks && s.config.preempt != KVF_PREEMPT_RECOMPUTE;
+    s.tiers = m->n_host_blocks != 0;
+    s.swaps = s.tiers && s.config.preempt != KVF_PREEMPT_RECOMPUTE;
     s.windows = m->layer_windows;
     s.n_slots = s.config.max_waiting + s.config.max_running;
     while (UINT64_C(1) << s.slot_bits < s.n_slots) s.slot_bits++;
@@ -261,7 +262,7 @@ static kvf_status prompt_without_room(kvf_sched *s, kvf__req *r) {
         kvf_status status = kvf__sched_reserve_nothing(s, r);
         if (status != KVF_OK) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
         kvf__sched_give_extent(s, r);
-        r->state = KVF__REQ_DECODE;
+        kvf__sched_go_on(s, r);
         return KVF_OK;
     }
     kvf_status status =
@@ -305,7 +306,9 @@ kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
             &sched->error, KVF_E_STATE,
             "request %llu: %u samples with options of their own are held: kvf_sched_fork_prompt comes first",
             (unsigned long long)request, r->n_held);
-    status = kvf__sched_reserve_sized(sched, r);
+    do {
+        status = kvf__sched_reserve_sized(sched, r);
+    } while (status == KVF_E_NO_BLOCKS && kvf__sched_park_one(sched));
     if (status == KVF_OK && r->n_held) {
         status = kvf__group_fork(sched, r);
         if (status == KVF_E_NO_BLOCKS && sched->running.n == 1 && !r->forks) { /* one after the other then */
@@ -316,7 +319,7 @@ kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
     if (status == KVF_E_NO_BLOCKS) return prompt_without_room(sched, r);
     if (status != KVF_OK) return kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
     kvf__sched_give_extent(sched, r);
-    r->state = KVF__REQ_DECODE;
+    kvf__sched_go_on(sched, r);
     return KVF_OK;
 }
 
@@ -324,7 +327,7 @@ kvf_status kvf_sched_event_room(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
     kvf_status status = find(sched, request, &r);
     if (status != KVF_OK) return status;
-    if (r->state != KVF__REQ_PROMPT_END && r->state != KVF__REQ_DECODE)
+    if (r->state != KVF__REQ_PROMPT_END && r->state != KVF__REQ_DECODE && r->state != KVF__REQ_PAUSED)
         return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: its prompt is not computed: it has no event yet",
                          (unsigned long long)request);
     status = kvf__sched_reserve_event(sched, r);
@@ -355,7 +358,7 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
     kvf_status status = find(sched, request, &r);
     if (status != KVF_OK) return status;
-    if (r->state != KVF__REQ_PROMPT_END && r->state != KVF__REQ_DECODE)
+    if (r->state != KVF__REQ_PROMPT_END && r->state != KVF__REQ_DECODE && r->state != KVF__REQ_PAUSED)
         return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: its prompt is not computed: its sizes come later",
                          (unsigned long long)request);
     status = kvf__sched_reserve_sized(sched, r);

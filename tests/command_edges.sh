@@ -180,6 +180,29 @@ for how in ("swap", "auto", "recompute"):
     if how == "swap": assert 0 < summary["host_bytes_max"] <= int(host) and summary["swapped_out"] > 0, summary
     if how == "recompute": assert summary["host_bytes_max"] == summary["swapped_out"] == 0, summary
 END
+check cached_prompts_come_back_from_the_host <<'END'
+from helper import *
+info = json.loads(run("info", model, "--json")[0])
+size, host = (str(info["kv_bytes_per_token_fp16"] * 16 * n) for n in (14, 80))
+order = [0, 1, 2, 3, 0, 2, 1, 3, 3, 0, 1, 2]
+rows = [{"id": i, "token_ids": [5 + (k * j + k) % 40 for j in range(90)], "max_tokens": 6} for i, k in enumerate(order)]
+text = "\n".join(map(json.dumps, rows))
+base = ["run", "--model", model, "--input", "-", "--deterministic", "--quiet", "--json", "--chunk", "16", "--max-running", "1",
+        "--snapshot-memory", "1MiB"]
+def told(name, policy, *more):
+    summary = json.loads(run(*base, "--output", name, "--policy", policy, *more, stdin=text)[0])
+    return summary, [(r["id"], r["text"]) for r in lines(open(name, "rb").read()) if "kvfold" not in r]
+for policy in "full", "d2o":
+    _, there = told("plain-" + policy, policy, "--prefix-cache", "off")
+    tight = ["--kv-memory", size, "--host-memory", host]
+    off, same = told("stay-" + policy, policy, *tight, "--prefix-offload", "off")
+    on, back = told("back-" + policy, policy, *tight)
+    assert there == same == back, policy
+    assert off["prefix_cache"]["offloaded"] == off["prefix_cache"]["host_hit_tokens"] == 0, off
+    c = on["prefix_cache"]
+    assert c["offloaded"] > 0 and c["loaded"] > 0 and c["host_hit_tokens"] > 0, c
+    assert on["prefill"]["tokens"] < off["prefill"]["tokens"], (on["prefill"], off["prefill"])
+END
 check presets_have_names <<'END'
 from helper import *
 rows = [{"id": i, "token_ids": [5 + (i * j) % 40 for j in range(60)], "max_tokens": 2} for i in range(2)]

@@ -3,6 +3,7 @@
 #define KVF_TESTS_ENGINE_VARIANTS_RIG_H
 
 #include "tests/engine_model.h"
+#include "tests/failing.h"
 
 enum { MAX_TOKENS = 256, MAX_ANSWERS = 64 };
 
@@ -87,6 +88,7 @@ static inline kvf_engine_config config_of(uint32_t n_blocks) {
     c.block_size = BLOCK;
     c.chunk = 64;
     c.max_running = 16;
+    c.n_score_arrays = 4;
     c.want_mass_bias = 1;
     c.deterministic = 1;
     c.kv_bytes = (uint64_t)n_blocks * BLOCK * 2 * 16 * 2 * 4; /* slots, heads, head size, K and V, floats */
@@ -162,25 +164,6 @@ static inline void expect_bits(const struct answer *a, const struct answer *b, c
     }
     cr_assert_str_eq(a->text, b->text);
     cr_expect(a->held == b->held && a->merged == b->merged && a->dropped == b->dropped, "%s", what);
-}
-
-/* ---- An allocator that fails after so many --------------------------------------------------------------------- */
-
-struct failing {
-    int64_t left, alive;
-};
-
-static inline void *failing_alloc(void *ctx, size_t bytes, size_t align) {
-    struct failing *f = ctx;
-    if (f->left-- <= 0) return NULL;
-    f->alive++;
-    return aligned_alloc(align, (bytes + align - 1) / align * align);
-}
-
-static inline void failing_free(void *ctx, void *p, size_t bytes) {
-    (void)bytes;
-    ((struct failing *)ctx)->alive--;
-    free(p);
 }
 
 #endif

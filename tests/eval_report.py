@@ -180,6 +180,8 @@ def check_tasks():
         if g["counts"]: counted.update(cells)
         dropped += not g["counts"]
     assert dropped and counted
+    near([group(s, "all")["full"]], [mean([c["full_exact"] for c in counted.values()])])
+    near([group(s, "all")["full_hits"]], [mean([c["full_hits"] / c["n_answer"] for c in counted.values()])])
     order = [place(u) for u in s["units"] if place(u) in counted]
     order.sort(key=list(mine).index)  # the units' order is that of the records
     for figure, of in (("exact", lambda c: c["exact"]), ("hits", lambda c: c["hits"] / c["n_answer"])):
@@ -206,6 +208,9 @@ def check_cells(lines):
     s = section(report, "divergence")
     at = [place(u) for u in s["units"]].index(place(cell))
     assert s["values"]["kl"][s["policies"].index("fold")][s["rhos"].index(.2)][at] == 5
+    longer = [{**c, "n_scored": 24} for c in lines if c["record"] != "run"]  # other places: not what is there replaced
+    report = json.loads(run(write("longer.jsonl", lines + longer), "--json")[0])
+    assert report["replaced"] == 0 and group(section(report, "divergence"), "all")["units"] == 2 * group(s, "all")["units"]
     empty = {k: cell[k] for k in ("record", "measure", "source", "kind", "context", "offset", "sample", "n_scored", "policy", "rho")}
     empty.update(policy_options=cell["policy_options"], empty="no | budget meets it")
     full = {**next(c for c in lines if c.get("policy") == "fold" and c["rho"] == .4)}
@@ -310,7 +315,8 @@ def check_page(path, lines):
     near(curves["full"][-1:], [mean([t["full"]["nll"] for t in full.values()])], 2e-5)
     shares = [[x / mean(c["sizes"]) for x in c["sizes"]] for c in cells.values()]
     near(s["budgets"][s["policies"].index("d2o")][s["rhos"].index(.2)], [mean(layer) for layer in zip(*shares)], 2e-5)
-    near(s["variance"], [mean(layer) for layer in zip(*(t["layers"]["density_head_minmax"] for t in full.values()))], 2e-5)
+    for name, field in (("density", "density_head_minmax"), ("variance", "variance")):
+        near(s[name], [mean(layer) for layer in zip(*(t["layers"][field] for t in full.values()))], 2e-5)
 
 
 def main():

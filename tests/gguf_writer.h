@@ -212,6 +212,8 @@ struct tiny_model_params {
     float rope_linear;        /* rope.scale_linear */
     uint32_t rope_original;   /* rope.scaling.original_context_length */
     uint32_t sliding_window;
+    uint32_t sliding_period; /* attention.sliding_window_pattern as a number; 0: no such key */
+    uint32_t sliding_layers; /* the key as an array, a bit a layer that slides; 0: none */
     int halves; /* 1: rows of Q and K in the other order, biases 0: of a "qwen2", what a "llama" of the same seed is */
     uint64_t seed;
     uint32_t version;          /* 0: 3 */
@@ -408,6 +410,10 @@ static inline void gw_tiny_keys(gw *w, const struct tiny_model_params *p, int ow
     if (own_heads) gw_arch_u32(w, p, "attention.key_length", p->head_dim);
     if (own_heads) gw_arch_u32(w, p, "attention.value_length", p->head_dim);
     if (p->sliding_window) gw_arch_u32(w, p, "attention.sliding_window", p->sliding_window);
+    if (p->sliding_period) gw_arch_u32(w, p, "attention.sliding_window_pattern", p->sliding_period);
+    if (p->sliding_layers &&
+        gw_key_array(w, gw_arch_key(p, "attention.sliding_window_pattern", name), GW_BOOL, p->n_layers))
+        for (uint32_t l = 0; l < p->n_layers; l++) gw_put(&w->keys, p->sliding_layers >> l & 1 ? "\1" : "", 1);
     gw_arch_u32(w, p, "rope.dimension_count", p->head_dim);
     gw_arch_f32(w, p, "rope.freq_base", p->rope_base > 0 ? p->rope_base : 10000);
     if (p->rope_scaling) gw_key_text(w, gw_arch_key(p, "rope.scaling.type", name), p->rope_scaling);

@@ -1,6 +1,6 @@
 /* Every sequence of operations up to a depth on a tiny manager with a prefix cache, against the naive model of
  * prefix_world.h, which compares everything after each. Operations that change nothing end a branch.
- * Usage: main_prefix_all [DEPTH [BLOCKS LAYERS]]; without, what fits into a test run. */
+ * Usage: main_prefix_all [DEPTH [BLOCKS LAYERS [HOST BLOCKS]]]; without, what fits into a test run. */
 #include <signal.h>
 
 #include "tests/prefix_world.h"
@@ -22,6 +22,7 @@ enum {
     START_B,
     START_GROWTH,
     START_SNAPSHOT,
+    START_HOST,
     SHORT,
     LONG,
     STORE,
@@ -34,12 +35,13 @@ enum {
     BEGIN,
     N_OF_SEQ
 };
-enum { COMMIT = 2 * N_OF_SEQ, CANCEL, COPIES, TAKE, HOLD, CLEAR, N_OPERATIONS };
+enum { COMMIT = 2 * N_OF_SEQ, CANCEL, COPIES, TAKE, HOLD, CLEAR, OFFLOAD, N_OPERATIONS };
 
 static void start(uint32_t q, int op) {
     kvf_prefix_options o = kvf_prefix_options_default();
     o.partial = op != START_SNAPSHOT;
     o.need_snapshot = op == START_SNAPSHOT;
+    o.host = op == START_HOST;
     op_start(&w, q, op == START_B, BS + 2, o, op == START_GROWTH ? BS : 0, true);
 }
 
@@ -50,7 +52,8 @@ static void run_of_seq(uint32_t q, int op) {
     case START_A:
     case START_B:
     case START_GROWTH:
-    case START_SNAPSHOT: start(q, op); break;
+    case START_SNAPSHOT:
+    case START_HOST: start(q, op); break;
     case SHORT:
     case LONG:
         if (may_append(&w, s, op == SHORT ? 3 : 5)) op_append(&w, q, op == SHORT ? 3 : 5, N_SEQS, false);
@@ -67,9 +70,9 @@ static void run_of_seq(uint32_t q, int op) {
 }
 
 static void run(int op) {
-    static const char *const names[N_OF_SEQ] = {"start A", "start B", "start growth", "start snapshot", "short",
-                                                "long",    "store",   "store whole",  "snapshot",       "rollback",
-                                                "free",    "fork",    "reserve",      "begin"};
+    static const char *const names[N_OF_SEQ] = {"start A",  "start B", "start growth", "start snapshot", "start host",
+                                                "short",    "long",    "store",        "store whole",    "snapshot",
+                                                "rollback", "free",    "fork",         "reserve",        "begin"};
     w.doing = op < 2 * N_OF_SEQ ? names[op % N_OF_SEQ] : "of all";
     if (op < 2 * N_OF_SEQ) run_of_seq((uint32_t)(op / N_OF_SEQ), op % N_OF_SEQ);
     if (op == COMMIT) op_commit(&w);
@@ -78,6 +81,7 @@ static void run(int op) {
     if (op == TAKE) op_hold(&w, 0, KVF_NO_BLOCK);
     if (op == HOLD) op_hold(&w, 1, 0);
     if (op == CLEAR && w.m->cache.n_nodes) op_forget(&w, 0);
+    if (op == OFFLOAD) op_offload(&w, 1);
 }
 
 /* ---- The walk -------------------------------------------------------------------------------------------------------- */
@@ -107,7 +111,8 @@ static void walk(int at, int depth) {
     save(at);
     uint64_t before = state_of();
     for (int op = 0; op < N_OPERATIONS; op++) {
-        if (op / N_OF_SEQ == 1 && !w.seqs[0].alive && op % N_OF_SEQ <= START_SNAPSHOT) continue; /* by symmetry */
+        if (op / N_OF_SEQ == 1 && !w.seqs[0].alive && op % N_OF_SEQ <= START_HOST) continue; /* by symmetry */
+        if (!w.n_host && (op == OFFLOAD || (op < 2 * N_OF_SEQ && op % N_OF_SEQ == START_HOST))) continue;
         path[at] = op;
         run(op);
         n_run++;
@@ -119,22 +124,30 @@ static void walk(int at, int depth) {
     }
 }
 
-static void enumerate(int depth, uint32_t n_blocks, uint32_t n_layers) {
+/* With a host tier it begins where a prompt of two nodes is idle on the device, and the tail is about to be copied. */
+static const int prologue[] = {START_A, LONG, LONG, STORE, FREE, OFFLOAD};
+enum { N_PROLOGUE = sizeof prologue / sizeof *prologue };
+
+static void enumerate(int depth, uint32_t n_blocks, uint32_t n_layers, uint32_t n_host) {
     kvf_manager_config config = kvf_manager_config_default();
     config.n_layers = n_layers;
     config.n_kv_heads = 1;
     config.n_blocks = n_blocks;
     config.n_snapshot_pages = 2;
+    config.n_host_blocks = n_host;
     world_open(&w, config, 2); /* even: without a profile, which would be saved and restored too */
     w.extras = false;
+    w.deferred = n_host != 0;
     if (w.m->slab_bytes > SLAB_MAX) world_fail(&w, "the slab is too large", (long)w.m->slab_bytes, SLAB_MAX);
     for (uint32_t i = 0; i < 2; i++) { /* two prompts that part in the first block */
         w.prompts[i] = (prompt){.n = BS + 2};
         for (uint32_t j = 0; j < N_POS; j++) w.prompts[i].tokens[j] = j < 4 || !i ? j % 3 : 7;
     }
     n_run = 0;
+    for (int i = 0; n_host && i < N_PROLOGUE; i++) run(prologue[i]);
     walk(0, depth);
-    printf("prefix: %lu operations, depth %d, %u blocks, %u layers\n", n_run, depth, n_blocks, n_layers);
+    printf("prefix: %lu operations, depth %d, %u blocks, %u layers, %u host blocks\n", n_run, depth, n_blocks, n_layers,
+           n_host);
     kvf_manager_destroy(w.m);
 }
 
@@ -144,11 +157,14 @@ int main(int argc, char **argv) {
     int depth = argc > 1 ? atoi(argv[1]) : 0;
     if (depth > DEPTH_MAX) return 2;
     if (argc > 3) {
-        enumerate(depth, (uint32_t)atoi(argv[2]), (uint32_t)atoi(argv[3]));
+        enumerate(depth, (uint32_t)atoi(argv[2]), (uint32_t)atoi(argv[3]), argc > 4 ? (uint32_t)atoi(argv[4]) : 0);
         return 0;
     }
-    enumerate(depth ? depth : 6, 3, 2);
-    enumerate(depth ? depth : 5, 3, 1);
-    enumerate(depth ? depth : 5, 5, 2);
+    enumerate(depth ? depth : 6, 3, 2, 0);
+    enumerate(depth ? depth : 5, 3, 1, 0);
+    enumerate(depth ? depth : 5, 5, 2, 0);
+    enumerate(depth ? depth : 5, 3, 1, 2);
+    enumerate(depth ? depth : 5, 4, 2, 3);
+    enumerate(depth ? depth : 5, 4, 2, 4);
     return 0;
 }

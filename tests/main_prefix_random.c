@@ -23,6 +23,7 @@ static void start(world *w) {
     kvf_prefix_options o = kvf_prefix_options_default();
     o.need_snapshot = rnd(w, 4) == 0;
     o.partial = (int)rnd(w, 2);
+    o.host = w->list.n + 64 < N_COPIES && rnd(w, 3);
     if (rnd(w, 4) == 0) o.max_tokens = 1 + rnd(w, n + BS);
     uint32_t reserve = rnd(w, 3) ? rnd(w, 5 * BS) : 0;
     op_start(w, pick(w, false) % N_SEQS, which, n, o, reserve, rnd(w, 2));
@@ -39,13 +40,13 @@ static void begin(world *w) {
 }
 
 static void step(world *w) {
-    static const char *const names[] = {"start", "append",   "append", "store",    "store",   "free",
-                                        "fork",  "begin",    "end",    "rollback", "reserve", "copies",
-                                        "hold",  "snapshot", "scores", "forget",   "append",  "lookup"};
+    static const char *const names[] = {"start",  "append", "append",   "store",   "store",   "free", "fork",
+                                        "begin",  "end",    "rollback", "reserve", "copies",  "hold", "snapshot",
+                                        "scores", "forget", "append",   "lookup",  "offload", "swap", "flush"};
     uint32_t op = rnd(w, sizeof names / sizeof *names), live = pick(w, true), n;
     w->doing = names[op];
     w->n_done[op]++;
-    if (live == N_SEQS && op != 12 && op != 15) op = 0;
+    if (live == N_SEQS && op != 12 && op != 15 && op != 18) op = 0;
     wseq *s = &w->seqs[live % N_SEQS];
     switch (op) {
     case 0: start(w); break;
@@ -74,19 +75,26 @@ static void step(world *w) {
     case 13: op_snapshot(w, live, rnd(w, 2) ? s->n : s->n / BS * BS, rnd(w, 3) == 0 ? 1 + rnd(w, 3) : 0); break;
     case 14: op_scores(w, live); break;
     case 15: op_forget(w, rnd(w, 8) ? 3 + (int)rnd(w, 3) : (int)rnd(w, 3)); break;
+    case 18: op_offload(w, 1 + rnd(w, rnd(w, 3) ? 3 : 12)); break;
+    case 19: op_swap(w, live); break;
+    case 20: flush(w, 1 + rnd(w, 8)); break;
     default: {
         uint64_t v[N_POS];
         kvf_prefix_options o = kvf_prefix_options_default();
         uint32_t which = rnd(w, N_PROMPTS);
         o.partial = (int)rnd(w, 2);
         o.need_snapshot = (int)rnd(w, 2);
+        o.host = (int)rnd(w, 2);
         (void)lookup(w, &w->prompts[which], 1 + rnd(w, N_SLOTS), &o, v);
     }
     }
 }
 
-static void run(unsigned long seed, unsigned long n_operations, uint64_t *n_hits, uint64_t *n_evicted,
-                uint64_t *n_dropped) {
+typedef struct sums {
+    uint64_t n_hits, n_evicted, n_dropped, n_offloaded, n_left_device, n_left_host, n_loaded;
+} sums;
+
+static void run(unsigned long seed, unsigned long n_operations, sums *n) {
     world *w = &all;
     kvf_manager_config config = kvf_manager_config_default();
     uint64_t salt = seed * 0x9e3779b97f4a7c15u;
@@ -99,10 +107,16 @@ static void run(unsigned long seed, unsigned long n_operations, uint64_t *n_hits
     const uint32_t windows[3] = {(uint32_t)(salt >> 20) % 3 * 7, (uint32_t)(salt >> 16) % 20,
                                  (uint32_t)(salt >> 12) % 2};
     if (seed % 3 == 0) config.layer_windows = windows;
+    if (seed % 8 < 6) {
+        config.n_host_blocks = 1 + (uint32_t)(salt >> 8) % N_HOST_MAX;
+        config.n_host_score_pages = 64;
+    }
     /* Layers of two classes, every seventh time. */
     const uint32_t layer_class[3] = {0, 1, (uint32_t)(salt >> 8) & 1};
     kvf_block_class classes[2] = {{.n_blocks = 1 + (uint32_t)(salt >> 44) % (config.n_blocks - 1)}};
     classes[1].n_blocks = config.n_blocks - classes[0].n_blocks;
+    classes[0].n_host_blocks = config.n_host_blocks / 2;
+    classes[1].n_host_blocks = config.n_host_blocks - classes[0].n_host_blocks;
     if (seed % 7 == 3 && config.n_layers > 1) {
         config.n_classes = 2;
         config.classes = classes;
@@ -110,19 +124,25 @@ static void run(unsigned long seed, unsigned long n_operations, uint64_t *n_hits
     }
     seed_now = seed;
     world_open(w, config, seed);
+    w->deferred = salt >> 5 & 1;
     w->m->cache.zero_hash = seed % 5 == 4;
     while (w->n_checked < n_operations) step(w);
-    *n_hits += w->n_hits;
-    *n_evicted += w->m->cache.stats.evicted;
-    *n_dropped += w->n_dropped;
+    n->n_hits += w->n_hits;
+    n->n_evicted += w->m->cache.stats.evicted;
+    n->n_dropped += w->n_dropped;
+    n->n_offloaded += w->m->cache.stats.offloaded;
+    n->n_left_device += w->m->cache.stats.left_device;
+    n->n_left_host += w->m->cache.stats.left_host;
+    n->n_loaded += w->m->cache.stats.loaded;
     for (uint32_t h = 0; h < N_HOLDS; h++)
         if (w->holds[h].handle) op_hold(w, h, 0);
     for (uint32_t q = 0; q < N_SEQS; q++) op_free(w, q);
     op_copies_done(w);
     op_forget(w, 0);
     kvf_occupancy o = {.struct_size = sizeof o};
-    MUST(!kvf_occupancy_read(w->m, &o, NULL) && o.blocks.n_free == w->n_blocks && !w->m->cache.n_nodes,
-         "blocks are missing", o.blocks.n_free, 0);
+    MUST(!kvf_occupancy_read(w->m, &o, NULL) && o.blocks.n_free == w->n_blocks && o.host_blocks.n_free == w->n_host &&
+             !w->m->cache.n_nodes,
+         "blocks are missing", o.blocks.n_free, o.host_blocks.n_free);
     kvf_manager_destroy(w->m);
 }
 
@@ -130,14 +150,14 @@ int main(int argc, char **argv) {
     unsigned long first = argc > 1 ? strtoul(argv[1], NULL, 10) : 1,
                   n_seeds = argc > 2 ? strtoul(argv[2], NULL, 10) : 400;
     unsigned long n_operations = argc > 3 ? strtoul(argv[3], NULL, 10) : 2500;
-    uint64_t n_hits = 0, n_evicted = 0, n_dropped = 0;
+    sums n = {0};
     signal(SIGABRT, name_seed);
     signal(SIGSEGV, name_seed);
-    for (unsigned long seed = first; seed < first + n_seeds; seed++)
-        run(seed, n_operations, &n_hits, &n_evicted, &n_dropped);
-    printf(
-        "prefix: %lu seeds from %lu, %lu operations, %llu hits, %llu nodes evicted, %llu blocks dropped by windows\n",
-        n_seeds, first, n_seeds * n_operations, (unsigned long long)n_hits, (unsigned long long)n_evicted,
-        (unsigned long long)n_dropped);
-    return n_hits && n_evicted && n_dropped ? 0 : 1;
+    for (unsigned long seed = first; seed < first + n_seeds; seed++) run(seed, n_operations, &n);
+    printf("prefix: %lu seeds from %lu, %lu operations, %llu hits, %llu nodes evicted, %llu blocks dropped by windows, "
+           "%llu nodes copied to the host, %llu left the device, %llu the host, %llu came back\n",
+           n_seeds, first, n_seeds * n_operations, (unsigned long long)n.n_hits, (unsigned long long)n.n_evicted,
+           (unsigned long long)n.n_dropped, (unsigned long long)n.n_offloaded, (unsigned long long)n.n_left_device,
+           (unsigned long long)n.n_left_host, (unsigned long long)n.n_loaded);
+    return n.n_hits && n.n_evicted && n.n_dropped && n.n_left_device && n.n_left_host && n.n_loaded ? 0 : 1;
 }

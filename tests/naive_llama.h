@@ -73,7 +73,7 @@ static inline void naive_layer(const kvf_model *m, uint32_t layer, uint32_t pos,
     const kvf__layer *l = &m->layers[layer];
     uint32_t d = info->head_dim, n_q = info->n_q_heads, n_kv = info->n_kv_heads, permute = order == NAIVE_HALVES;
     size_t stride = (size_t)n_kv * d;
-    uint32_t window = info->sliding_window, first = window && pos >= window ? pos - window + 1 : 0;
+    uint32_t window = m->full_attention[layer] ? 0 : info->sliding_window, first = window && pos >= window ? pos - window + 1 : 0;
     double *h = malloc(info->n_embd * sizeof *h), *q = malloc(2 * n_q * d * sizeof *q), *out = q + n_q * d;
     double *gate = malloc(2 * info->n_ff * sizeof *gate), *up = gate + info->n_ff;
     naive_norm(&l->attn_norm, x, info->norm_epsilon, h);

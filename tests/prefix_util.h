@@ -9,7 +9,7 @@
 enum { BS = 8 }; /* the smallest block; the field reports say 4 */
 
 typedef struct plan {
-    uint32_t layers, blocks, seqs, slots, eviction, snapshot_pages;
+    uint32_t layers, blocks, seqs, slots, eviction, snapshot_pages, host;
 } plan;
 
 static inline kvf_manager *make_cache(plan p) {
@@ -21,6 +21,7 @@ static inline kvf_manager *make_cache(plan p) {
     c.prefix_eviction = p.eviction;
     c.n_snapshot_pages = p.snapshot_pages;
     c.snapshot_page_bytes = 100;
+    c.n_host_blocks = p.host;
     cr_assert_eq(kvf_manager_create(&c, &m, &err), KVF_OK, "%s", err.text);
     return m;
 }

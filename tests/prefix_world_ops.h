@@ -32,7 +32,8 @@ static inline bool is_promised(const world *w, const wseq *s, uint32_t n_tokens)
 }
 
 static inline bool may_append(const world *w, const wseq *s, uint32_t n_tokens) {
-    if (!s->alive || s->compacting || s->n + n_tokens > N_POS || w->list.n + 2 * N_TABLES_MAX > N_COPIES) return false;
+    if (!s->alive || s->swapped || s->compacting || s->n + n_tokens > N_POS || w->list.n + 2 * N_TABLES_MAX > N_COPIES)
+        return false;
     for (uint32_t k = 0; k < w->n_tables; k++)
         if (s->n_slots[k] - drops(w, s, k) * BS + n_tokens > N_SLOTS) return false;
     return true;
@@ -78,7 +79,7 @@ static inline bool any_covered(const world *w, const wseq *s) {
 
 static inline void op_rollback(world *w, uint32_t q, uint32_t n_tokens) {
     wseq *s = &w->seqs[q];
-    if (!s->alive || s->compacting) return;
+    if (!s->alive || s->swapped || s->compacting) return;
     for (uint32_t k = 0; k < w->n_tables; k++)
         if (s->n_slots[k] < n_tokens) return;
     for (uint32_t k = 0; k < w->n_tables; k++) {
@@ -105,16 +106,18 @@ static inline void op_free(world *w, uint32_t q) {
         for (uint32_t i = 0; i < N_SEQS; i++) w->seqs[i].compacting = false;
     }
     MUST(!kvf_seq_free(w->m, s->handle), "free", q, 0);
-    s->alive = s->compacting = false;
+    s->alive = s->compacting = s->swapped = false;
     check_all(w, NULL);
 }
 
 static inline void op_fork(world *w, uint32_t q, uint32_t to) {
     wseq *s = &w->seqs[q];
-    if (!s->alive || s->compacting || w->seqs[to].alive || w->list.n + 64 > N_COPIES) return;
+    if (!s->alive || s->swapped || s->compacting || w->seqs[to].alive || w->list.n + 64 > N_COPIES) return;
     uint64_t before = fingerprint(w);
     kvf_seq child = 0;
+    uint32_t n_copies = w->list.n;
     if (went(w, kvf_seq_fork(w->m, s->handle, &w->list, &child), before)) {
+        run_copies(w, n_copies);
         w->seqs[to] = *s;
         w->seqs[to].handle = child;
         s->secure = false;
@@ -136,7 +139,7 @@ static inline void op_reserve(world *w, uint32_t q, uint32_t n_slots, bool growt
     wseq *s = &w->seqs[q];
     uint32_t slots[N_TABLES_MAX];
     kvf_reserve r;
-    if (!s->alive || s->compacting) return;
+    if (!s->alive || s->swapped || s->compacting) return;
     uint64_t before = fingerprint(w);
     fill_reserve(w, n_slots, growth, slots, &r);
     if (went(w, kvf_seq_reserve_as(w->m, s->handle, &r), before)) note_reserve(w, s, slots, growth);
@@ -145,7 +148,7 @@ static inline void op_reserve(world *w, uint32_t q, uint32_t n_slots, bool growt
 
 static inline void op_scores(world *w, uint32_t q) {
     wseq *s = &w->seqs[q];
-    if (!s->alive || s->scored) return;
+    if (!s->alive || s->swapped || s->scored) return;
     MUST(!kvf_seq_take_scores(w->m, s->handle, s->n_slots), "take_scores", q, 0);
     s->scored = true;
     check_all(w, NULL);
@@ -167,7 +170,7 @@ static inline uint32_t naive_lookup(const world *w, const uint64_t *v, uint32_t 
     for (uint32_t i = 0; i < c->n_max; i++) {
         const kvf__node *x = &c->nodes[i];
         uint32_t begin = x->depth * BS, end = begin + x->n_tokens;
-        if (!x->n_tokens || begin >= n) continue;
+        if (!x->n_tokens || begin >= n || (!o->host && !kvf__is_here(c, i))) continue;
         uint32_t same = common_v(w->nodes[i].v, v + begin, KVF__MIN(x->n_tokens, n - begin));
         if (same == x->n_tokens) {
             if (x->n_tokens == BS) whole = KVF__MAX(whole, end);
@@ -224,11 +227,19 @@ static inline void op_start(world *w, uint32_t q, uint32_t which, uint32_t n, kv
     uint64_t before = fingerprint(w);
     kvf_prefix_key key = key_of(p, p->tokens, n);
     if (reserve) fill_reserve(w, reserve, growth, slots, &r);
-    if (!went(w, kvf_prefix_attach(w->m, handle, &key, &match, reserve ? &r : NULL), before)) {
+    uint32_t n_copies = w->list.n;
+    if (match.n_host_blocks)
+        MUST(kvf_prefix_attach(w->m, handle, &key, &match, reserve ? &r : NULL) == KVF_E_LIMIT &&
+                 fingerprint(w) == before,
+             "an attach without a list", match.n_host_blocks, 0);
+    if (!went(w, kvf_prefix_attach_tiers(w->m, handle, &key, &match, reserve ? &r : NULL, &w->list), before)) {
         MUST(!kvf_seq_free(w->m, handle), "free", 0, 0);
         check_all(w, NULL);
         return;
     }
+    MUST(w->list.n - n_copies == match.n_host_blocks, "copies from the host", w->list.n - n_copies,
+         match.n_host_blocks);
+    run_copies(w, n_copies);
     *s = (wseq){.handle = handle, .alive = true, .prompt = which, .n = match.n_tokens};
     memcpy(s->tokens, p->tokens, sizeof s->tokens);
     memcpy(s->v, v, n * sizeof *v);
@@ -241,6 +252,10 @@ static inline void op_start(world *w, uint32_t q, uint32_t which, uint32_t n, kv
     if (reserve) note_reserve(w, s, slots, growth);
     w->n_hits += match.n_tokens != 0;
     w->n_hit_tokens += match.n_tokens;
+    if (match.n_host_blocks)
+        w->n_host_tokens += match.n_tokens - ((match.n_tokens + BS - 1) / BS - match.n_host_blocks / w->n_tables) * BS;
+    MUST(w->m->cache.stats.host_hit_tokens == w->n_host_tokens, "host_hit_tokens", w->m->cache.stats.host_hit_tokens,
+         w->n_host_tokens);
     MUST(w->m->cache.stats.hits == w->n_hits && w->m->cache.stats.hit_tokens == w->n_hit_tokens, "hits",
          w->m->cache.stats.hits, w->n_hits);
     read_snapshot(w, &match, v);
@@ -267,7 +282,7 @@ static inline bool is_taken(const world *w, const wseq *s, uint32_t d, uint32_t 
 
 static inline void op_store(world *w, uint32_t q, uint32_t n_tokens, bool partial, uint32_t priority) {
     wseq *s = &w->seqs[q];
-    if (!s->alive || !s->n || n_tokens > s->n) return;
+    if (!s->alive || s->swapped || !s->n || n_tokens > s->n) return;
     kvf_prefix_key key = key_of(&w->prompts[s->prompt], s->tokens, s->n);
     kvf_prefix_store_options o = {.struct_size = sizeof o,
                                   .flags = partial ? KVF_PREFIX_PARTIAL : 0,
@@ -325,7 +340,7 @@ static inline void op_begin(world *w, uint32_t n_items, const uint32_t *q, const
     uint32_t n_groups = w->m->n_groups, n = 0;
     for (uint32_t i = 0; i < n_items; i++) {
         wseq *s = &w->seqs[q[i]];
-        bool good = s->alive && n_keep[i];
+        bool good = s->alive && !s->swapped && n_keep[i];
         good &= !w->windows[layer[i]];
         for (uint32_t g = 0; good && g < n_groups; g++) good = s->n_slots[layer[i] * n_groups + g] > n_keep[i];
         for (uint32_t j = 0; good && j < n; j++) good = w->items[j].seq != s->handle || w->items[j].layer != layer[i];
@@ -403,6 +418,7 @@ static inline void op_cancel(world *w) {
 /* ---- Copies, holds, the rest -------------------------------------------------------------------------------------------- */
 
 static inline void op_copies_done(world *w) {
+    flush(w, N_COPIES);
     MUST(!kvf_copies_done(w->m, &w->list), "copies_done", 0, 0);
     check_all(w, NULL);
 }
@@ -426,9 +442,47 @@ static inline void op_hold(world *w, uint32_t h, uint32_t id) {
         if (status) {
             x->handle = 0;
         } else {
-            memcpy(x->slots, w->sim[id], sizeof x->slots);
+            for (uint32_t s = 0; s < BS; s++) x->slots[s] = slot_of(w, DEVICE, id, s);
             now_shared(w, id, NULL);
         }
+    }
+    check_all(w, NULL);
+}
+
+/* ---- The host ------------------------------------------------------------------------------------------------------------ */
+
+static inline void op_offload(world *w, uint32_t max_nodes) {
+    uint32_t n_copies = w->list.n, n = 99, n_bare = w->m->cache.bare.n;
+    bool roomy = true, may_pin = true; /* for so many, on the host and here */
+    for (uint32_t i = 0; i < w->m->config.n_classes; i++) {
+        roomy &= w->m->host_blocks[i].n_free >= max_nodes * w->m->cache.class_tables[i];
+        may_pin &= kvf__pool_spare(&w->m->blocks[i]) >= max_nodes * w->m->cache.class_tables[i];
+    }
+    uint64_t offloaded = w->m->cache.stats.offloaded, evicted = w->m->cache.stats.evicted;
+    if (!w->n_host || w->list.n + 2 * N_BLOCKS_MAX > N_COPIES) return;
+    MUST(!kvf_prefix_offload(w->m, max_nodes, &w->list, &n), "offload", max_nodes, 0);
+    MUST(n <= max_nodes && n <= n_bare && w->list.n - n_copies == n * w->n_tables, "offload", n, w->list.n - n_copies);
+    MUST(w->m->cache.stats.offloaded - offloaded == n, "offloaded", w->m->cache.stats.offloaded, n);
+    if (roomy) {
+        MUST(w->m->cache.stats.evicted == evicted, "evicted though the host has room", evicted, 0);
+        if (may_pin) MUST(n == KVF__MIN(max_nodes, n_bare), "offload", n, n_bare);
+    }
+    run_copies(w, n_copies);
+    check_all(w, NULL);
+}
+
+/* To the host, or back. */
+static inline void op_swap(world *w, uint32_t q) {
+    wseq *s = &w->seqs[q];
+    if (!w->n_host || !s->alive || s->compacting || w->list.n + 64 > N_COPIES) return;
+    uint64_t before = fingerprint(w);
+    uint32_t n_copies = w->list.n;
+    kvf_status status =
+        s->swapped ? kvf_swap_in(w->m, &s->handle, 1, 1, &w->list) : kvf_swap_out(w->m, &s->handle, 1, &w->list);
+    if (went(w, status, before)) {
+        run_copies(w, n_copies);
+        s->swapped = !s->swapped;
+        s->secure = false;
     }
     check_all(w, NULL);
 }

@@ -299,5 +299,10 @@ Test(blockmgr_classes, bytes_are_those_of_the_classes) {
     OK(kvf_profile_read(m, &p, NULL, 0));
     cr_assert(p.freed_bytes == 2 * 1030 && p.evicted_bytes == 22 * 30 / 8 + 2000);
     cr_assert(p.total == 16 && p.free == 12 && p.held == 4);
+    kvf_seq b = 0;
+    OK(kvf_seq_fork(m, a, NULL, &b));
+    compact(m, b, 1, 8); /* to a fresh block of the second class, and nothing falls free */
+    OK(kvf_profile_read(m, &p, NULL, 0));
+    cr_assert_eq(p.freed_bytes, 2 * 1030 - 30, "%llu freed", (unsigned long long)p.freed_bytes);
     kvf_manager_destroy(m);
 }

@@ -298,3 +298,34 @@ Test(engine_budget, preempted_requests_begin_again_under_it) {
     }
     cr_assert_gt(n_preempted, 0u, "the pool was not tight");
 }
+
+/* K and V of two heads of 16 floats in three layers: 768 bytes a token. */
+Test(engine_budget, bytes_are_so_many_tokens) {
+    static struct answer by_tokens, by_bytes;
+    kvf_engine_config c = config_of(600);
+    c.deterministic = 1;
+    answer_alone(&c, &by_tokens, 100, 3, 20, "d2o budget_tokens=30");
+    answer_alone(&c, &by_bytes, 100, 3, 20, "d2o budget_bytes=23807"); /* 31 tokens lack a byte */
+    expect_same(&by_tokens, &by_bytes, 0, "submitted");
+    for (int kind = 0; kind < 2; kind++) { /* while it waits, while it runs */
+        kvf_engine *e[2] = {create(&c), create(&c)};
+        struct answer *a[2] = {&by_tokens, &by_bytes};
+        kvf_error err = {""};
+        for (int i = 0; i < 2; i++) {
+            memset(a[i], 0, sizeof *a[i]);
+            submit(e[i], a[i], 100, 3, 20, "d2o rho=0.5 min_tokens=16");
+            for (int s = 0; s < 5 * kind; s++) cr_assert_eq(kvf_engine_step(e[i], NULL, &err), KVF_OK, "%s", err.text);
+        }
+        cr_assert_eq(kvf_engine_set_budget(e[0], a[0]->id, 0.5, 30, &err), KVF_OK, "%s", err.text);
+        cr_assert_eq(kvf_engine_set_budget_bytes(e[1], a[1]->id, 23807, &err), KVF_OK, "%s", err.text);
+        cr_assert_eq(kvf_engine_set_budget_bytes(e[1], a[1]->id, 16 * 768 - 1, &err), KVF_E_INVALID, "%s", err.text);
+        cr_assert_eq(kvf_engine_set_budget_bytes(e[1], a[1]->id, 0, &err), KVF_E_INVALID, "%s", err.text);
+        cr_assert_eq(kvf_engine_set_budget_bytes(e[1], a[1]->id + 1, 23807, &err), KVF_E_NOT_FOUND);
+        for (int i = 0; i < 2; i++) {
+            run(e[i]);
+            kvf_engine_destroy(e[i]);
+        }
+        expect_same(&by_tokens, &by_bytes, 0, "changed");
+        cr_expect_eq(by_bytes.held, by_tokens.held);
+    }
+}

@@ -144,6 +144,10 @@ static void run_mix(uint64_t seed, bool deterministic, bool cache, uint32_t n_bl
     c.max_running = 5 + below(&rng, 4);
     c.max_prefill_tokens = 128 + below(&rng, 2) * 64;
     c.snapshot_bytes = UINT64_C(1) << (12 + below(&rng, 6));
+    if (seed % 2) { /* a host for some or all of what is preempted or cached */
+        c.host_bytes = config_of(1 + below(&rng, 2 * n_blocks)).kv_bytes;
+        c.preempt = below(&rng, 3);
+    }
     kvf_engine *e = create(&c);
     uint32_t n = 0, steps = 0;
     memset(tasks, 0, sizeof tasks);
@@ -166,6 +170,7 @@ static void run_mix(uint64_t seed, bool deterministic, bool cache, uint32_t n_bl
     cr_expect(s.occupancy.blocks.n_held == 0 && s.occupancy.blocks.n_promised == 0, "seed %llu",
               (unsigned long long)seed);
     cr_expect(s.occupancy.score_pages.n_held == 0 && s.occupancy.n_seqs == 0);
+    cr_expect(s.occupancy.host_blocks.n_held == 0 && s.occupancy.host_score_pages.n_held == 0);
     kvf_engine_destroy(e);
     for (uint32_t i = 0; i < n; i++) {
         struct task *t = &tasks[i];

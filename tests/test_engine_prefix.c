@@ -240,3 +240,44 @@ Test(engine_prefix, an_answer_is_found_in_the_next_turn) {
         free(a);
     }
 }
+
+/* Many questions over one context whose end nobody names: each finds it up to the last end of a chunk. By hand: so many tokens
+ * less are computed for it, and so many blocks of each layer less are taken; with the cache on a policy's first event goes
+ * to fresh blocks, since what it has stored stays findable. */
+Test(engine_prefix, questions_over_one_context_whose_end_is_not_named) {
+    enum { QUESTIONS = 32, CONTEXT = 150, FOUND = 144, CHUNK = 16 };
+    struct answer *a = calloc(2 * QUESTIONS, sizeof *a);
+    uint64_t computed[2], taken[2], by_hand = 0, n_tokens = 0;
+    for (int cache = 0; cache < 2; cache++) {
+        kvf_profile_config profile = kvf_profile_config_default();
+        kvf_profile p = {.struct_size = sizeof p};
+        kvf_engine_config c = small_chunks(6000, cache);
+        c.profile = &profile;
+        kvf_engine *e = create(&c);
+        for (uint32_t i = 0; i < QUESTIONS; i++) {
+            submit_long(e, &a[cache * QUESTIONS + i], CONTEXT, CONTEXT + 4 + i % 13, 50 + i, 0,
+                        "d2o rho=0.3 min_tokens=16", 1);
+            if (i == 0) run(e); /* the context is computed once */
+        }
+        run(e);
+        kvf_prefix_stats s = prefix_of(e, &computed[cache]);
+        cr_expect_eq(s.hit_tokens, cache ? (QUESTIONS - 1) * (uint64_t)FOUND : 0);
+        cr_assert_eq(kvf_profile_read(e->manager, &p, NULL, 0), KVF_OK);
+        taken[cache] = p.taken_blocks;
+        kvf_engine_destroy(e);
+    }
+    for (uint32_t i = 0; i < QUESTIONS; i++) {
+        const struct answer *off = &a[i], *on = &a[QUESTIONS + i];
+        expect_same(off, on, 0, "question");
+        n_tokens += off->n_prompt;
+        by_hand += 3 * (uint64_t)kvf__ceil_div(off->n_prompt, BLOCK);
+        taken[1] -= on->blocks[0] + on->blocks[1] + on->blocks[2];
+    }
+    cr_expect_eq(computed[0], n_tokens);
+    cr_expect_eq(computed[1], n_tokens - (QUESTIONS - 1) * (uint64_t)FOUND);
+    cr_expect_eq(taken[0], by_hand, "%llu blocks taken, not %llu", (unsigned long long)taken[0],
+                 (unsigned long long)by_hand);
+    cr_expect_eq(taken[1], by_hand - (QUESTIONS - 1) * 3 * (uint64_t)FOUND / BLOCK, "%llu blocks taken, %llu without",
+                 (unsigned long long)taken[1], (unsigned long long)by_hand);
+    free(a);
+}

@@ -90,6 +90,25 @@ Test(engine_swap, results_are_those_without_preemption) {
     free(gone);
 }
 
+Test(engine_swap, a_step_goes_on_beside_a_swap) {
+    outcome *out = calloc(1, sizeof *out);
+    cr_assert_not_null(out);
+    kvf_engine_config small = config_swap(120, 300, KVF_PREEMPT_SWAP);
+    kvf_engine *e = create(&small);
+    submit_all(e, policies[0], out);
+    uint32_t n_beside = 0;
+    kvf_engine_stats before = stats_of(e), now = before;
+    for (int more = 1; more; before = now) {
+        step(e, &more);
+        now = stats_of(e);
+        n_beside += now.n_swapped_out > before.n_swapped_out && now.n_decode_tokens > before.n_decode_tokens;
+    }
+    cr_assert_gt(now.n_swapped_out, 2);
+    cr_assert_gt(n_beside, 0, "no step with a swap has run");
+    finish(e, out);
+    free(out);
+}
+
 Test(engine_swap, what_finds_no_room_on_the_host_is_computed_again) {
     outcome *there = malloc(sizeof *there), *gone = malloc(sizeof *gone);
     cr_assert(there && gone);

@@ -22,6 +22,23 @@ static const char *const all[] = {
 };
 enum { N_ALL = sizeof all / sizeof *all };
 
+static const char *const others[] = {
+    "uniform rho=0.3 min_tokens=16",
+    "evict rho=0.3 min_tokens=16",
+    "reciprocal rho=0.3 min_tokens=16",
+    "exp_decay rho=0.3 min_tokens=16",
+    "roco rho=0.3 min_tokens=16",
+    "snapkv rho=0.3 min_tokens=16 window=8 score_window=16",
+    "pyramidkv rho=0.3 min_tokens=16 window=16 score_window=16",
+    "cam rho=0.3 min_tokens=16",
+    "sirllm rho=0.3 min_tokens=16",
+    "fold rho=0.3 min_tokens=16",
+    "h2o rho=0.3 min_tokens=16 score=window score_window=16 score_norm=v score_pool=5",
+    "d2o rho=0.3 min_tokens=16 metric=entropy score=sqrt",
+    "d2o rho=0.3 min_tokens=16 metric=mass score=mean",
+};
+enum { N_OTHERS = sizeof others / sizeof *others };
+
 /* ---- What each sample is ----------------------------------------------------------------------------------- */
 
 static void expect_as_alone(const kvf_engine_config *c, const struct job *together, kvf_generate g,
@@ -38,7 +55,7 @@ static void expect_as_alone(const kvf_engine_config *c, const struct job *togeth
 }
 
 Test(engine_variants, each_sample_is_what_a_request_of_its_own_is) {
-    static struct job together;
+    static struct job together, other;
     uint32_t prompt[MAX_TOKENS];
     for (int kind = 0; kind < 8; kind++) {
         kvf_engine_config c = config_of(4000);
@@ -49,11 +66,12 @@ Test(engine_variants, each_sample_is_what_a_request_of_its_own_is) {
         if (kind & 1) g.forced = prompt + 110; /* the prompt's array goes on */
         answer_alone(&c, &together, g, all, N_ALL);
         expect_as_alone(&c, &together, g, all, N_ALL);
+        answer_alone(&c, &other, g, others, N_OTHERS);
+        expect_as_alone(&c, &other, g, others, N_OTHERS);
         cr_expect(kind & 1 || memcmp(together.answers[0].tokens, together.answers[11].tokens, 24 * 4) != 0);
     }
 }
 
-/* Behind one another in one engine, so that the later ones find the prompt, with or without a snapshot of its sums. */
 /* What goes by the last queries, squares or probabilities too: one prompt takes what any of them needs. */
 Test(engine_variants, figures_of_all_kinds_over_one_prompt) {
     static struct job together;
@@ -93,6 +111,7 @@ Test(engine_variants, figures_of_all_kinds_over_one_prompt) {
     kvf_engine_destroy(e);
 }
 
+/* Behind one another in one engine, so that the later ones find the prompt, with or without a snapshot of its sums. */
 Test(engine_variants, a_prompt_that_is_found_changes_nothing) {
     static struct job first, jobs[2];
     uint32_t prompt[MAX_TOKENS];
@@ -197,22 +216,24 @@ Test(engine_variants, preempted_samples_lose_and_change_nothing) {
                                            "d2o rho=0.4 min_tokens=16",
                                            "full",
                                            "d2o rho=0.6 min_tokens=16",
-                                           "streaming rho=0.5 min_tokens=16"};
+                                           "streaming rho=0.5 min_tokens=16",
+                                           "snapkv rho=0.4 min_tokens=16 window=8 score_window=16",
+                                           "roco rho=0.5 min_tokens=16"};
     uint32_t prompt[MAX_TOKENS];
     uint64_t n_preempted = 0, n_prompts = 0;
     for (uint32_t n_blocks = 54; n_blocks < 120; n_blocks += 3) {
         kvf_engine_config c = config_of(2500);
         kvf_generate g = request_of(prompt, 45, 2, 60);
-        if (n_blocks == 54) answer_alone(&c, &roomy, g, policies, 6);
+        if (n_blocks == 54) answer_alone(&c, &roomy, g, policies, 8);
         c = config_of(n_blocks);
         c.prefix_cache = n_blocks & 1;
         kvf_engine *e = create(&c);
-        submit(e, &tight, g, policies, 6);
+        submit(e, &tight, g, policies, 8);
         run(e);
         n_preempted += stats_of(e).n_preempted;
         n_prompts += stats_of(e).n_prompt_tokens > 45;
         kvf_engine_destroy(e);
-        for (uint32_t i = 0; i < 6; i++) expect_bits(&roomy.answers[i], &tight.answers[i], policies[i]);
+        for (uint32_t i = 0; i < 8; i++) expect_bits(&roomy.answers[i], &tight.answers[i], policies[i]);
     }
     cr_expect(n_preempted > 20 && n_prompts > 5, "%llu preempted", (unsigned long long)n_preempted);
 }

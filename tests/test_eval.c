@@ -199,7 +199,7 @@ static void expect_cell(kvf_engine *engine, const kvf__eval_item *item, const kv
 /* Every policy there is, in every preset, beside one another: the same figures as each alone. */
 Test(eval, cells_are_what_separate_runs_give, .init = open_model, .fini = close_model) {
     kvf__cli cli = kvf__cli_default();
-    kvf__eval_policies policies = {NULL, 0, 0};
+    kvf__eval_policies policies = {.n = 0};
     const kvf_model_info *info = kvf_model_get_info(model);
     cr_assert(kvf__eval_policies_read(&cli, info, &policies));
     cr_assert(kvf__eval_policy_add(&cli, info, "full layer=d2o,full_layers=0,nm=1:1", NULL, &policies));

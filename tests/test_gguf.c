@@ -349,6 +349,14 @@ Test(gguf, refuses_values_and_types_that_lie) {
         KEY("experts", LLAMA "expert_count", SCALAR, GW_U32, 8, KVF_E_UNSUPPORTED, "expert_count: 8:"),
         KEY("window f32", ATTENTION "sliding_window", SCALAR, GW_FLOAT, 0, KVF_E_FORMAT, "sliding_window: type f32"),
         KEY("windows", ATTENTION "sliding_window", ARRAY, GW_U32, 2, KVF_E_FORMAT, "sliding_window: type array of u32"),
+        KEY("pattern f32", ATTENTION "sliding_window_pattern", SCALAR, GW_FLOAT, 0, KVF_E_FORMAT,
+            "sliding_window_pattern: type f32"),
+        KEY("pattern of f32", ATTENTION "sliding_window_pattern", ARRAY, GW_FLOAT, 2, KVF_E_FORMAT,
+            "sliding_window_pattern: type array of f32: must be a number or an array of bool"),
+        KEY("pattern of 3 layers", ATTENTION "sliding_window_pattern", ARRAY, GW_BOOL, 3, KVF_E_FORMAT,
+            "sliding_window_pattern: 3 elements: must be the 2 layers"),
+        KEY("pattern without window", ATTENTION "sliding_window_pattern", SCALAR, GW_U32, 2, KVF_E_FORMAT,
+            "sliding_window_pattern: 1 layers slide, but attention.sliding_window is missing or 0"),
         KEY("split 0", "split.count", SCALAR, GW_U16, 0, KVF_E_FORMAT, "split.count: 0:"),
         KEY("split 65536", "split.count", SCALAR, GW_U32, 65536, KVF_E_FORMAT, "split.count: 65536:"),
         KEY("split u8 array", "split.count", ARRAY, GW_U8, 2, KVF_E_FORMAT, "split.count: type array of u8"),
@@ -358,6 +366,22 @@ Test(gguf, refuses_values_and_types_that_lie) {
         {"a key twice", NULL, TEXT, "general.name", "again", 0, 0, 0, KVF_E_FORMAT, "key general.name: is there twice"},
     };
     check_faults(&(struct tiny_model_params){0}, faults, sizeof faults / sizeof *faults);
+}
+
+/* Layers that slide must be like the others but for the window. */
+Test(gguf, refuses_sliding_layers_that_are_other_layers) {
+    static const fault faults[] = {
+        KEY("base", LLAMA "rope.freq_base_swa", SCALAR, GW_FLOAT, 0x41200000, KVF_E_UNSUPPORTED,
+            "rope.freq_base_swa: 10: layers that slide must have the base of the others"),
+        KEY("base 0", LLAMA "rope.freq_base_swa", SCALAR, GW_FLOAT, 0, KVF_E_FORMAT, "rope.freq_base_swa: 0:"),
+        KEY("keys", ATTENTION "key_length_swa", SCALAR, GW_U32, 32, KVF_E_UNSUPPORTED,
+            "key_length_swa: 32: layers that slide must have heads as long"),
+        KEY("values", ATTENTION "value_length_swa", SCALAR, GW_U32, 8, KVF_E_UNSUPPORTED,
+            "value_length_swa: 8: layers that slide must have heads as long"),
+    };
+    check_faults(&(struct tiny_model_params){.sliding_window = 100}, faults, sizeof faults / sizeof *faults);
+    check_faults(&(struct tiny_model_params){.sliding_window = 100, .sliding_period = 2}, faults,
+                 sizeof faults / sizeof *faults);
 }
 
 Test(gguf, refuses_tensors_that_do_not_fit) {

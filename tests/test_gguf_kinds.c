@@ -100,6 +100,38 @@ Test(gguf_kinds, reads_other_architectures) {
     kvf_model_close(model);
 }
 
+/* Which layers slide: a number n leaves every n-th out, an array names those that do. */
+Test(gguf_kinds, reads_which_layers_slide) {
+    static const char *const names[] = {"llama", "mistral", "qwen2"};
+    static const struct {
+        uint32_t period, layers, n;
+        const char *slides;
+    } cases[] = {{0, 0, 6, "111111"}, {1, 0, 0, "000000"}, {2, 0, 3, "101010"}, {3, 0, 4, "110110"},
+                 {4, 0, 5, "111011"}, {9, 0, 6, "111111"}, {0, 1, 1, "100000"}, {0, 0x2e, 4, "011101"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        meter m = {0};
+        kvf_model *model = open_params(&(struct tiny_model_params){.arch = names[i % 3],
+                                                                   .n_layers = 6,
+                                                                   .sliding_window = 100,
+                                                                   .sliding_period = cases[i].period,
+                                                                   .sliding_layers = cases[i].layers},
+                                       &m);
+        const kvf_model_info *info = kvf_model_get_info(model);
+        cr_assert_eq(info->n_window_layers, cases[i].n, "case %zu: %u", i, info->n_window_layers);
+        cr_assert_eq(info->sliding_window, cases[i].n ? 100 : 0);
+        for (uint32_t l = 0; l < 6; l++)
+            cr_assert_eq(kvf_model_layer_window(model, l), cases[i].slides[l] == '1' ? 100 : 0, "case %zu, layer %u", i,
+                         l);
+        cr_assert_eq(kvf_model_layer_window(model, 6), 0);
+        kvf_model_close(model);
+    }
+    meter m = {0};
+    kvf_model *model =
+        open_params(&(struct tiny_model_params){.n_layers = 2, .sliding_window = 512, .sliding_period = 2}, &m);
+    cr_assert(kvf_model_layer_window(model, 0) == 0 && model->info.n_window_layers == 0);
+    kvf_model_close(model);
+}
+
 /* The context is the model's, whatever its window. */
 Test(gguf_kinds, the_engine_goes_beyond_a_sliding_window) {
     meter m = {0};

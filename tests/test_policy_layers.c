@@ -156,6 +156,33 @@ Test(policy_layers, totals_are_exact_for_every_policy_metric_and_unit) {
     cr_assert_gt(n_exact, 1000);
 }
 
+Test(policy_layers, one_token_and_more_full_layers_than_layers) {
+    const char *name;
+    for (uint32_t p = 0; (name = kvf_policy_name(p)); p++) {
+        kvf_policy_options o = rig_policy(name, NULL);
+        o.min_tokens = 0;
+        kvf_policy_need need;
+        OK(kvf_policy_project(&o, 1, 1, 16, 1, 0, &need, err));
+        cr_assert_eq(need.prompt_blocks, 1);
+        kvf_policy_state *s = prompted(&o, 1, 16, 1, (double[]){NAN, INFINITY, 0, 1});
+        bool grows = kvf_policy_ops_resolve(o.ops).flags & (KVF_POLICY_PROMPT_ONLY | KVF_POLICY_KEEPS_ALL);
+        uint32_t n_slots = 1, keep;
+        cr_assert(!kvf_policy_due(s, 0, KVF_AT_PROMPT_END, &n_slots, &keep) && !kvf_policy_sizes(s, 0), "%s", name);
+        kvf_policy_due(s, 0, KVF_BEFORE_APPEND, &n_slots, &keep); /* one token is the budget */
+        n_slots = 2;
+        cr_assert(kvf_policy_due(s, 0, KVF_AFTER_STEP, &n_slots, &keep) == !grows && keep == !grows, "%s", name);
+        kvf_policy_state_destroy(s);
+        o.full_layers[0] = 0, o.full_layers[1] = 1, o.full_layers[2] = 2; /* three of two */
+        o.n_full_layers = 3;
+        FAILS(kvf_policy_options_check(&o, 2, 16, err), KVF_E_INVALID, "full_layers 2: the model has 2 layers");
+        o.full_layers[2] = -1;
+        OK(kvf_policy_options_check(&o, 2, 16, err)); /* both, one of them by two names */
+        cr_assert_eq(kvf__policy_n_full(&o, 2), 2);
+        if (kvf_policy_evicts(&o))
+            FAILS(kvf_policy_project(&o, 2, 1, 16, 100, 9, &need, err), KVF_E_INVALID, "leave nothing of the budget");
+    }
+}
+
 /* Weights that a policy of the caller's gets wrong still give sizes with the exact total, and lower bounds hold. */
 static double wrong[4];
 static void wrong_weights(const kvf_policy_options *o, uint32_t n_prompt, uint32_t budget, const double *density,

@@ -65,6 +65,8 @@ static json_t *pool_json(const kvf_profile *p) {
     PUT(freed_by_rollback), PUT(freed_by_release), PUT(freed_by_eviction), PUT(freed_by_swap), PUT(freed_by_window),
         PUT(copied_blocks);
     PUT(copied_pages), PUT(compactions), PUT(swapped_out_blocks), PUT(swapped_in_blocks);
+    PUT(host_held), PUT(host_held_max), PUT(host_cached), PUT(host_cached_max), PUT(offloaded_blocks),
+        PUT(loaded_blocks);
     PUT(evicted_slots), PUT(evicted_bytes), PUT(freed_bytes), PUT(events), PUT(events_dropped), PUT(n_clock_back);
 #undef PUT
     json_object_set_new(o, "lifetime_ns", histogram_json(&p->lifetime));
@@ -79,7 +81,8 @@ static json_t *prefix_json(const kvf_prefix_stats *p) {
     json_t *o = json_object();
 #define PUT(field) put(o, #field, p->field)
     PUT(queries), PUT(hits), PUT(query_tokens), PUT(hit_tokens), PUT(stored), PUT(evicted), PUT(removed), PUT(adopted);
-    PUT(duplicates), PUT(snapshots_put), PUT(snapshots_evicted), PUT(n_nodes_max);
+    PUT(duplicates), PUT(snapshots_put), PUT(snapshots_evicted), PUT(n_nodes_max), PUT(host_hit_tokens);
+    PUT(offloaded), PUT(left_device), PUT(left_host), PUT(loaded);
 #undef PUT
     put_real(o, "hit_ratio", p->query_tokens ? (double)p->hit_tokens / (double)p->query_tokens : NAN);
     return o;
@@ -288,6 +291,8 @@ void kvf__occ_prometheus(const kvf__occ *o, FILE *out) {
     sample(out, "blocks_free", "gauge", "Blocks that are free.", p->free);
     sample(out, "blocks_held", "gauge", "Blocks that a table, a handle or a pending copy holds.", p->held);
     sample(out, "blocks_cached", "gauge", "Blocks kept for the prefix cache alone.", p->cached);
+    sample(out, "host_blocks_held", "gauge", "Blocks of the host that swapped sequences or copies hold.", p->host_held);
+    sample(out, "host_blocks_cached", "gauge", "Blocks of the host kept for the prefix cache.", p->host_cached);
     sample(out, "blocks_promised", "gauge", "Free blocks that are promised to tables.", p->promised);
     sample(out, "blocks_shared", "gauge", "Blocks with more than one holder.", p->shared);
     sample(out, "blocks_held_max", "gauge", "High-water mark of blocks_held.", p->held_max);
@@ -322,6 +327,8 @@ void kvf__occ_prometheus(const kvf__occ *o, FILE *out) {
         sample(out, "prefix_hits_total", "counter", "Of them, those of which tokens were found.", c->hits);
         sample(out, "prefix_query_tokens_total", "counter", "Tokens of those prompts.", c->query_tokens);
         sample(out, "prefix_hit_tokens_total", "counter", "Of them, those that were found.", c->hit_tokens);
+        sample(out, "prefix_host_hit_tokens_total", "counter", "Of them, those that lay on the host alone.",
+               c->host_hit_tokens);
         sample(out, "prefix_evictions_total", "counter", "Block positions that left the prefix cache for room.",
                c->evicted);
     }

@@ -36,6 +36,7 @@ static json_t *info_json(const kvf_model_info *m) {
         {"n_ff", count_json(m->n_ff)},
         {"n_context", count_json(m->n_context)},
         {"sliding_window", count_json(m->sliding_window)},
+        {"n_window_layers", count_json(m->n_window_layers)},
         {"rope_base", kvf__json_number((double)m->rope_base)},
         {"norm_epsilon", kvf__json_number((double)m->norm_epsilon)},
         {"tokenizer", text_json(m->tokenizer)},
@@ -71,7 +72,9 @@ static void print_text(const kvf_model_info *m) {
     row("heads", "%u query and %u KV heads of %u", m->n_q_heads, m->n_kv_heads, m->head_dim);
     row("output head", "%s", m->tied_output ? "the embedding" : "its own");
     row("context", "%s tokens, RoPE base %g", kvf__show_count(m->n_context).text, (double)m->rope_base);
-    if (m->sliding_window) row("sliding window", "%s tokens", kvf__show_count(m->sliding_window).text);
+    if (m->sliding_window)
+        row("sliding window", "%s tokens, in %u of %u layers", kvf__show_count(m->sliding_window).text,
+            m->n_window_layers, m->n_layers);
     row("norm epsilon", "%g", (double)m->norm_epsilon);
     row("tokenizer", "%s, pre-tokenizer %s, %s tokens", m->tokenizer, m->pre_tokenizer[0] ? m->pre_tokenizer : "-",
         kvf__show_count(m->n_vocab).text);

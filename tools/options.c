@@ -87,8 +87,8 @@ static const kvf__arg_group sampling_group = {"Generation (a line of the input m
 enum { MAX_POLICY_ARGS = 64 };
 static kvf__arg policy_args[MAX_POLICY_ARGS] = {
     {"policy", "NAME", NULL, "d2o", KVF__ARG_TEXT, AT(policy), 0, 0, NULL},
-    {"preset", "NAME", "set of options: of d2o paper, serving or authors; of cam h2o", "paper", KVF__ARG_TEXT, AT(preset), 0, 0,
-     NULL},
+    {"preset", "NAME", "set of options: of d2o paper, serving or authors; of cam h2o", "paper", KVF__ARG_TEXT,
+     AT(preset), 0, 0, NULL},
 };
 static char policy_help[200], policy_helps[MAX_POLICY_ARGS][320], policy_fallbacks[MAX_POLICY_ARGS][48];
 static kvf__arg_group policy_group = {
@@ -99,7 +99,8 @@ static kvf__arg_group policy_group = {
 static const kvf__arg memory_args[] = {
     {"kv-memory", "SIZE", "memory for K and V: plain bytes, or with KiB, MiB or GiB", "512MiB", KVF__ARG_BYTES,
      AT(kv_memory), 0, 0, NULL},
-    {"host-memory", "SIZE", "memory beside it, where requests go that have to make room, to go on from there", "none",
+    {"host-memory", "SIZE",
+     "memory beside it, where requests go that have to make room, to go on from there, and cached prompts", "none",
      KVF__ARG_BYTES, AT(host_memory), 0, 0, NULL},
     {"preempt", "HOW",
      "what becomes of a request that has to make room: swap: it goes to --host-memory, while that has room; recompute: it "
@@ -117,12 +118,15 @@ static const kvf__arg memory_args[] = {
      "on: prompts that begin alike share the blocks of what they have in common, which are kept when a prompt ends, until "
      "their memory is needed; a policy that observes prompts goes on from the sums kept with them",
      "on", KVF__ARG_CHOICE, AT(prefix_cache), 0, 0, "on|off"},
+    {"prefix-offload", "WHEN",
+     "on: with --host-memory, cached prompts go there before their memory is needed, and come back when they are found",
+     "on", KVF__ARG_CHOICE, AT(prefix_offload), 0, 0, "on|off"},
     {"prefix-dir", "DIRECTORY",
      "where prompts with a prefix_name are kept over runs: loaded if they are there, saved when the first line that has "
      "the name has ended",
      NULL, KVF__ARG_TEXT, AT(prefix_dir), 0, 0, NULL},
-    {"snapshot-memory", "SIZE", "memory for those sums, beside --kv-memory", "a twentieth of --kv-memory",
-     KVF__ARG_BYTES, AT(snapshot_memory), 0, 0, NULL},
+    {"snapshot-memory", "SIZE", "memory for those sums, beside the others",
+     "a twentieth of --kv-memory and --host-memory", KVF__ARG_BYTES, AT(snapshot_memory), 0, 0, NULL},
     {"max-running", "N", "requests in the batch at once, at most", "64", KVF__ARG_COUNT, AT(max_running), 1, 65536,
      NULL},
     {"context", "N", "positions a request may reach; it then ends with length", "the model's", KVF__ARG_COUNT,
@@ -462,6 +466,7 @@ kvf__cli kvf__cli_default(void) {
     cli.length_penalty = 1;
     cli.sync = "second";
     cli.prefix_cache = "on";
+    cli.prefix_offload = "on";
     cli.preempt = "auto";
     cli.rhos = "0.2";
     cli.contexts = "1024";

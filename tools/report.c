@@ -119,7 +119,10 @@ static void cell_preempted(const kvf__tally *t, char *text, size_t capacity) {
 /* Of the tokens of all prompts, samples that were preempted counted again. */
 static void cell_cached(const kvf__tally *t, char *text, size_t capacity) {
     const kvf_prefix_stats *p = &t->stats.prefix;
-    if (p->query_tokens)
+    if (p->host_hit_tokens)
+        snprintf(text, capacity, "%s of %s tokens, %s on the host", kvf__show_count(p->hit_tokens).text,
+                 kvf__show_count(p->query_tokens).text, kvf__show_count(p->host_hit_tokens).text);
+    else if (p->query_tokens)
         snprintf(text, capacity, "%s of %s tokens", kvf__show_count(p->hit_tokens).text,
                  kvf__show_count(p->query_tokens).text);
     else
@@ -224,7 +227,11 @@ static json_t *prefix_json(const kvf_prefix_stats *p) {
                    {"blocks", p->n_cached},
                    {"snapshots", p->n_snapshots},
                    {"snapshot_bytes", p->snapshot_bytes},
-                   {"snapshots_evicted", p->snapshots_evicted}};
+                   {"snapshots_evicted", p->snapshots_evicted},
+                   {"host_hit_tokens", p->host_hit_tokens},
+                   {"offloaded", p->offloaded},
+                   {"loaded", p->loaded},
+                   {"host_nodes", p->n_host_nodes}};
     json_t *o = json_object();
     for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++)
         json_object_set_new(o, figures[i].name, count(figures[i].n));

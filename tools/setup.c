@@ -73,6 +73,7 @@ kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model
     config.prefix_cache = !strcmp(cli->prefix_cache, "on");
     config.snapshot_bytes = cli->snapshot_memory;
     config.host_bytes = cli->host_memory;
+    config.no_prefix_offload = strcmp(cli->prefix_offload, "on") != 0;
     config.preempt = !strcmp(cli->preempt, "swap")        ? KVF_PREEMPT_SWAP
                      : !strcmp(cli->preempt, "recompute") ? KVF_PREEMPT_RECOMPUTE
                                                           : KVF_PREEMPT_AUTO;

@@ -94,10 +94,10 @@ static void finish(const kvf__decode *d, const kvf__head *h) {
 }
 
 enum {
-    NEAR_BYTES = 8 << 10, /* between what is read and what is prefetched */
-    FAR_BYTES = 40 << 10, /* and the pages whose address is looked up: that takes longer than a read */
-    PAGE = 4096,          /* the least that the hardware translates at a time */
-    MOST_HEADS = 16       /* KV heads of an item */
+    PIECE_BYTES = 4096,                   /* of a head's rows that are read at a time, but 8 rows at least */
+    MOST_LINES = 8 * 256 * 4 / KVF__LINE, /* of a piece */
+    STREAMS = 8,                          /* pieces that are asked for side by side */
+    ITEM_HEADS = 2 /* at most; the queries and outputs of more would drive out of the cache what was asked for */
 };
 
 /* Some tiles of n KV heads that lie side by side. */
@@ -106,64 +106,98 @@ typedef struct kvf__item {
     uint32_t n, begin, end; /* heads; columns that are seen */
 } kvf__item;
 
-/* Where an item is in its runs of rows, in the order of memory: of each tile K of its blocks and heads, then V. */
+/* Where an item is in its pieces, in the order they are read: of each tile K of its slots and heads, then V. */
 typedef struct kvf__cursor {
-    uint32_t begin, end; /* blocks of the tile in the table */
-    uint32_t block, head;
+    uint32_t begin, end; /* slots of the tile */
+    uint32_t slot, head;
     bool v;
 } kvf__cursor;
 
-static kvf__cursor cursor_at(const kvf__call *c, const kvf__item *it) {
-    uint32_t shift = it->first->columns.shift, begin = (it->begin - shift) / c->pages.block_size;
-    uint32_t end = KVF__MIN((it->begin / KVF_TILE + 1) * KVF_TILE, it->end);
-    return (kvf__cursor){begin, kvf__ceil_div(end - shift, c->pages.block_size), begin, 0, false};
-}
-
-/* The run at the cursor, which goes on to the next; NULL past the last. */
-static const unsigned char *next_run(const kvf__call *c, const kvf__item *it, kvf__cursor *at) {
-    if (at->block == at->end) return NULL;
-    uint32_t block = it->first->row[at->block], head = it->first->head + at->head;
-    const unsigned char *run = at->v ? kvf__v_rows(c, block, head) : kvf__k_rows(c, block, head);
-    if (++at->head < it->n) return run;
-    at->head = 0;
-    if (++at->block < at->end) return run;
-    if (at->v) {
-        uint32_t bs = c->pages.block_size;
-        at->begin = at->end;
-        at->end = KVF__MIN(at->begin + KVF_TILE / bs, kvf__ceil_div(it->end - it->first->columns.shift, bs));
-    }
-    at->block = at->begin;
-    at->v = !at->v;
-    return run;
-}
-
-/* Asks for a line of each page of a run, so that its address is known when its lines are prefetched. */
-static void touch(const unsigned char *run, uint64_t bytes) {
-    if (!run) return;
-    for (uint64_t at = 0; at < bytes; at += PAGE) __builtin_prefetch(run + at, 0, 2);
-    __builtin_prefetch(run + bytes - 1, 0, 2);
-}
-
-/* An item's three places: what is read, prefetched, and looked up. */
+/* Reads an item's pieces and asks for those that follow meanwhile, a share of each of the STREAMS pieces after the next: a
+ * line of each in turn, the last lines of the one that is read soonest, the first of the one that is read last. For the
+ * processor fetches ahead by itself, but only within a page and only once it has seen some lines asked for; so as many
+ * pages as it can follow are under way at any time, and they begin one after the other. */
 typedef struct kvf__reader {
     const kvf__call *c;
     const kvf__item *it;
-    kvf__cursor now, near, far;
+    size_t row_bytes, share_bytes;
+    uint32_t rows; /* of a piece */
+    uint32_t soonest;
+    kvf__cursor now, next;
+    const unsigned char *last; /* piece that is asked for: again, where none is left */
+    const unsigned char *streams[STREAMS];
+    const unsigned char *ahead[MOST_LINES + STREAMS];
 } kvf__reader;
 
-static kvf__reader reader_of(const kvf__call *c, const kvf__item *it) {
-    kvf__cursor begin = cursor_at(c, it);
-    kvf__reader r = {c, it, begin, begin, begin};
-    uint32_t run = (uint32_t)c->k_head_bytes;
-    for (uint32_t i = kvf__ceil_div(NEAR_BYTES, run); i > 0; i--) (void)next_run(c, it, &r.near);
-    for (uint32_t i = kvf__ceil_div(FAR_BYTES, run); i > 0; i--) touch(next_run(c, it, &r.far), run);
-    return r;
+static kvf__cursor cursor_at(const kvf__reader *r) {
+    const kvf__item *it = r->it;
+    uint32_t shift = it->first->columns.shift, begin = (it->begin - shift) / r->rows * r->rows;
+    uint32_t end = KVF__MIN((it->begin / KVF_TILE + 1) * KVF_TILE, it->end) - shift;
+    return (kvf__cursor){begin, end, begin, 0, false};
 }
 
-static void read_run(kvf__reader *r, kvf__rows *rows) {
-    rows->rows = next_run(r->c, r->it, &r->now);
-    rows->next = next_run(r->c, r->it, &r->near);
-    touch(next_run(r->c, r->it, &r->far), r->c->k_head_bytes);
+/* The piece at the cursor, which goes on to the next; NULL past the last. */
+static const unsigned char *next_piece(const kvf__reader *r, kvf__cursor *at) {
+    if (at->slot >= at->end) return NULL;
+    const kvf__item *it = r->it;
+    uint32_t bs = r->c->pages.block_size, block = it->first->row[at->slot / bs], head = it->first->head + at->head;
+    const unsigned char *rows = at->v ? kvf__v_rows(r->c, block, head) : kvf__k_rows(r->c, block, head);
+    rows += at->slot % bs * r->row_bytes;
+    if (++at->head < it->n) return rows;
+    at->head = 0;
+    at->slot += r->rows;
+    if (at->slot < at->end) return rows;
+    if (at->v) {
+        at->begin = at->end;
+        at->end = KVF__MIN(at->begin + KVF_TILE, it->end - it->first->columns.shift);
+    }
+    at->slot = at->begin;
+    at->v = !at->v;
+    return rows;
+}
+
+static const unsigned char *next_stream(kvf__reader *r) {
+    const unsigned char *piece = next_piece(r, &r->next);
+    if (piece) r->last = piece;
+    return r->last;
+}
+
+static void ask(const unsigned char *from, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += KVF__LINE) __builtin_prefetch(from + at);
+}
+
+/* Asks for all that the first pieces would have been asked for before them. */
+static void reader_begin(kvf__reader *r, const kvf__call *c, const kvf__item *it) {
+    r->c = c;
+    r->it = it;
+    r->row_bytes = c->pages.head_dim * kvf_dtype_bytes(c->pages.dtype);
+    r->rows = c->pages.block_size;
+    while (r->rows > 8 && r->rows * r->row_bytes > PIECE_BYTES) r->rows /= 2;
+    r->share_bytes = kvf__ceil_div((uint32_t)(r->rows * r->row_bytes), STREAMS * KVF__LINE) * (size_t)KVF__LINE;
+    r->now = r->next = cursor_at(r);
+    r->soonest = 0;
+    r->last = next_piece(r, &r->next);
+    if (!r->last) return;
+    ask(r->last, r->rows * r->row_bytes);
+    ask(next_stream(r), r->rows * r->row_bytes);
+    for (uint32_t i = 0; i < STREAMS; i++) {
+        size_t before = (STREAMS - 1 - i) * r->share_bytes;
+        const unsigned char *piece = next_stream(r);
+        ask(piece, before);
+        r->streams[i] = piece + before;
+    }
+}
+
+/* The next piece and what to ask for meanwhile. */
+static void read_piece(kvf__reader *r, kvf__rows *rows) {
+    rows->rows = next_piece(r, &r->now);
+    rows->ahead = r->ahead;
+    /* Both arrays by way of r, so that the compiler sees that they are two. */
+    for (size_t at = 0, to = 0; at < r->share_bytes; at += KVF__LINE, to += STREAMS)
+        for (uint32_t i = 0; i < STREAMS; i++) r->ahead[to + i] = r->streams[i] + at;
+    for (uint32_t i = 0; i < STREAMS; i++) r->streams[i] += r->share_bytes;
+    r->streams[r->soonest] = next_stream(r);
+    r->soonest = (r->soonest + 1) % STREAMS;
 }
 
 /* Logits, probabilities and output of the t-th tile for the g query heads of each KV head. */
@@ -171,18 +205,19 @@ static void attend(const kvf__decode *d, kvf__reader *from, kvf__tile *tiles, ui
     const kvf__call *c = d->c;
     const kvf__item *it = from->it;
     const kvf__head *h = it->first;
-    uint32_t bs = c->pages.block_size, g = c->n_per_kv, begin = tile_begin(h, t);
-    uint32_t n = KVF__MIN(it->end - begin, KVF_TILE), hidden = seen_begin(h, t) - begin, block = hidden / bs * bs;
-    size_t q_floats = (size_t)g * c->pages.head_dim, row_bytes = c->pages.head_dim * kvf_dtype_bytes(c->pages.dtype);
+    uint32_t step = from->rows, g = c->n_per_kv, begin = tile_begin(h, t);
+    uint32_t n = KVF__MIN(it->end - begin, KVF_TILE), hidden = seen_begin(h, t) - begin, first = hidden / step * step;
+    size_t q_floats = (size_t)g * c->pages.head_dim;
     const float *q = c->a.q + (size_t)c->a.q_begin[h->seq] * c->a.q_stride + h->kv_head * q_floats;
     kvf__rows r = {NULL, NULL, 0, c->pages.head_dim, c->pages.dtype};
-    for (uint32_t j = block; j < n; j += bs) {
-        r.n = KVF__MIN(bs, n - j);
+    for (uint32_t j = first; j < n; j += step) {
+        r.n = KVF__MIN(step, n - j);
         for (uint32_t k = 0; k < it->n; k++) {
-            read_run(from, &r);
+            read_piece(from, &r);
             d->k->dots(tiles[k].p + j, q + k * q_floats, g, &r);
         }
     }
+    uint32_t block = hidden / c->pages.block_size * c->pages.block_size;
     for (uint32_t k = 0; k < it->n; k++) {
         kvf__tile *to = &tiles[k];
         const float *bias =
@@ -193,12 +228,12 @@ static void attend(const kvf__decode *d, kvf__reader *from, kvf__tile *tiles, ui
         }
         memset(to->o, 0, g * d->pad * sizeof *to->o);
     }
-    for (uint32_t j = block; j < n; j += bs) {
+    for (uint32_t j = first; j < n; j += step) {
         uint32_t skipped = j < hidden ? hidden - j : 0; /* their values are not read: they may be anything */
-        r.n = KVF__MIN(bs, n - j) - skipped;
+        r.n = KVF__MIN(step, n - j) - skipped;
         for (uint32_t k = 0; k < it->n; k++) {
-            read_run(from, &r);
-            r.rows += skipped * row_bytes;
+            read_piece(from, &r);
+            r.rows += skipped * from->row_bytes;
             d->k->add_values(tiles[k].o, d->pad, tiles[k].p + j + skipped, g, &r);
         }
     }
@@ -208,14 +243,15 @@ static void attend(const kvf__decode *d, kvf__reader *from, kvf__tile *tiles, ui
 static void whole_item(void *ctx, uint32_t item, uint32_t thread) {
     const kvf__decode *d = ctx;
     uint32_t ranges = d->c->pages.heads_per_group / d->heads, table = item / ranges, head = item % ranges * d->heads;
-    kvf__head heads[MOST_HEADS];
-    kvf__tile tiles[MOST_HEADS];
+    kvf__head heads[ITEM_HEADS];
+    kvf__tile tiles[ITEM_HEADS];
     for (uint32_t k = 0; k < d->heads; k++) {
         heads[k] = head_of(d, table, head + k);
         heads[k].first_item = ((uint64_t)thread * d->heads + k) * d->max_tiles;
     }
     kvf__item it = {heads, d->heads, heads[0].columns.begin, heads[0].columns.end};
-    kvf__reader from = reader_of(d->c, &it);
+    kvf__reader from;
+    reader_begin(&from, d->c, &it);
     bool keep = wants_row(d->c, heads[0].seq); /* else all tiles' probabilities share a place, which stays in cache */
     for (uint32_t t = 0; t < heads[0].n_tiles; t++) {
         for (uint32_t k = 0; k < it.n; k++) {
@@ -235,9 +271,10 @@ static void tile_item(void *ctx, uint32_t item, uint32_t thread) {
     kvf__head h = head_of(d, table, rest % ranges * d->heads);
     uint32_t tile = rest / ranges;
     kvf__item it = {&h, d->heads, seen_begin(&h, tile), KVF__MIN(h.columns.end, tile_begin(&h, tile) + KVF_TILE)};
-    kvf__tile tiles[MOST_HEADS];
+    kvf__tile tiles[ITEM_HEADS];
     for (uint32_t k = 0; k < it.n; k++) tiles[k] = tile_at(d, h.first_item + (uint64_t)k * h.n_tiles + tile);
-    kvf__reader from = reader_of(d->c, &it);
+    kvf__reader from;
+    reader_begin(&from, d->c, &it);
     attend(d, &from, tiles, tile, d->w->scratch + thread * d->w->scratch_floats);
     for (uint32_t k = 0; k < it.n && h.n_tiles == 1; k++) {
         kvf__head one = head_of(d, table, h.head + k);
@@ -277,11 +314,11 @@ static uint32_t take_sequences(kvf__decode *d, uint64_t capacity, bool *long_one
 }
 
 /* The most KV heads of an item, a divisor of all, that leave every thread enough items: heads of a block lie side by side,
- * and long runs read faster. */
+ * and pages that do are found faster. */
 static uint32_t heads_of_item(const kvf__decode *d) {
     uint32_t hpg = d->c->pages.heads_per_group;
     uint64_t n = d->w->index[d->n_tables], enough = d->c->n_threads > 1 ? 8 * (uint64_t)d->c->n_threads : 1;
-    for (uint32_t heads = KVF__MIN(hpg, MOST_HEADS); heads > 1; heads--)
+    for (uint32_t heads = KVF__MIN(hpg, ITEM_HEADS); heads > 1; heads--)
         if (hpg % heads == 0 && n / heads >= enough) return heads;
     return 1;
 }
@@ -300,7 +337,7 @@ static bool take_whole(kvf__decode *d, uint64_t capacity) {
             n_tiles += tiles;
             d->max_tiles = KVF__MAX(d->max_tiles, tiles);
         }
-    for (d->heads = KVF__MIN(hpg, MOST_HEADS); d->heads > 0; d->heads--)
+    for (d->heads = KVF__MIN(hpg, ITEM_HEADS); d->heads > 0; d->heads--)
         if (hpg % d->heads == 0 && n_tiles * (hpg / d->heads) >= enough * d->max_tiles &&
             (uint64_t)c->n_threads * d->heads * d->max_tiles <= capacity &&
             (uint64_t)d->n_tables * (hpg / d->heads) <= UINT32_MAX)

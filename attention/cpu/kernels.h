@@ -50,10 +50,12 @@ static inline float kvf__sum8(const float a[8]) {
     return ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7]));
 }
 
+enum { KVF__LINE = 64 }; /* bytes that the memory moves at a time */
+
 /* Rows of one head in one block, as decode reads them. */
 typedef struct kvf__rows {
-    const unsigned char *rows; /* (n, d) */
-    const unsigned char *next; /* what is read next, for prefetching; NULL: nothing */
+    const unsigned char *rows;         /* (n, d) */
+    const unsigned char *const *ahead; /* for each line of them one to ask for meanwhile; NULL: nothing */
     uint32_t n, d;
     kvf_dtype dtype;
 } kvf__rows;

@@ -236,16 +236,16 @@ static void mass_row(float *row, const float *p, const float *f, uint32_t g, uin
 
 /* ---- Decode: H query heads at a time -------------------------------------------------------- */
 
-/* H heads by N rows. next: N rows that are read soon, or NULL. */
-INLINE void dots_block(float *s, const float *q, const unsigned char *k, const unsigned char *next, uint32_t d,
+/* H heads by N rows. ahead: a line to ask for by line of the rows, or NULL. */
+INLINE void dots_block(float *s, const float *q, const unsigned char *k, const unsigned char *const *ahead, uint32_t d,
                        kvf_dtype dtype, const int H, const int N) {
     const size_t row = d * size_of(dtype), per_line = 64 / size_of(dtype);
     __m256 x[12];
     UNROLL for (int i = 0; i < H * N; i++) x[i] = _mm256_setzero_ps();
     for (size_t line = 0; line < d; line += per_line) {
-        if (next) {
-            UNROLL for (int n = 0; n < N; n++) {
-                _mm_prefetch((const char *)next + (size_t)n * row + line * size_of(dtype), _MM_HINT_T1);
+        if (ahead && line + per_line <= d) {
+            UNROLL for (size_t n = 0; n < (size_t)N; n++) {
+                _mm_prefetch((const char *)ahead[line / per_line * (size_t)N + n], _MM_HINT_T0);
             }
         }
         for (size_t i = line, end = KVF__MIN(line + per_line, d); i < end; i += 8) UNROLL for (int n = 0; n < N; n++) {
@@ -272,17 +272,17 @@ INLINE void dots_rows(float *s, const float *q, uint32_t g, const kvf__rows *k, 
                       const int N) {
     const uint32_t d = k->d;
     size_t at = j * d * size_of(dtype);
-    const unsigned char *rows = k->rows + at, *next = k->next ? k->next + at : NULL;
-    for (uint32_t h = 0, n; h < g; h += n, next = NULL) {
+    const unsigned char *rows = k->rows + at, *const *ahead = k->ahead ? k->ahead + at / KVF__LINE : NULL;
+    for (uint32_t h = 0, n; h < g; h += n, ahead = NULL) {
         n = heads_of(g - h);
         float *to = s + (size_t)h * KVF_TILE + j;
         const float *from = q + (size_t)h * d;
         if (n == 3)
-            dots_block(to, from, rows, next, d, dtype, 3, N);
+            dots_block(to, from, rows, ahead, d, dtype, 3, N);
         else if (n == 2)
-            dots_block(to, from, rows, next, d, dtype, 2, N);
+            dots_block(to, from, rows, ahead, d, dtype, 2, N);
         else
-            dots_block(to, from, rows, next, d, dtype, 1, N);
+            dots_block(to, from, rows, ahead, d, dtype, 1, N);
     }
 }
 
@@ -290,7 +290,7 @@ INLINE void dots_as(float *s, const float *q, uint32_t g, const kvf__rows *k, kv
     const size_t row = k->d * size_of(dtype);
     uint32_t j = 0;
     for (; g == 1 && j + 8 <= k->n; j += 8)
-        dots_block(s + j, q, k->rows + j * row, k->next ? k->next + j * row : NULL, k->d, dtype, 1, 8);
+        dots_block(s + j, q, k->rows + j * row, k->ahead ? k->ahead + j * row / KVF__LINE : NULL, k->d, dtype, 1, 8);
     for (; j + 4 <= k->n; j += 4) dots_rows(s, q, g, k, j, dtype, 4);
     for (; j < k->n; j++) dots_rows(s, q, g, k, j, dtype, 1);
 }
@@ -304,19 +304,21 @@ static void dots(float *s, const float *q, uint32_t g, const kvf__rows *k) {
         dots_as(s, q, g, k, KVF_F32);
 }
 
-/* H heads by 8 * N elements of the output, over all rows. next: what is read soon, or NULL. */
-INLINE void add_block(float *o, size_t stride, const float *p, const kvf__rows *v, const unsigned char *next, size_t at,
-                      kvf_dtype dtype, const int H, const int N) {
+/* H heads by 8 * N elements of the output, over all rows. ahead: as above. */
+INLINE void add_block(float *o, size_t stride, const float *p, const kvf__rows *v, const unsigned char *const *ahead,
+                      size_t at, kvf_dtype dtype, const int H, const int N) {
     size_t row = v->d * size_of(dtype);
     const unsigned char *from = v->rows + at * size_of(dtype);
+    const size_t step = 8 * (size_t)N * size_of(dtype);
     __m256 x[12];
+    if (ahead) ahead += at * v->n * size_of(dtype) / KVF__LINE;
     UNROLL for (int h = 0; h < H; h++) {
         UNROLL for (int n = 0; n < N; n++) x[h * N + n] = _mm256_loadu_ps(o + (size_t)h * stride + at + 8 * (size_t)n);
     }
     for (size_t j = 0; j < v->n; j++) {
-        if (next) {
-            UNROLL for (size_t line = 0; line < 8 * (size_t)N * size_of(dtype); line += 64) {
-                _mm_prefetch((const char *)next + j * row + at * size_of(dtype) + line, _MM_HINT_T1);
+        if (ahead) {
+            UNROLL for (size_t line = 0; line < step; line += KVF__LINE) {
+                _mm_prefetch((const char *)ahead[(j * step + line) / KVF__LINE], _MM_HINT_T0);
             }
         }
         UNROLL for (int n = 0; n < N; n++) {
@@ -334,23 +336,23 @@ INLINE void add_block(float *o, size_t stride, const float *p, const kvf__rows *
 /* All g heads by 8 * N elements. */
 INLINE void add_columns(float *o, size_t stride, const float *p, uint32_t g, const kvf__rows *v, size_t at,
                         kvf_dtype dtype, const int N) {
-    const unsigned char *next = v->next;
-    for (uint32_t h = 0, n; h < g; h += n, next = NULL) {
+    const unsigned char *const *ahead = v->ahead;
+    for (uint32_t h = 0, n; h < g; h += n, ahead = NULL) {
         n = heads_of(g - h);
         float *to = o + h * stride;
         const float *from = p + (size_t)h * KVF_TILE;
         if (n == 3)
-            add_block(to, stride, from, v, next, at, dtype, 3, N);
+            add_block(to, stride, from, v, ahead, at, dtype, 3, N);
         else if (n == 2)
-            add_block(to, stride, from, v, next, at, dtype, 2, N);
+            add_block(to, stride, from, v, ahead, at, dtype, 2, N);
         else
-            add_block(to, stride, from, v, next, at, dtype, 1, N);
+            add_block(to, stride, from, v, ahead, at, dtype, 1, N);
     }
 }
 
 INLINE void add_values_as(float *o, size_t stride, const float *p, uint32_t g, const kvf__rows *v, kvf_dtype dtype) {
     size_t i = 0;
-    for (; g == 1 && i + 64 <= v->d; i += 64) add_block(o, stride, p, v, v->next, i, dtype, 1, 8);
+    for (; g == 1 && i + 64 <= v->d; i += 64) add_block(o, stride, p, v, v->ahead, i, dtype, 1, 8);
     for (; i + 32 <= v->d; i += 32) add_columns(o, stride, p, g, v, i, dtype, 4);
     for (; i < v->d; i += 8) add_columns(o, stride, p, g, v, i, dtype, 1);
 }

@@ -308,28 +308,33 @@ INLINE void store_sums(float *s, const __m512 *x, bool odd, const int H, const i
     }
 }
 
-/* H heads by N pairs of rows; odd: the pair is one row twice. next: rows that are read soon, or NULL. */
-INLINE void dots_block(float *s, const float *q, const unsigned char *k, const unsigned char *next, uint32_t d,
+/* H heads by N pairs of rows; odd: the pair is one row twice. ahead: a line to ask for by line of the rows, or NULL. */
+INLINE void dots_block(float *s, const float *q, const unsigned char *k, const unsigned char *const *ahead, uint32_t d,
                        bool odd, kvf_dtype dtype, const int H, const int N) {
     const size_t row = d * size_of(dtype), second = odd ? 0 : row, step = 2 * (size_t)N * size_of(dtype);
     __m512 x[MOST * 4];
     UNROLL for (int i = 0; i < H * N; i++) x[i] = _mm512_setzero_ps();
     size_t i = 0;
     for (; i + 16 <= d; i += 16) {
-        if (next) {
-            UNROLL for (size_t at = 0; at < 16 * step; at += 64) {
-                _mm_prefetch((const char *)next + i * step + at, _MM_HINT_T1);
-            }
+        if (ahead) {
+            UNROLL for (size_t line = 0; line < 16 * step / KVF__LINE; line++)
+                _mm_prefetch((const char *)ahead[line], _MM_HINT_T0);
+            ahead += 16 * step / KVF__LINE;
         }
+        __m512 low[4], high[4];
         UNROLL for (int n = 0; n < N; n++) {
             const unsigned char *a = k + (size_t)(2 * n) * row + i * size_of(dtype);
             __m512 y = load16(a, dtype), z = load16(a + second, dtype);
-            __m512 low = _mm512_insertf32x8(y, _mm512_castps512_ps256(z), 1), high = _mm512_shuffle_f32x4(y, z, 0xee);
-            UNROLL for (int h = 0; h < H; h++) {
-                __m512 *to = &x[h * N + n];
-                *to = _mm512_fmadd_ps(_mm512_broadcast_f32x8(_mm256_loadu_ps(q + (size_t)h * d + i)), low, *to);
-                *to = _mm512_fmadd_ps(_mm512_broadcast_f32x8(_mm256_loadu_ps(q + (size_t)h * d + i + 8)), high, *to);
-            }
+            low[n] = _mm512_insertf32x8(y, _mm512_castps512_ps256(z), 1);
+            high[n] = _mm512_shuffle_f32x4(y, z, 0xee);
+        }
+        UNROLL for (int h = 0; h < H; h++) {
+            __m512 y = _mm512_broadcast_f32x8(_mm256_loadu_ps(q + (size_t)h * d + i));
+            UNROLL for (int n = 0; n < N; n++) x[h * N + n] = _mm512_fmadd_ps(y, low[n], x[h * N + n]);
+        }
+        UNROLL for (int h = 0; h < H; h++) {
+            __m512 y = _mm512_broadcast_f32x8(_mm256_loadu_ps(q + (size_t)h * d + i + 8));
+            UNROLL for (int n = 0; n < N; n++) x[h * N + n] = _mm512_fmadd_ps(y, high[n], x[h * N + n]);
         }
     }
     if (i < d) {
@@ -347,15 +352,17 @@ INLINE void dots_block(float *s, const float *q, const unsigned char *k, const u
 }
 
 /* H heads by all rows. */
-INLINE void dots_heads(float *s, const float *q, const kvf__rows *k, const unsigned char *next, kvf_dtype dtype,
+INLINE void dots_heads(float *s, const float *q, const kvf__rows *k, const unsigned char *const *ahead, kvf_dtype dtype,
                        const int H) {
     const size_t row = k->d * size_of(dtype);
     const uint32_t step = H > 4 ? 4 : 8;
     uint32_t j = 0;
-    for (; j + step <= k->n; j += step, next = next ? next + step * row : NULL)
-        dots_block(s + j, q, k->rows + j * row, next, k->d, false, dtype, H, H > 4 ? 2 : 4);
-    for (; j < k->n; j += 2, next = next ? next + 2 * row : NULL)
-        dots_block(s + j, q, k->rows + j * row, next, k->d, k->n - j == 1, dtype, H, 1);
+    for (; j + step <= k->n; j += step)
+        dots_block(s + j, q, k->rows + j * row, ahead ? ahead + j * row / KVF__LINE : NULL, k->d, false, dtype, H,
+                   H > 4 ? 2 : 4);
+    for (; j < k->n; j += 2) /* the last of an odd number has no lines of a second row to give away */
+        dots_block(s + j, q, k->rows + j * row, ahead && k->n - j > 1 ? ahead + j * row / KVF__LINE : NULL, k->d,
+                   k->n - j == 1, dtype, H, 1);
 }
 
 /* Heads that one pass over some rows takes of `left`: as even as they can be. */
@@ -376,10 +383,10 @@ INLINE uint32_t heads_of(uint32_t left) { return kvf__ceil_div(left, kvf__ceil_d
 
 /* All g heads. The first pass prefetches, so that the next rows arrive while the other heads compute. */
 INLINE void dots_as(float *s, const float *q, uint32_t g, const kvf__rows *k, kvf_dtype dtype) {
-    const unsigned char *next = k->next;
-    for (uint32_t h = 0, n; h < g; h += n, next = NULL) {
+    const unsigned char *const *ahead = k->ahead;
+    for (uint32_t h = 0, n; h < g; h += n, ahead = NULL) {
         n = heads_of(g - h);
-#define DOTS(H) dots_heads(s + (size_t)h * KVF_TILE, q + (size_t)h * k->d, k, next, dtype, H)
+#define DOTS(H) dots_heads(s + (size_t)h * KVF_TILE, q + (size_t)h * k->d, k, ahead, dtype, H)
         FOR_HEADS(n, DOTS)
     }
 }
@@ -394,20 +401,21 @@ static void dots(float *s, const float *q, uint32_t g, const kvf__rows *k) {
 }
 
 /* H heads by N vectors of the output from element `at` on, over all rows; the last 8 elements of a head are a vector
- * that is not wide. next: what is read soon, or NULL. */
-INLINE void add_block(float *o, size_t stride, const float *p, const kvf__rows *v, const unsigned char *next, size_t at,
-                      kvf_dtype dtype, const bool wide, const int H, const int N) {
+ * that is not wide. ahead: as above. */
+INLINE void add_block(float *o, size_t stride, const float *p, const kvf__rows *v, const unsigned char *const *ahead,
+                      size_t at, kvf_dtype dtype, const bool wide, const int H, const int N) {
     const size_t row = v->d * size_of(dtype), step = 16 * (size_t)N * size_of(dtype);
     const unsigned char *from = v->rows + at * size_of(dtype);
     __m512 x[24];
+    if (ahead) ahead += at * v->n * size_of(dtype) / KVF__LINE;
     o += at;
     UNROLL for (int h = 0; h < H; h++) {
         UNROLL for (int n = 0; n < N; n++) x[h * N + n] = _mm512_loadu_ps(o + (size_t)h * stride + 16 * (size_t)n);
     }
     for (size_t j = 0; j < v->n; j++, from += row) {
-        if (next) {
-            UNROLL for (size_t line = 0; line < step; line += 64) {
-                _mm_prefetch((const char *)next + at * v->n * size_of(dtype) + j * step + line, _MM_HINT_T1);
+        if (ahead) {
+            UNROLL for (size_t line = 0; line < step; line += KVF__LINE) {
+                _mm_prefetch((const char *)ahead[(j * step + line) / KVF__LINE], _MM_HINT_T0);
             }
         }
         UNROLL for (int n = 0; n < N; n++) {
@@ -424,21 +432,21 @@ INLINE void add_block(float *o, size_t stride, const float *p, const kvf__rows *
 }
 
 /* H heads by all elements: as many at a time as the registers hold. */
-INLINE void add_heads(float *o, size_t stride, const float *p, const kvf__rows *v, const unsigned char *next,
+INLINE void add_heads(float *o, size_t stride, const float *p, const kvf__rows *v, const unsigned char *const *ahead,
                       kvf_dtype dtype, const int H) {
     size_t i = 0;
-    for (; H <= 3 && i + 128 <= v->d; i += 128) add_block(o, stride, p, v, next, i, dtype, true, H, H <= 3 ? 8 : 1);
-    for (; H <= 6 && i + 64 <= v->d; i += 64) add_block(o, stride, p, v, next, i, dtype, true, H, H <= 6 ? 4 : 1);
-    for (; i + 32 <= v->d; i += 32) add_block(o, stride, p, v, next, i, dtype, true, H, 2);
-    for (; i + 16 <= v->d; i += 16) add_block(o, stride, p, v, next, i, dtype, true, H, 1);
-    if (i < v->d) add_block(o, stride, p, v, next, i, dtype, false, H, 1);
+    for (; H <= 3 && i + 128 <= v->d; i += 128) add_block(o, stride, p, v, ahead, i, dtype, true, H, H <= 3 ? 8 : 1);
+    for (; H <= 6 && i + 64 <= v->d; i += 64) add_block(o, stride, p, v, ahead, i, dtype, true, H, H <= 6 ? 4 : 1);
+    for (; i + 32 <= v->d; i += 32) add_block(o, stride, p, v, ahead, i, dtype, true, H, 2);
+    for (; i + 16 <= v->d; i += 16) add_block(o, stride, p, v, ahead, i, dtype, true, H, 1);
+    if (i < v->d) add_block(o, stride, p, v, ahead, i, dtype, false, H, 1);
 }
 
 INLINE void add_values_as(float *o, size_t stride, const float *p, uint32_t g, const kvf__rows *v, kvf_dtype dtype) {
-    const unsigned char *next = v->next;
-    for (uint32_t h = 0, n; h < g; h += n, next = NULL) {
+    const unsigned char *const *ahead = v->ahead;
+    for (uint32_t h = 0, n; h < g; h += n, ahead = NULL) {
         n = heads_of(g - h);
-#define ADD(H) add_heads(o + h * stride, stride, p + (size_t)h * KVF_TILE, v, next, dtype, H)
+#define ADD(H) add_heads(o + h * stride, stride, p + (size_t)h * KVF_TILE, v, ahead, dtype, H)
         FOR_HEADS(n, ADD)
     }
 }

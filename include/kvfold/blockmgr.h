@@ -479,6 +479,9 @@ typedef struct kvf_occupancy {
     uint32_t n_cached, n_cached_idle; /* blocks that the prefix cache finds; of them those that nobody refers to */
     kvf_pool_occupancy host_blocks, host_score_pages;
     uint32_t n_swapped; /* sequences on the host */
+    /* Blocks of the host that the prefix cache finds; of them those that no copy is pending of. Of the host's pool, too,
+     * n_free + n_held + n_host_cached_idle = n_total. */
+    uint32_t n_host_cached, n_host_cached_idle;
 } kvf_occupancy;
 
 typedef struct kvf_layer_occupancy {

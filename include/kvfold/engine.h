@@ -57,12 +57,16 @@ typedef struct kvf_engine_config {
     /* Of the block manager; copied; NULL: it keeps none. Read it through kvf_engine_manager. */
     const kvf_profile_config *profile;
     int prefix_cache; /* 1: prompts that begin alike share their blocks, and keep them when they end */
-    uint64_t
-        snapshot_bytes; /* memory for the column sums of cached prompts, beside kv_bytes; 0: a twentieth of kv_bytes */
-    /* Where preempted requests go, to go on from there instead of being computed again: memory for K and V beside kv_bytes;
-     * what comes back is to the bit what went. 0: none. */
+    /* Memory for the column sums of cached prompts, beside kv_bytes; 0: a twentieth of kv_bytes, and of host_bytes where
+     * cached prompts go there. */
+    uint64_t snapshot_bytes;
+    /* Where preempted requests go, to go on from there instead of being computed again, and cached prompts that are not in
+     * use: memory for K and V beside kv_bytes; what comes back is to the bit what went. Copies to it run beside the step, on
+     * a thread of their own. 0: none. */
     uint64_t host_bytes;
     uint32_t preempt; /* kvf_preempt */
+    /* 0: with host_bytes and prefix_cache, cached prompts that the KV memory has no room for stay findable there; 1: not. */
+    int no_prefix_offload;
 } kvf_engine_config;
 
 typedef enum kvf_finish {
@@ -145,6 +149,10 @@ typedef struct kvf_generate {
      * request of its own with that policy would be; forced tokens are all samples'. Its budgets cannot be changed. Not with
      * best_of above n, nor beams. */
     const kvf_policy_options *sample_policies;
+    /* 1: a dialogue. When its answer has ended (stop, length) the request stays open, with what it holds, for the next turn
+     * (kvf_engine_extend); kvf_engine_abort closes it then, without a callback. on_finish is called for each answer. What it holds
+     * is the first that others get who need it, and is then computed again with the next turn. For one answer only. */
+    int keep_open;
     /* The logits of each step [n_vocab], before its token is drawn or forced; step counts from 0. Not for best_of above n, nor
      * beams. Or NULL. */
     void (*on_logits)(void *user, uint32_t index, kvf_request request, uint32_t step, const float *logits);
@@ -164,7 +172,7 @@ typedef struct kvf_engine_stats {
     uint64_t merged, dropped, kept;       /* of finished and running requests */
     kvf_prefix_stats prefix;              /* zeros without a prefix cache */
     uint64_t n_swapped_out, n_swapped_in; /* requests that went to the host (of n_preempted), and that came back */
-    uint64_t host_bytes_max;              /* most bytes of K and V on the host at once */
+    uint64_t host_bytes_max;              /* most bytes of K and V that requests had on the host at once */
 } kvf_engine_stats;
 
 /** A config with struct_size set and fp16 pages.
@@ -190,8 +198,30 @@ KVF_API void kvf_engine_destroy(kvf_engine *engine);
 KVF_API KVF_CHECK kvf_status kvf_engine_submit(kvf_engine *engine, const kvf_generate *generate, kvf_request *out,
                                                kvf_error *err);
 
+/* A later part of a prompt, and the answer to it. */
+typedef struct kvf_turn {
+    size_t struct_size;
+    const uint32_t *tokens; /* what follows the answer before; copied */
+    uint32_t n_tokens;
+    uint32_t max_tokens;    /* 1 or more */
+    const uint32_t *forced; /* as kvf_generate.forced; max_tokens of them; or NULL; copied */
+} kvf_turn;
+
+/** Gives an open request its next turn: behind the last token of its answer, which is decoded first, tokens are appended in
+ *  chunks over what the tables keep, at the positions that follow; at their end the policy compacts to the budget of all
+ *  prompt tokens so far, under the layers' weights of the first prompt. Then it answers as before: the result's tokens and
+ *  text are this answer's, n_prompt counts all prompt tokens, times begin here. A request that lost what it held computes
+ *  all of it again in the same order, with the same result (to the bit with `deterministic`).
+ *  @param engine an engine. @param request an open one whose answer has ended. @param turn see above.
+ *  @param err names the thing, the value and the remedy, or NULL. @own nothing is kept. @threads as the engine; also from within
+ *  on_token and on_finish. @errors KVF_E_NOT_FOUND, KVF_E_STATE (its answer has not ended, or it was not kept open), KVF_E_INVALID,
+ *  KVF_E_NEVER_FITS (the context, max_prefill_tokens), KVF_E_NO_MEMORY. Nothing changes on failure.
+ *  @cost O(all its tokens); allocates. */
+KVF_API KVF_CHECK kvf_status kvf_engine_extend(kvf_engine *engine, kvf_request request, const kvf_turn *turn,
+                                               kvf_error *err);
+
 /** Runs one step.
- *  @param engine an engine. @param more 1 while requests are waiting or running. @param err detail, or NULL.
+ *  @param engine an engine. @param more 1 while requests are waiting or running (open ones between turns do neither). @param err detail, or NULL.
  *  @own nothing. @threads as the engine. @errors KVF_E_CORRUPT and what a broken caller can cause; a request's own fault ends
  *  that request alone. @cost one forward pass. */
 KVF_API KVF_CHECK kvf_status kvf_engine_step(kvf_engine *engine, int *more, kvf_error *err);
@@ -207,8 +237,16 @@ KVF_API KVF_CHECK kvf_status kvf_engine_step(kvf_engine *engine, int *more, kvf_
 KVF_API KVF_CHECK kvf_status kvf_engine_set_budget(kvf_engine *engine, kvf_request request, double rho,
                                                    uint32_t budget_tokens, kvf_error *err);
 
+/** kvf_engine_set_budget by memory, as the policy's option budget_bytes: K and V of a sequence, over all layers.
+ *  @param engine an engine. @param request a live one. @param budget_bytes as many tokens as fit, the same budget in each layer.
+ *  @param err names the thing, the value and the remedy, or NULL. @own nothing. @threads as kvf_engine_set_budget.
+ *  @errors those of kvf_engine_set_budget; KVF_E_INVALID too when that is less than KVF_MIN_BUDGET_TOKENS a layer.
+ *  @cost as kvf_engine_set_budget. */
+KVF_API KVF_CHECK kvf_status kvf_engine_set_budget_bytes(kvf_engine *engine, kvf_request request, uint64_t budget_bytes,
+                                                         kvf_error *err);
+
 /** Ends a request now, all of its samples; on_finish is called with KVF_FINISH_ABORTED for each that had not ended, before
- *  this returns.
+ *  this returns. An open one between two turns is closed.
  *  @param engine an engine. @param request a live one. @own nothing. @threads as the engine; also from within a callback
  *  (then at the end of the step). @errors KVF_E_NOT_FOUND. @cost O(its blocks). */
 KVF_API KVF_CHECK kvf_status kvf_engine_abort(kvf_engine *engine, kvf_request request);

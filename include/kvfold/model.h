@@ -37,8 +37,11 @@ typedef struct kvf_model_info {
     int tied_output;                             /* the output head is the embedding */
     uint64_t n_params, file_bytes, weight_bytes; /* weight_bytes: in memory, beside the mapped file */
     uint32_t n_tensors;
-    uint32_t sliding_window; /* 0: none; else a query sees so many positions, its own included, in every layer */
-    uint32_t n_files;        /* parts of a split file; 1 otherwise */
+    uint32_t
+        sliding_window; /* 0: none; else a query sees so many positions, its own included: kvf_model_layer_window */
+    uint32_t n_files;   /* parts of a split file; 1 otherwise */
+    uint32_t
+        n_window_layers; /* layers that have the window: all of them, or those that the file names; 0 without one */
 } kvf_model_info;
 
 /** Opens a GGUF file (v2 or v3; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K; whole or split), checks every
@@ -59,6 +62,11 @@ KVF_API void kvf_model_close(kvf_model *model);
 /** What the file says.
  *  @param model a model. @own the model's. @threads any. @errors none. @cost O(1). */
 KVF_API const kvf_model_info *kvf_model_get_info(const kvf_model *model);
+
+/** A layer's sliding window: info's sliding_window or, in layers of full attention, 0.
+ *  @param model a model. @param layer under n_layers. @own nothing. @threads any. @errors none: 0 past the last.
+ *  @cost O(1). */
+KVF_API uint32_t kvf_model_layer_window(const kvf_model *model, uint32_t layer);
 
 /** The model's tokenizer.
  *  @param model a model. @own the model's. @threads any. @errors none. @cost O(1). */

@@ -1,6 +1,7 @@
 /* kvfold/policy.h: which tokens a layer keeps, how many, and what becomes of the others.
  *
- * A policy is a vtable of six calls with seams between them, so that no policy knows of ranks:
+ * A policy is a vtable: what it needs to see, what a slot is worth, what a layer weighs, each left out where the library's own
+ * will do. Six calls carry it out, with seams between them, so that no policy knows of ranks:
  *     observe                      after each layer's attention: the mass becomes scores
  *     metric -> [reduce] -> budget at a prompt's end: layer densities, then integer sizes
  *     match  -> [reduce] -> gate -> apply
@@ -46,6 +47,7 @@ typedef enum kvf_score {
 } kvf_score;
 typedef enum kvf_score_norm { KVF_SCORE_NORM_NONE, KVF_SCORE_NORM_V } kvf_score_norm;
 typedef enum kvf_cam_mode { KVF_CAM_EXPECTED, KVF_CAM_SAMPLE } kvf_cam_mode;
+typedef enum kvf_match { KVF_MATCH_KEY, KVF_MATCH_VALUE } kvf_match;
 typedef enum kvf_scope { KVF_SCOPE_HEAD, KVF_SCOPE_LAYER } kvf_scope;
 typedef enum kvf_merge {
     KVF_MERGE_PAPER,
@@ -99,6 +101,7 @@ typedef struct kvf_policy_options {
     uint32_t cam_tokens; /* m: tokens that take an evicted value in, [1, 128] */
     kvf_cam_mode cam_mode;
     uint32_t cam_seed; /* of the draws of cam_mode sample */
+    kvf_match match;   /* whose cosines find the nearest kept token, and are gated and weighed: keys', or values' */
 } kvf_policy_options;
 
 typedef struct kvf_policy_option_info {
@@ -368,7 +371,7 @@ typedef struct kvf_policy_batch {
 typedef struct kvf_plan_entry {
     uint32_t slot;   /* evicted, before the event; entries of a head ascend by position */
     uint32_t target; /* nearest kept slot, before the event; UINT32_MAX with merge none */
-    float u;         /* cosine of the two keys */
+    float u;         /* cosine of the two keys, with match value of the two values */
     uint32_t merge;  /* 1: merged into target, 0: dropped; set by gate */
 } kvf_plan_entry;
 

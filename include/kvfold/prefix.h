@@ -14,7 +14,12 @@
  *   idle         a cached block that no table, hold or pending copy refers to. Idle blocks are handed out when no
  *                others are free: their nodes are then evicted, the tail of a chain before its head.
  *   snapshot     what a policy that observes prompts must know beside K and V: column sums over all tokens up to a node's
- *                end. The caller's memory in pages of block_size tokens, all layers; here are the page ids.
+ *                end. The caller's memory in pages of block_size tokens, all layers; here are the page ids. It belongs to the
+ *                node wherever its blocks lie: what ends at a snapshot does so for a node on the host as well.
+ *   host copy    of a node, where there is a host tier (n_host_blocks): kvf_prefix_offload makes them. When the device's
+ *                blocks of such a node are needed it stays findable on the host alone; a hit brings it back. Both tiers
+ *                evict in the same order, each for itself, the tail of a chain before its head; a node that goes from the
+ *                device without a copy takes with it what lies on the host behind it.
  *
  * The cache holds no reference. A block that one table holds and that is cached counts as this table's own (private) for
  * what is promised and needed, but is not written: an append copies it when its node covers tokens beyond the table's, a
@@ -23,6 +28,7 @@
  * A request, in a server that calls the manager from one thread
  *   lookup               as often as it waits: counts nothing, changes nothing
  *   kvf_seq_create, attach with its reservation: all or nothing, counted once, a miss too
+ *   [carry out the copies of what came from the host]
  *   [snapshot_get        reads the pages before any other call on the manager]
  *   append, run; then store what is written, [snapshot_put], at each chunk's end
  *   kvf_seq_free         its blocks stay findable until their memory is needed
@@ -39,7 +45,7 @@ extern "C" {
 #define KVF_PREFIX_SALT_MAX 64u
 
 /* Which node goes first when a block is needed (kvf_manager_config.prefix_eviction). Whatever the order says, a node's
- * descendants go before it. LRU is O(1) a node; the others are O(log nodes). */
+ * descendants go before it. LRU is O(1) a node; the others, and all with a host tier, are O(log nodes). */
 typedef enum kvf_prefix_eviction {
     KVF_PREFIX_LRU = 0,     /* the longest idle */
     KVF_PREFIX_FIFO = 1,    /* the first stored */
@@ -69,6 +75,7 @@ typedef struct kvf_prefix_options {
     uint32_t max_tokens; /* most tokens of a hit; 0: n_tokens - 1, since the last token's query has to run */
     int need_snapshot;   /* only where a snapshot is: a policy that observes prompts */
     int partial;         /* also part of a block: the next append copies it (without need_snapshot) */
+    int host;            /* also what lies on the host alone: attach then needs a copy list (kvf_prefix_attach_tiers) */
 } kvf_prefix_options;
 
 /* A hit, or none (n_tokens 0). Plain values; good until the nodes that it names go, which attach and get check.
@@ -83,7 +90,8 @@ typedef struct kvf_prefix_match {
     uint32_t n_snapshot_tokens; /* tokens that the snapshot covers, n_tokens or the key's; 0: none was asked for */
     uint32_t n_snapshot_pages;
     uint32_t n_idle; /* idle blocks of it, over all tables: attach takes so many of those to be had */
-    uint32_t reserved;
+    uint32_t
+        n_host_blocks; /* of it that lie on the host alone, over all tables: attach takes as many here, and copies */
     uint64_t node, snapshot; /* opaque */
 } kvf_prefix_match;
 
@@ -114,10 +122,37 @@ KVF_API KVF_CHECK kvf_status kvf_prefix_lookup(const kvf_manager *manager, const
  *  @own nothing is kept; the references are the sequence's. @threads as the manager.
  *  @errors KVF_E_NO_BLOCKS (the promises, these included, would not be covered any more), KVF_E_STALE (the sequence; or a
  *  node of the match has gone: look up again), KVF_E_STATE (tables not empty), KVF_E_INVALID, KVF_E_LIMIT,
- *  KVF_E_UNSUPPORTED; on any of them nothing has changed, nothing is counted.
+ *  KVF_E_UNSUPPORTED; KVF_E_LIMIT also when something of the match lies on the host alone by now: that needs a copy list.
+ *  On any of them nothing has changed, nothing is counted.
  *  @cost O(n_tokens + blocks of the hit), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_attach(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key,
                                                const kvf_prefix_match *match, const kvf_reserve *reserve);
+
+/** kvf_prefix_attach with a host tier: what of the match lies on the host alone gets blocks here, and copies that fill them.
+ *  From this call on others find it here. It keeps its copies on the host as long as there is room.
+ *  @param manager a manager. @param seq a sequence with empty tables. @param key that of the lookup.
+ *  @param match a result of kvf_prefix_lookup. @param reserve as kvf_prefix_attach.
+ *  @param copies copies to carry out before the sequence is read or written (KVF_COPY_BLOCK_IN); they pin their ends.
+ *  @own nothing is kept; the references are the sequence's. @threads as the manager.
+ *  @errors those of kvf_prefix_attach: KVF_E_NO_BLOCKS also when the blocks here are too few; KVF_E_LIMIT (list capacity).
+ *  @cost O(n_tokens + blocks of the hit), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_prefix_attach_tiers(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key,
+                                                     const kvf_prefix_match *match, const kvf_reserve *reserve,
+                                                     kvf_copy_list *copies);
+
+/** Gives idle nodes on the device copies on the host: those that are idle in all their blocks and have none, the first in
+ *  the order of eviction first, and before each what follows on it. Such a node keeps its place in the order; its blocks
+ *  here can be had once the copies are done. When the host is full, copies of what is in use here make room first, then
+ *  nodes that lie on the host alone, in the order of eviction, as long as they go before what is to be copied. As many as
+ *  there is room for, on the host, in the list, and in what is not promised here (a pinned block keeps no promise); fewer
+ *  or none is no error.
+ *  @param manager a manager. @param max_nodes how many at most.
+ *  @param copies copies to carry out (KVF_COPY_BLOCK_OUT), one a table for each node. @param n_nodes how many, or NULL.
+ *  @own nothing is kept. @threads as the manager.
+ *  @errors KVF_E_UNSUPPORTED (no prefix cache, no host tier), KVF_E_INVALID.
+ *  @cost O(log nodes) and its blocks for each, and the nodes passed that follow on a chosen one; no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_prefix_offload(kvf_manager *manager, uint32_t max_nodes, kvf_copy_list *copies,
+                                                uint32_t *n_nodes);
 
 enum { KVF_PREFIX_PARTIAL = 1 }; /* kvf_prefix_store_options.flags: also the partly filled last block */
 
@@ -201,16 +236,25 @@ typedef struct kvf_prefix_stats {
     uint64_t queries, hits;            /* calls of attach; those with tokens */
     uint64_t query_tokens, hit_tokens; /* tokens of their keys; of their matches */
     uint64_t stored;                   /* nodes that became findable */
-    uint64_t evicted;                  /* nodes taken out because a block was needed */
+    uint64_t evicted;                  /* nodes taken out because a block of either tier was needed */
     uint64_t removed;                  /* nodes taken out by compactions, drop and clear */
     uint64_t adopted;                  /* nodes that took over a sequence's blocks and let their own fall free */
     uint64_t duplicates;               /* blocks left uncached since their content was, or could not be, entered */
     uint64_t snapshots_put;            /* snapshots that took pages */
     uint64_t snapshots_evicted;        /* of them those gone, with their node or before it */
     uint32_t n_nodes, n_nodes_max;     /* now; the high-water mark */
-    uint32_t n_cached, n_idle;         /* blocks; of them those that nobody refers to */
+    uint32_t n_cached, n_idle;         /* blocks here; of them those that nobody refers to */
     uint32_t n_snapshots, n_snapshot_pages;
     uint64_t snapshot_bytes; /* n_snapshot_pages * snapshot_page_bytes */
+    /* With a host tier. */
+    uint64_t offloaded;       /* copies of nodes made there */
+    uint64_t left_device;     /* nodes whose blocks here were needed, and that stayed there */
+    uint64_t left_host;       /* copies given up for room there; of a node that was there alone it is evicted, too */
+    uint64_t loaded;          /* nodes brought back by hits */
+    uint64_t host_hit_tokens; /* of hit_tokens: those in them */
+    uint32_t n_host_nodes, n_host_only; /* nodes with a copy; of them those without blocks here */
+    uint32_t n_bare;                    /* idle nodes without a copy: what an offload would take */
+    uint32_t reserved;
 } kvf_prefix_stats;
 
 /** The cache's figures.

@@ -84,8 +84,10 @@ typedef struct kvf_profile {
     kvf_histogram lifetime, idle_time, reuse_gap, free_gap;
     uint64_t freed_by_swap; /* their sequence went to the host */
     uint64_t swapped_out_blocks, swapped_in_blocks;
-    uint64_t host_held, host_held_max; /* blocks of the host */
-    uint64_t freed_by_window;          /* out of the window of their layer */
+    uint64_t host_held, host_held_max;     /* blocks of the host */
+    uint64_t freed_by_window;              /* out of the window of their layer */
+    uint64_t host_cached, host_cached_max; /* blocks of the host that the prefix cache keeps there, held by no copy */
+    uint64_t offloaded_blocks, loaded_blocks; /* of the prefix cache: copied to the host, brought back by hits */
 } kvf_profile;
 
 /* Of one layer: distinct blocks, so that a block two sequences share counts once (entries: twice). */
@@ -119,13 +121,14 @@ KVF_API uint64_t kvf_histogram_floor(uint32_t bucket);
 
 /* Numbers are pinned for ever. */
 typedef enum kvf_profile_kind {
-    KVF_PROFILE_ALLOC = 1,   /* n_blocks were taken; block is the first of them */
-    KVF_PROFILE_FREE = 2,    /* n_blocks fell free; block is the first */
-    KVF_PROFILE_SHARE = 3,   /* n_blocks gained a holder; block is the first */
-    KVF_PROFILE_COPY = 4,    /* block is copied to other */
-    KVF_PROFILE_STORE = 5,   /* n_blocks became findable in the prefix cache, over all layers */
-    KVF_PROFILE_EVICT = 6,   /* n_blocks fell out of the prefix cache, over all layers; idle ones fell free */
-    KVF_PROFILE_SWAP = 7,    /* n_blocks moved to (other 0) or from (other 1) the host */
+    KVF_PROFILE_ALLOC = 1, /* n_blocks were taken; block is the first of them */
+    KVF_PROFILE_FREE = 2,  /* n_blocks fell free; block is the first */
+    KVF_PROFILE_SHARE = 3, /* n_blocks gained a holder; block is the first */
+    KVF_PROFILE_COPY = 4,  /* block is copied to other */
+    KVF_PROFILE_STORE = 5, /* n_blocks became findable in the prefix cache, over all layers */
+    KVF_PROFILE_EVICT = 6, /* n_blocks fell out of the prefix cache, over all layers; idle ones fell free */
+    KVF_PROFILE_SWAP =
+        7, /* n_blocks moved to (other 0) or from (other 1) the host: a sequence's, or the prefix cache's */
     KVF_PROFILE_COMPACT = 8, /* a layer of a sequence went from slots_before to slots_after; duration: since begin */
     KVF_PROFILE_KINDS = 9    /* one more than the last of this version */
 } kvf_profile_kind;

@@ -21,6 +21,12 @@
  * also be forked at any later step (kvf_sched_fork), as beam search does. A group's requests count as arrived together.
  * Samples with options of their own (sample_options) are forked off before the prompt's events (kvf_sched_fork_prompt), so
  * that each has its own: the prompt is computed once, with the column sums if any of them needs these.
+ *
+ * Segments. A request whose answer has ended may be paused instead of finished (kvf_sched_pause): it keeps its tables, runs
+ * in no step, and is the first to lose them when anybody needs room. kvf_sched_extend gives it the next segment of its prompt
+ * (the next turn of a dialogue), which follows the answer: the last token of that is decoded, the segment is computed in
+ * chunks like a prompt and ends like one (prompt_ends, kvf_sched_prompt_done), then it decodes on. What has lost its tables
+ * computes all of it again: prompt, answer, segment, and so on, in the same order.
  */
 #ifndef KVFOLD_SCHEDULER_H
 #define KVFOLD_SCHEDULER_H
@@ -97,6 +103,9 @@ typedef struct kvf_step_item {
     uint32_t snapshot_flags;
     const kvf_prefix_match *match; /* NULL without a hit */
     int swapped;                   /* of a preempted one: it lies on the host and will go on where it was */
+    /* Of a prompt or segment: how many columns of the accumulators are its own, and whether they are to be cleared first. */
+    uint32_t n_columns;
+    int begins;
 } kvf_step_item;
 
 typedef enum kvf_end_reason {
@@ -120,9 +129,9 @@ typedef struct kvf_step {
     const kvf_step_end *ends; /* requests the scheduler had to end (already gone) */
     uint32_t n_ends;
     const kvf_step_item *preempted; /* request, user and swapped only */
-    uint32_t n_preempted;
-    /* To run before the step; then kvf_copies_done. A step without items may have some: room is made by a swap, and the next
-     * plan finds it. */
+    uint32_t n_preempted;           /* also paused ones that lost their tables */
+    /* To run before the step; then kvf_copies_done. Those to the host alone may run beside it, if they are done before the next
+     * plan: what lacks the room that a swap makes waits for that. So a step without items may have some. */
     kvf_copy_list copies;
     uint32_t n_tokens;
     uint32_t n_running, n_waiting;
@@ -173,6 +182,25 @@ KVF_API KVF_CHECK kvf_status kvf_sched_done(kvf_sched *sched);
  *  @param ended set to 1 when that was its last (max_new or context reached): the caller then finishes it.
  *  @own nothing. @threads as the scheduler. @errors KVF_E_NOT_FOUND, KVF_E_STATE. @cost O(1). */
 KVF_API KVF_CHECK kvf_status kvf_sched_token(kvf_sched *sched, kvf_request request, int *ended);
+
+/* Tokens [begin, end) of a request, a later part of its prompt. */
+typedef struct kvf_sched_segment {
+    uint32_t begin, end;
+} kvf_sched_segment;
+
+/** Pauses a request in place of finishing it.
+ *  @param sched a scheduler. @param request one that decodes and has been told its last token, or one with no token to come;
+ *  not one with samples. @own nothing. @threads as the scheduler. @errors KVF_E_NOT_FOUND, KVF_E_STATE. @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_sched_pause(kvf_sched *sched, kvf_request request);
+
+/** Gives a paused request the next segment of its prompt.
+ *  @param sched a scheduler with no step planned. @param request a paused one. @param segments all segments so far, ascending, the
+ *  new one last: it begins where the known tokens end. @param n_segments how many. @param max_new tokens that may follow it, 1 or more.
+ *  @own the array must live as long as the request, or until the next kvf_sched_extend. @threads as the scheduler.
+ *  @errors KVF_E_NOT_FOUND, KVF_E_STATE (not paused), KVF_E_INVALID, KVF_E_NEVER_FITS (the context, or the accumulators). Nothing
+ *  changes on failure. @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_sched_extend(kvf_sched *sched, kvf_request request, const kvf_sched_segment *segments,
+                                              uint32_t n_segments, uint32_t max_new);
 
 /** Says that a request's prompt events are done: its accumulators are free, its reservation becomes the exact one, and
  *  the samples held for it are forked off, all or none: kvf_sched_copies follows.

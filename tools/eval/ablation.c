@@ -8,15 +8,22 @@ static const struct {
 } variants[] = {
     /* 4: how the layers' budgets follow from the density. */
     {"4", "softmax=d2o"},
-    {"4", "uniform=d2o,layer_strength=0"},
+    {"4", "uniform"},
+    {"4", "reciprocal"},
+    {"4", "exp_decay"},
     {"4", "softmax raw variance=d2o,metric=raw"},
     {"4", "softmax layer_minmax=d2o,metric=layer_minmax"},
-    {"4", "softmax more to high variance=d2o,metric=layer_minmax,layer_sign=-1"},
+    {"4", "more to high variance=d2o,metric=layer_minmax,layer_sign=-1"},
+    {"4", "attention mass=d2o,metric=mass,layer_sign=-1"},
+    {"4", "entropy=d2o,metric=entropy,layer_sign=-1"},
     /* 6: the parts of the method, each taken out. */
     {"6", "d2o"},
-    {"6", "without layer budgets=d2o,layer_strength=0"},
+    {"6", "without layer budgets=uniform"},
     {"6", "without EMA=d2o,beta_new=1,beta_old=0"},
-    {"6", "without merging=d2o,merge=none"},
+    {"6", "without merging=evict"},
+    /* 7: what similarity of an evicted token to a kept one is. */
+    {"7", "key=d2o"},
+    {"7", "value=d2o,match=value"},
     /* 8: what merged tokens weigh. */
     {"8", "exponential=d2o"},
     {"8", "average=d2o,merge=average"},
@@ -58,7 +65,7 @@ bool kvf__eval_ablation(const kvf__cli *cli, const kvf_model_info *info, kvf__ev
     for (const char *p = tables; strcmp(tables, "all"); p++) {
         size_t length = strcspn(p, ",");
         if (!is_table(p, length)) {
-            kvf__say("--tables %s: must be all, or tables out of 4, 6, 8 and 9 with commas between them",
+            kvf__say("--tables %s: must be all, or tables out of 4, 6, 7, 8 and 9 with commas between them",
                      kvf__shown(tables).text);
             return false;
         }

@@ -58,7 +58,7 @@ static void look_for_budget(sample *s, kvf_request request) {
     s->sized = sizes != NULL;
     double held = sizes ? kvf__eval_held(&shape, sizes) : 0;
     if (!sizes || kvf__eval_within(held, c->target)) return;
-    c->rho_used = kvf__eval_lower(&shape, (kvf_policy_state *)state, seq, c->rho, c->target);
+    c->rho_used = kvf__eval_lower(&shape, &c->policy->options, (kvf_policy_state *)state, seq, c->rho, c->target);
     if (c->rho_used <= 0)
         snprintf(c->empty, sizeof c->empty,
                  "holds %.1f blocks where %.0f are the target, and no lower budget brings it there", held, c->target);
@@ -123,9 +123,9 @@ static bool add_sample(pass *p, const kvf_policy_options *policy, kvf__eval_cell
     snprintf(text, sizeof text, "%.17g", cell->rho_used);
     kvf_error err = {""};
     kvf_status st = kvf_policy_option_set(&p->policies[p->n - 1], "rho", text, &err);
-    if (!st && cell->policy->seeded) {
+    if (!st && cell->policy->seed_option) {
         snprintf(text, sizeof text, "%llu", (unsigned long long)cell->seed);
-        st = kvf_policy_option_set(&p->policies[p->n - 1], "seed", text, &err);
+        st = kvf_policy_option_set(&p->policies[p->n - 1], cell->policy->seed_option, text, &err);
     }
     if (st) kvf__say("%s: %s", cell->policy->label, err.text[0] ? err.text : kvf_status_text(st));
     return st == KVF_OK;
@@ -148,7 +148,7 @@ static bool list_samples(pass *p) {
     return ok;
 }
 
-static kvf_status submit(pass *p, kvf_error *err) {
+static kvf_status submit(pass *p, kvf_request *request, kvf_error *err) {
     const kvf__eval_item *item = p->batch->item;
     kvf_generate g = {.struct_size = sizeof g, .tokens = item->tokens, .n_tokens = item->n_prompt};
     g.max_tokens = item->n_forced;
@@ -159,27 +159,31 @@ static kvf_status submit(pass *p, kvf_error *err) {
     g.user = p;
     g.on_logits = on_logits;
     g.on_finish = on_finish;
-    return kvf_engine_submit(p->machine->engine, &g, NULL, err);
+    return kvf_engine_submit(p->machine->engine, &g, request, err);
 }
 
 static kvf__eval_outcome run_steps(pass *p) {
     const kvf__eval_machine *m = p->machine;
     kvf_error err = {""};
-    kvf_status st = submit(p, &err);
-    int more = 1;
-    while (!st && more && !p->error[0] && !p->scorer.failed) {
-        if (m->stop(m->user)) return KVF__EVAL_STOPPED;
+    kvf_request request = 0;
+    kvf_status st = submit(p, &request, &err);
+    int more = st == KVF_OK;
+    bool stop = false;
+    while (!st && more && !stop && !p->error[0] && !p->scorer.failed) {
         kvf_engine_stats stats = {.struct_size = sizeof stats};
         st = kvf_engine_step(m->engine, &more, &err);
         if (!st && !kvf_engine_get_stats(m->engine, &stats))
             m->stepped(m->user, stats.n_prompt_tokens + stats.n_decode_tokens);
+        stop = more && m->stop(m->user);
     }
     char words[KVF__WORDS_BYTES];
     const char *text = st ? err.text[0] ? err.text : kvf_status_text(st) : p->error;
     if (p->scorer.failed) text = "out of memory for logits";
-    if (!text[0]) return KVF__EVAL_DONE;
-    kvf__say("eval: %s", kvf__request_words(m->engine, text, words));
-    return KVF__EVAL_FAILED;
+    if (text[0]) kvf__say("eval: %s", kvf__request_words(m->engine, text, words));
+    /* What is left of it tells this pass of its end, now. */
+    for (uint32_t i = 0; more && i < p->n; i++) p->samples[i].stopped = true;
+    if (more) (void)!kvf_engine_abort(m->engine, request);
+    return text[0] ? KVF__EVAL_FAILED : stop ? KVF__EVAL_STOPPED : KVF__EVAL_DONE;
 }
 
 static void keep_figures(pass *p) {

@@ -164,6 +164,27 @@ static bool add_item(const kvf__eval_inputs *in, const dialogue *d, uint32_t con
     return true;
 }
 
+static void name_of(const char *path, char *name, size_t capacity) {
+    const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path, *dot = strrchr(base, '.');
+    size_t length = dot && dot != base ? (size_t)(dot - base) : strlen(base);
+    snprintf(name, capacity, "%.*s", (int)(length < capacity ? length : capacity - 1), base);
+}
+
+/* Records tell files by their names. */
+static bool check_names(const kvf__arg_list *files) {
+    for (uint32_t i = 1; i < files->n; i++)
+        for (uint32_t j = 0; j < i; j++) {
+            char a[KVF__SOURCE_BYTES], b[KVF__SOURCE_BYTES];
+            name_of(files->values[i], a, sizeof a);
+            name_of(files->values[j], b, sizeof b);
+            if (strcmp(a, b) != 0) continue;
+            kvf__say("--dialogue %s: another file is named %s too; rename one of them",
+                     kvf__shown(files->values[i]).text, a);
+            return false;
+        }
+    return true;
+}
+
 static bool take_line(const kvf__eval_inputs *in, const char *path, uint32_t number, const char *text, size_t n,
                       const double *contexts, uint32_t n_contexts, kvf__eval_items *items, uint32_t *n_added) {
     dialogue *d = calloc(1, sizeof *d);
@@ -172,10 +193,7 @@ static bool take_line(const kvf__eval_inputs *in, const char *path, uint32_t num
         return false;
     }
     d->line = number;
-    const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path, *dot = strrchr(base, '.');
-    size_t length = dot && dot != base ? (size_t)(dot - base) : strlen(base);
-    snprintf(d->source, sizeof d->source, "%.*s", (int)(length < sizeof d->source ? length : sizeof d->source - 1),
-             base);
+    name_of(path, d->source, sizeof d->source);
     bool ok = read_turns(d, path, text, n) && find_answers(in, d, path);
     for (uint32_t c = 0; ok && c < n_contexts; c++) {
         uint32_t before = *n_added;
@@ -212,6 +230,7 @@ bool kvf__eval_dialogue_items(const kvf__eval_inputs *in, kvf__eval_items *items
         kvf__say("eval multiturn: give --dialogue FILE");
         return false;
     }
+    if (!check_names(&cli->dialogues)) return false;
     double *contexts = kvf__eval_numbers("contexts", cli->contexts, 2, 1 << 30, true, &n_contexts);
     bool ok = contexts != NULL;
     for (uint32_t i = 0; ok && i < cli->dialogues.n; i++)

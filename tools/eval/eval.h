@@ -31,12 +31,13 @@ typedef struct kvf__eval_policy {
     kvf_policy_options options; /* rho is the cell's */
     json_t *json;               /* the options as texts, without those of the budget */
     const char *table;          /* of the paper, for an ablation; or NULL */
-    bool seeded;                /* draws: a cell for each seed */
+    uint32_t share;             /* policies of the same number can be samples of one request */
+    const char *seed_option;    /* of a policy that draws: a cell for each seed; or NULL */
 } kvf__eval_policy;
 
 typedef struct kvf__eval_policies {
     kvf__eval_policy *list;
-    uint32_t n, capacity;
+    uint32_t n, capacity, n_shares;
 } kvf__eval_policies;
 
 /* Reads --policies, or with "all" takes every one the library has. False after a message. */
@@ -119,8 +120,10 @@ double kvf__eval_target(const kvf__eval_shape *shape, double rho);
 bool kvf__eval_within(double held, double target);
 /* Blocks that sizes reserve, averaged over the decode steps. */
 double kvf__eval_held(const kvf__eval_shape *shape, const kvf_layer_size *sizes);
-/* The largest rho up to the cell's by which a running sequence would have stayed within the target; 0: none. */
-double kvf__eval_lower(const kvf__eval_shape *shape, kvf_policy_state *state, uint32_t seq, double rho, double target);
+/* The largest rho below the cell's by which a policy stays within the target, 0: none. state and seq: the sequence that ran
+ * with the cell's. */
+double kvf__eval_lower(const kvf__eval_shape *shape, const kvf_policy_options *options, kvf_policy_state *state,
+                       uint32_t seq, double rho, double target);
 
 /* ---- scoring.c -------------------------------------------------------------------------------------------- */
 
@@ -158,7 +161,7 @@ typedef struct kvf__eval_cell {
     double rho, rho_used; /* used: lowered to hold no more than the target */
     uint64_t seed;
     double target, held;
-    char empty[240];          /* why there are no figures; "": there are */
+    char empty[480];          /* why there are no figures; "": there are */
     uint32_t *blocks, *sizes; /* [n_layers] at the end; NULL: not known */
     kvf__eval_figures figures;
 } kvf__eval_cell;

@@ -1,5 +1,6 @@
 /* Equal memory: how many blocks a policy may hold, how many it does, and a lower budget where those are too many. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "tools/eval/eval.h"
 
@@ -35,33 +36,67 @@ double kvf__eval_held(const kvf__eval_shape *s, const kvf_layer_size *sizes) {
     return held * s->n_groups;
 }
 
-/* Blocks by which a sequence would go on with that rho; infinite where that cannot be. */
-static double would_hold(const kvf__eval_shape *s, kvf_policy_state *state, uint32_t seq, double rho,
-                         kvf_layer_size *sizes) {
+typedef struct search {
+    const kvf__eval_shape *shape;
+    kvf_policy_options options;
+    kvf_policy_state *running; /* of the sequence that held too much */
+    uint32_t seq;
+    kvf_policy_state *scratch; /* where layers are equal: sizes follow from the options alone */
+    kvf_layer_size *sizes;     /* [n_layers] */
+} search;
+
+/* Blocks with that rho; infinite where that cannot be. Policies of equal layers are asked anew, since one that compresses
+ * its prompt alone cannot be previewed once that has ended; of the others the running sequence has the weights. */
+static double would_hold(search *s, double rho) {
     int sized = 0;
-    if (kvf_policy_preview_budget(state, seq, rho, 0, sizes, &sized, NULL) || !sized) return INFINITY;
-    return kvf__eval_held(s, sizes);
+    s->options.rho = rho;
+    if (!s->scratch) {
+        if (kvf_policy_preview_budget(s->running, s->seq, rho, 0, s->sizes, &sized, NULL) || !sized) return INFINITY;
+        return kvf__eval_held(s->shape, s->sizes);
+    }
+    kvf_policy_ops ops = kvf_policy_ops_resolve(s->options.ops);
+    if (kvf_policy_open(s->scratch, 0, &s->options, NULL) ||
+        ops.budget(s->scratch, 0, NULL, s->shape->n_prompt, NULL) || !kvf_policy_sizes(s->scratch, 0))
+        return INFINITY;
+    return kvf__eval_held(s->shape, kvf_policy_sizes(s->scratch, 0));
+}
+
+static bool begin_search(search *s) {
+    kvf_policy_state_config config = {.struct_size = sizeof config,
+                                      .n_layers = s->shape->n_layers,
+                                      .n_kv_heads = 1,
+                                      .n_q_heads = 1,
+                                      .head_dim = 64,
+                                      .block_size = s->shape->block_size,
+                                      .max_seqs = 1,
+                                      .max_slots = s->shape->n_prompt + s->shape->n_steps};
+    s->sizes = malloc(s->shape->n_layers * sizeof *s->sizes);
+    bool equal = !kvf_policy_ops_resolve(s->options.ops).metric;
+    return s->sizes && (!equal || !kvf_policy_state_create(&config, &s->scratch, NULL));
 }
 
 /* Not everything falls with rho: below some full layers leave nothing for the others, and minima lift the total. So steps
  * downward, to the first that fits, and from there up as far as it goes. */
-double kvf__eval_lower(const kvf__eval_shape *s, kvf_policy_state *state, uint32_t seq, double rho, double target) {
-    kvf_layer_size sizes[1024];
-    if (s->n_layers > sizeof sizes / sizeof sizes[0]) return 0;
+double kvf__eval_lower(const kvf__eval_shape *shape, const kvf_policy_options *options, kvf_policy_state *state,
+                       uint32_t seq, double rho, double target) {
+    search s = {.shape = shape, .options = *options, .running = state, .seq = seq};
     double low = 0, high = rho;
-    for (int i = STEPS - 1; i > 0 && low == 0; i--) {
+    bool ok = begin_search(&s);
+    for (int i = STEPS - 1; ok && i > 0 && low == 0; i--) {
         double at = rho * i / STEPS;
-        if (would_hold(s, state, seq, at, sizes) <= target)
+        if (would_hold(&s, at) <= target)
             low = at;
         else
             high = at;
     }
     for (int i = 0; i < HALVINGS && low > 0; i++) {
         double middle = (low + high) / 2;
-        if (would_hold(s, state, seq, middle, sizes) <= target)
+        if (would_hold(&s, middle) <= target)
             low = middle;
         else
             high = middle;
     }
+    kvf_policy_state_destroy(s.scratch);
+    free(s.sizes);
     return low;
 }

@@ -19,7 +19,7 @@ static bool is_shared(const char *option) {
 void kvf__eval_policies_free(kvf__eval_policies *policies) {
     for (uint32_t i = 0; i < policies->n; i++) json_decref(policies->list[i].json);
     free(policies->list);
-    *policies = (kvf__eval_policies){NULL, 0, 0};
+    *policies = (kvf__eval_policies){.n = 0};
 }
 
 /* ---- One policy --------------------------------------------------------------------------------------- */
@@ -94,7 +94,7 @@ static bool set_common(const kvf__cli *cli, const kvf_model_info *info, kvf__eva
 /* The options as texts; what differs from cell to cell left out. */
 static bool is_of_cell(const char *option) {
     return !strcmp(option, "rho") || !strcmp(option, "budget_tokens") || !strcmp(option, "budget_bytes") ||
-           !strcmp(option, "seed");
+           !strcmp(option, "cam_seed");
 }
 
 static json_t *options_json(const kvf_policy_options *options) {
@@ -110,12 +110,32 @@ static json_t *options_json(const kvf_policy_options *options) {
     return json;
 }
 
-static bool has_seed(const kvf_policy_options *options) {
-    char value[64];
-    return !kvf_policy_option_get(options, "seed", value, sizeof value);
+/* The option that seeds a policy's draws, NULL where it draws nothing: cam alone does, in its mode sample. */
+static const char *seed_option(const kvf_policy_options *options) {
+    char mode[64];
+    bool draws = !strcmp(options->ops->name, "cam") && !kvf_policy_option_get(options, "cam_mode", mode, sizeof mode) &&
+                 !strcmp(mode, "sample");
+    return draws ? "cam_seed" : NULL;
 }
 
-static bool add(const kvf__eval_policy *p, const char *spec, kvf__eval_policies *policies) {
+/* The samples of one request have one window of last queries, and one way to make a group's squares. */
+static bool clash(const kvf_policy_options *a, const kvf_policy_options *b) {
+    uint32_t both = kvf_policy_needs(a) & kvf_policy_needs(b);
+    return (both & KVF_NEEDS_LAST_ROWS && a->score_window != b->score_window) ||
+           (both & KVF_NEEDS_SQUARES && a->gqa != b->gqa);
+}
+
+static void find_share(kvf__eval_policies *policies, kvf__eval_policy *p) {
+    bool fits = false;
+    for (p->share = 0; !fits; p->share += !fits) {
+        fits = true;
+        for (uint32_t i = 0; i < policies->n; i++)
+            fits = fits && (policies->list[i].share != p->share || !clash(&policies->list[i].options, &p->options));
+    }
+    if (p->share >= policies->n_shares) policies->n_shares = p->share + 1;
+}
+
+static bool add(kvf__eval_policy *p, const char *spec, kvf__eval_policies *policies) {
     for (uint32_t i = 0; i < policies->n; i++) {
         bool same_table =
             !p->table == !policies->list[i].table && (!p->table || !strcmp(p->table, policies->list[i].table));
@@ -134,6 +154,7 @@ static bool add(const kvf__eval_policy *p, const char *spec, kvf__eval_policies 
         policies->list = list;
         policies->capacity = capacity;
     }
+    find_share(policies, p);
     policies->list[policies->n++] = *p;
     return true;
 }
@@ -175,7 +196,7 @@ bool kvf__eval_policy_add(const kvf__cli *cli, const kvf_model_info *info, const
         kvf__say("--policies %s: %s", kvf__shown(spec).text, err.text[0] ? err.text : kvf_status_text(st));
         return false;
     }
-    p.seeded = has_seed(&p.options);
+    p.seed_option = seed_option(&p.options);
     p.json = options_json(&p.options);
     if (p.json && add(&p, spec, policies)) return true;
     json_decref(p.json);

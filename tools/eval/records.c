@@ -152,9 +152,6 @@ static void put_answer(json_t *o, const kvf__eval_batch *b, const kvf__eval_figu
     json_object_set_new(o, "full_hits", json_integer(full_hits));
     json_object_set_new(o, "full_exact", json_integer(full_hits == item->n_scored));
     json_object_set_new(o, "nll", kvf__json_number(mean_of(item, f->nll)));
-    if (!f->kl) return;
-    json_object_set_new(o, "kl", kvf__json_number(mean_of(item, f->kl)));
-    json_object_set_new(o, "agree", kvf__json_number((double)sum_of(item, f->agree) / item->n_scored));
 }
 
 static void put_text(json_t *o, const kvf__eval_batch *b, const kvf__eval_figures *f) {
@@ -175,11 +172,9 @@ json_t *kvf__eval_cell_record(const kvf__eval_batch *b, uint32_t index, kvf__mea
     if (c->held > 0) json_object_set_new(o, "held_blocks", kvf__json_number(c->held));
     if (c->blocks) json_object_set_new(o, "blocks_by_layer", integers(c->blocks, b->n_layers));
     if (c->sizes) json_object_set_new(o, "sizes", integers(c->sizes, b->n_layers));
-    if (c->empty[0])
-        json_object_set_new(o, "empty", json_string(c->empty));
-    else if (b->item->task)
-        put_answer(o, b, &c->figures);
-    else
-        put_text(o, b, &c->figures);
+    if (c->empty[0]) json_object_set_new(o, "empty", json_string(c->empty));
+    bool answer = b->item->task != NULL, text = !answer || measure == KVF__MEASURE_MULTITURN;
+    if (answer && !c->empty[0]) put_answer(o, b, &c->figures);
+    if (text && !c->empty[0]) put_text(o, b, &c->figures);
     return o;
 }

@@ -52,19 +52,24 @@ static void install_signals(void) {
  * ends the walk. */
 typedef bool (*batch_fn)(plan *p, kvf__eval_batch *batch, uint64_t blocks);
 
-/* The cells of an item in order: policies, their rhos, their seeds. False past the last. */
-static bool nth_cell(const plan *p, const kvf__eval_item *item, uint32_t *policy, uint32_t *rho, uint32_t *seed,
-                     kvf__eval_cell *out) {
-    if (*policy == p->policies.n) return false;
-    const kvf__eval_policy *e = &p->policies.list[*policy];
-    bool seeded = e->seeded && !item->task;
-    *out = (kvf__eval_cell){.policy = e, .rho = p->rhos[*rho], .seed = item->seed};
-    if (seeded) out->seed = (uint64_t)p->seeds[*seed];
-    if (seeded && ++*seed < p->n_seeds) return true;
-    *seed = 0;
-    if (++*rho < p->n_rhos) return true;
-    *rho = 0;
-    ++*policy;
+typedef struct walk { /* over the cells of an item: policies that can be together, their rhos, their seeds */
+    const kvf__eval_item *item;
+    uint32_t share, policy, rho, seed;
+} walk;
+
+/* The next cell; false at the end of those that can be together. */
+static bool next_cell(const plan *p, walk *w, kvf__eval_cell *out) {
+    while (w->policy < p->policies.n && p->policies.list[w->policy].share != w->share) w->policy++;
+    if (w->policy == p->policies.n) return false;
+    const kvf__eval_policy *e = &p->policies.list[w->policy];
+    bool seeded = e->seed_option && !w->item->task;
+    *out = (kvf__eval_cell){.policy = e, .rho = p->rhos[w->rho], .seed = w->item->seed};
+    if (seeded) out->seed = (uint64_t)p->seeds[w->seed];
+    if (seeded && ++w->seed < p->n_seeds) return true;
+    w->seed = 0;
+    if (++w->rho < p->n_rhos) return true;
+    w->rho = 0;
+    w->policy++;
     return true;
 }
 
@@ -89,37 +94,43 @@ static uint64_t full_blocks(const plan *p, const kvf__eval_item *item) {
     return (n / p->cli->block_size + 1) * p->info->n_layers * p->n_groups;
 }
 
-static bool each_batch_of(plan *p, const kvf__eval_item *item, batch_fn call) {
-    uint32_t policy = 0, rho = 0, seed = 0;
-    kvf__eval_cell next;
-    bool more = nth_cell(p, item, &policy, &rho, &seed, &next), first = true, ok = true;
-    while (ok && more) {
-        kvf__eval_batch b = {.item = item, .first = first, .n_layers = p->info->n_layers};
-        b.want_kl = p->measure == KVF__MEASURE_DIVERGENCE || p->measure == KVF__MEASURE_ABLATION ||
-                    p->measure == KVF__MEASURE_MULTITURN;
-        b.cells = calloc(p->cli->batch, sizeof *b.cells);
-        if (!b.cells) {
-            kvf__say("eval: out of memory");
-            return false;
-        }
-        uint64_t blocks = 2 * full_blocks(p, item); /* the full cache, and the prompt while it is shared */
-        while (more && b.n_cells < p->cli->batch) {
-            uint64_t need = need_of(p, item, &next);
-            if (b.n_cells && blocks + need > p->limit_blocks) break;
-            blocks += need;
-            b.cells[b.n_cells++] = next;
-            more = nth_cell(p, item, &policy, &rho, &seed, &next);
-        }
-        ok = call(p, &b, blocks);
-        kvf__eval_batch_free(&b);
-        first = false;
+/* One batch from `next` on, which there is; more is set to whether there is another. */
+static bool one_batch(plan *p, walk *w, kvf__eval_cell *next, bool first, bool *more, batch_fn call) {
+    kvf__eval_batch b = {.item = w->item, .first = first, .n_layers = p->info->n_layers};
+    b.want_kl = p->measure == KVF__MEASURE_DIVERGENCE || p->measure == KVF__MEASURE_ABLATION ||
+                p->measure == KVF__MEASURE_MULTITURN;
+    b.cells = calloc(p->cli->batch, sizeof *b.cells);
+    if (!b.cells) {
+        kvf__say("eval: out of memory");
+        return false;
     }
+    uint64_t blocks = 2 * full_blocks(p, w->item); /* the full cache, and the prompt while it is shared */
+    while (*more && b.n_cells < p->cli->batch) {
+        uint64_t need = need_of(p, w->item, next);
+        if (b.n_cells && blocks + need > p->limit_blocks) break;
+        blocks += need;
+        b.cells[b.n_cells++] = *next;
+        *more = next_cell(p, w, next);
+    }
+    bool ok = call(p, &b, blocks);
+    kvf__eval_batch_free(&b);
     return ok;
 }
 
 static bool each_batch(plan *p, batch_fn call) {
-    for (uint32_t i = 0; i < p->items.n; i++)
-        if (!each_batch_of(p, &p->items.list[i], call)) return false;
+    for (uint32_t i = 0; i < p->items.n; i++) {
+        walk w = {.item = &p->items.list[i]};
+        bool first = true;
+        for (; w.share < p->policies.n_shares; w.share++) {
+            kvf__eval_cell next;
+            w.policy = 0;
+            bool more = next_cell(p, &w, &next);
+            while (more) {
+                if (!one_batch(p, &w, &next, first, &more, call)) return false;
+                first = false;
+            }
+        }
+    }
     return true;
 }
 

@@ -119,14 +119,14 @@ bool kvf__eval_text_items(const kvf__eval_inputs *in, kvf__eval_items *items) {
             uint64_t length = (uint64_t)context + cli->scored - first;
             for (uint32_t w = 0; ok && w < cli->windows; w++) {
                 uint64_t offset = cli->offset + w * (length + first);
+                unsigned long long end = offset + length;
                 if (offset + length <= t->n) {
                     ok = add_window(in, t, context, w, offset, items);
                     continue;
                 }
                 ok = w > 0;
                 kvf__say("%s--text %s: has %zu tokens; window %u of context %u and %u scored tokens ends at %llu%s",
-                         ok ? "warning: " : "", t->source, t->n, w, context, cli->scored,
-                         (unsigned long long)(offset + length),
+                         ok ? "warning: " : "", t->source, t->n, w, context, cli->scored, end,
                          ok ? ": it is left out, with those after it"
                             : "; give a longer text, a smaller --offset, or fewer --contexts or --scored");
                 break;

@@ -43,10 +43,10 @@ static json_t *group_json(const kvf__records *r, const kvf__section *s, const kv
             json_array_append_new(row, score_json(r, kvf__group_score(s, g, p, rho)));
         json_array_append_new(scores, row);
     }
-    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:i, s:o, s:b, s:o}", "by", g->by, "context",
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:i, s:o, s:o, s:b, s:o}", "by", g->by, "context",
                      g->context ? count(g->context) : json_null(), "kind", name_json(r, g->kind), "task",
                      name_json(r, g->task), "placement", name_json(r, g->placement), "units", (int)g->n_units, "full",
-                     real(g->full), "counts", (int)g->counts, "scores", scores);
+                     real(g->full), "full_hits", real(g->full_hits), "counts", (int)g->counts, "scores", scores);
 }
 
 /* ---- Units: every figure, for tables and maps ------------------------------------------------------------------ */
@@ -204,15 +204,16 @@ static json_t *budget_json(const kvf__records *r, const kvf__section *s, uint32_
     return out;
 }
 
-/* The mean over the section's units that tell of it; it is the same for all policies. */
-static json_t *variance_json(const kvf__records *r, const kvf__section *s) {
+/* The mean of the densities (or variances) over the section's units that tell of them; all policies have the same. */
+static json_t *layers_json(const kvf__records *r, const kvf__section *s, bool density) {
     double *sums = NULL;
     uint32_t n_layers = 0, n = 0;
     for (uint32_t i = 0; i < s->groups[0].n_units; i++) {
         const kvf__unit *u = &r->units[s->groups[0].units[i]];
-        if (!u->variance || (sums && u->n_layers != n_layers)) continue;
+        const float *values = density ? u->density : u->variance;
+        if (!values || (sums && u->n_layers != n_layers)) continue;
         if (!sums) sums = calloc(n_layers = u->n_layers, sizeof *sums);
-        for (uint32_t l = 0; sums && l < n_layers; l++) sums[l] += (double)u->variance[l];
+        for (uint32_t l = 0; sums && l < n_layers; l++) sums[l] += (double)values[l];
         n++;
     }
     json_t *out = sums ? json_array() : json_null();
@@ -256,7 +257,8 @@ static json_t *section_json(const kvf__records *r, const kvf__section *s, bool c
     json_object_set_new(o, "contexts", contexts);
     json_object_set_new(o, "groups", groups);
     json_object_set_new(o, "budgets", budgets_json(r, s));
-    json_object_set_new(o, "variance", variance_json(r, s));
+    json_object_set_new(o, "density", layers_json(r, s, true));
+    json_object_set_new(o, "variance", layers_json(r, s, false));
     bool whole = add_units(o, r, s) && (!curves || s->is_task || add_curves(o, r, s));
     if (whole) return o;
     json_decref(o);

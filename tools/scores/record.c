@@ -274,16 +274,19 @@ static void add_text(input *in) {
     layers.object = field(in, "layers");
     unit.full_nll_by_token = list(&full, "nll_by_token", &unit.n_tokens);
     unit.full_nll = number(&full, "nll", unit.full_nll_by_token ? mean(unit.full_nll_by_token, unit.n_tokens) : NAN);
-    unit.variance = list(&layers, "density_head_minmax", &unit.n_layers);
+    unit.density = list(&layers, "density_head_minmax", &unit.n_layers);
+    unit.variance = list(&layers, "variance", &unit.n_layers);
     in->failed = in->failed || full.failed || layers.failed;
     uint32_t number = in->failed ? 0 : find_unit(in, &unit);
     if (in->failed) {
         free(unit.full_nll_by_token);
+        free(unit.density);
         free(unit.variance);
         return;
     }
     kvf__unit *known = &in->records->units[number];
     if (known->full_nll_by_token != unit.full_nll_by_token) free(known->full_nll_by_token);
+    if (known->density != unit.density) free(known->density);
     if (known->variance != unit.variance) free(known->variance);
     unit.full_exact = known->full_exact;
     unit.full_hits = known->full_hits;

@@ -218,6 +218,7 @@ void kvf__records_free(kvf__records *r) {
     for (uint64_t i = 0; i < r->n_cells; i++) free_cell(&r->cells[i]);
     for (uint32_t i = 0; i < r->n_units; i++) {
         free(r->units[i].full_nll_by_token);
+        free(r->units[i].density);
         free(r->units[i].variance);
     }
     for (uint32_t i = 0; i < r->n_policies; i++) free(r->policies[i].shown);

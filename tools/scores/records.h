@@ -31,8 +31,8 @@ typedef struct kvf__unit {
     double full_exact, full_hits; /* of a task: whether the full cache answers, and the share of the answer's tokens */
     double full_nll;
     uint32_t n_tokens, n_layers;
-    float *full_nll_by_token; /* [n_tokens], or NULL */
-    float *variance;          /* [n_layers] density_head_minmax, or NULL */
+    float *full_nll_by_token;  /* [n_tokens], or NULL */
+    float *density, *variance; /* [n_layers] density_head_minmax and variance of the prompt's sums, or NULL */
 } kvf__unit;
 
 typedef struct kvf__cell {

@@ -103,7 +103,8 @@ static bool make_sections(kvf__scores *scores) {
         if (!s || !add_number(&s->policies, &s->n_policies, c->policy) || !add_number(&s->rhos, &s->n_rhos, c->rho) ||
             !add_context(s, u->context))
             return false;
-        s->is_task = s->is_task || u->task != KVF__NO_NAME || !isnan(c->exact);
+        /* a dialogue's answers are right token by token, and diverge, but are never right as a whole */
+        s->is_task = s->is_task || (u->task != KVF__NO_NAME && c->why == KVF__NO_NAME && isnan(c->kl));
         kvf__figure best = !isnan(c->kl) ? KVF__FIGURE_KL : KVF__FIGURE_NLL_MORE;
         if (c->why == KVF__NO_NAME && best < s->figure) s->figure = best;
     }
@@ -144,16 +145,18 @@ static bool add_group(const kvf__records *r, kvf__section *s, const bool *has, k
     s->groups = larger;
     wanted.units = malloc((r->n_units + 1) * sizeof *wanted.units);
     wanted.scores = calloc((size_t)s->n_policies * s->n_rhos, sizeof *wanted.scores);
-    double right = 0;
-    uint32_t known = 0;
+    double right = 0, hits = 0;
+    uint32_t known = 0, n_hits = 0;
     for (uint32_t u = 0; wanted.units && u < r->n_units; u++) {
         if (!has[u] || !in_group(&wanted, &r->units[u])) continue;
         wanted.units[wanted.n_units++] = u;
+        if (!isnan(r->units[u].full_hits)) hits += r->units[u].full_hits, n_hits++;
         if (isnan(r->units[u].full_exact)) continue;
         right += r->units[u].full_exact;
         known++;
     }
     wanted.full = known ? right / known : NAN;
+    wanted.full_hits = n_hits ? hits / n_hits : NAN;
     wanted.counts = !known || wanted.full >= KVF__FULL_LEAST - 1e-9;
     if (wanted.units && wanted.scores && (wanted.n_units || !s->n_groups)) {
         larger[s->n_groups++] = wanted;
@@ -184,7 +187,7 @@ static bool find_values(const kvf__records *r, const bool *has, values *v) {
 static bool text_groups(const kvf__records *r, kvf__section *s, const bool *has, const values *v) {
     kvf__group all = {.by = "all", .kind = KVF__NO_NAME, .task = KVF__NO_NAME, .placement = KVF__NO_NAME};
     bool whole = add_group(r, s, has, all);
-    kvf__group g = all;
+    kvf__group g;
     for (uint32_t c = 0; whole && c < s->n_contexts; c++) {
         g = all, g.by = "context", g.context = s->contexts[c];
         whole = add_group(r, s, has, g);
@@ -203,7 +206,7 @@ static bool text_groups(const kvf__records *r, kvf__section *s, const bool *has,
 
 /* First the cells (task, context, placement): units of those that do not count are in no other group. */
 static bool task_groups(const kvf__records *r, kvf__section *s, bool *has, const values *v) {
-    kvf__group all = {.by = "all", .kind = KVF__NO_NAME, .task = KVF__NO_NAME, .placement = KVF__NO_NAME}, g = all;
+    kvf__group all = {.by = "all", .kind = KVF__NO_NAME, .task = KVF__NO_NAME, .placement = KVF__NO_NAME}, g;
     bool whole = add_group(r, s, has, all);
     for (uint32_t t = 0; whole && t < v->n_tasks; t++)
         for (uint32_t p = 0; whole && p < v->n_placements; p++)
@@ -336,7 +339,7 @@ static bool score_means(const kvf__scores *scores, const kvf__section *s, const 
         for (uint32_t i = 0; i < g->n_units; i++)
             n += isnan(kvf__cell_figure(r, kvf__records_cell(r, s->table, policy, rho, g->units[i]), f)) ? 0 : 1;
         out->figures[f] = (kvf__interval){NAN, NAN, NAN};
-        if (!n) continue;
+        if (!n || (f == KVF__FIGURE_EXACT && !s->is_task)) continue;
         some[n_some++] = f;
         alike = alike && n == out->n;
     }

@@ -43,9 +43,9 @@ typedef struct kvf__group { /* units that a score is over */
     uint32_t kind, task, placement; /* names; KVF__NO_NAME: all */
     uint32_t *units;
     uint32_t n_units;
-    double full;        /* share that the full cache answers; NAN: no task */
-    bool counts;        /* by "cell": full is at least KVF__FULL_LEAST */
-    kvf__score *scores; /* (policy, rho): of the section */
+    double full, full_hits; /* what the full cache answers, as a whole and of the tokens; NAN: not known */
+    bool counts;            /* by "cell": full is at least KVF__FULL_LEAST */
+    kvf__score *scores;     /* (policy, rho): of the section */
 } kvf__group;
 
 typedef struct kvf__section {

@@ -36,9 +36,9 @@ double kvf__quantile(double *values, uint32_t n, double share) {
     double at = share * (n - 1);
     uint32_t k = (uint32_t)at;
     select_nth(values, n, k);
-    double low = values[k], next = low, part = at - k;
+    double low = values[k], part = at - k;
     if (k + 1 >= n || part <= 0) return low;
-    next = values[k + 1];
+    double next = values[k + 1];
     for (uint32_t i = k + 2; i < n; i++)
         if (values[i] < next) next = values[i];
     return low + (next - low) * part;

@@ -164,9 +164,12 @@ typedef struct columns {
 
 static columns find_columns(const kvf__section *s, const kvf__group *g, uint32_t rho) {
     columns c = {.base = s->base[rho], .n_contexts = s->n_contexts > 1 ? s->n_contexts : 0};
-    for (kvf__figure f = 0; f < KVF__N_FIGURES; f++)
+    uint32_t first = s->is_task ? KVF__FIGURE_EXACT : 0; /* of tasks the answers stand before their likelihood */
+    for (uint32_t i = 0; i < KVF__N_FIGURES; i++) {
+        kvf__figure f = (kvf__figure)((first + i) % KVF__N_FIGURES);
         if (any_figure(s, g, f) && (f != KVF__FIGURE_NLL || !any_figure(s, g, KVF__FIGURE_NLL_MORE)))
             c.figures[c.n_figures++] = f;
+    }
     return c;
 }
 
@@ -319,7 +322,9 @@ static void write_empty(writer *w, const kvf__section *s) {
             first = false;
             fprintf(w->out, "%s%s at rho %g: ", w->markdown ? "- " : "  ", policy_name(w, s, p),
                     w->records->rhos[s->rhos[rho]]);
-            if (score->n_empty) fprintf(w->out, "%u empty: %s", score->n_empty, name(w, score->why));
+            if (score->n_empty)
+                fprintf(w->out, "%u empty%s: %s", score->n_empty, score->n_empty > 1 ? ", the first" : "",
+                        name(w, score->why));
             if (score->n_over)
                 fprintf(w->out, "%s%u held more than %.0f%% of the target", score->n_empty ? "; " : "", score->n_over,
                         KVF__HELD_MOST * 100);
@@ -347,6 +352,9 @@ static void write_basis(const writer *w, const kvf__section *s) {
                 kvf__show_count(s->contexts[c]).text);
     fprintf(w->out, ". Intervals: 95%%, paired bootstrap, %s resamples of %s.\n", kvf__show_count(KVF__RESAMPLES).text,
             w->scores->by_source ? "whole sources" : places(s));
+    if (s->is_task && !isnan(all->full)) fprintf(w->out, "The full cache answers %.1f%%.\n", all->full * 100);
+    if (!s->is_task && !isnan(all->full_hits))
+        fprintf(w->out, "The full cache has %.1f%% of the tokens right.\n", all->full_hits * 100);
 }
 
 /* ---- For people -------------------------------------------------------------------------------------------------- */
@@ -396,7 +404,8 @@ static void write_text_section(writer *w, const kvf__section *s) {
         const char *title;
     } tables[] = {{KVF__FIGURE_KL, "KL divergence, nats a token"},
                   {KVF__FIGURE_NLL_MORE, "NLL above the full cache's, nats a token"},
-                  {KVF__FIGURE_AGREE, "Tokens whose likeliest one is the full cache's"}};
+                  {KVF__FIGURE_AGREE, "Tokens whose likeliest one is the full cache's"},
+                  {KVF__FIGURE_HITS, "Tokens whose likeliest one is the true one"}};
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
         if (!any_figure(s, &s->groups[0], tables[i].figure)) continue;
         heading(w, 4, tables[i].title);

@@ -147,7 +147,7 @@ function curves(box, width, series, o) {
     const path = at.map(([x, v], k) => `${k ? "L" : "M"}${x.toFixed(1)} ${Y(v[0]).toFixed(1)}`).join("");
     const bounded = at.filter(([, v]) => known(v[1]) && (!figure.log || v[1] > 0));
     let g = "";
-    if (bounded.length > 1 && series.length <= 6)
+    if (bounded.length > 1 && series.length <= 4)
       g += `<path d="${bounded.map(([x, v], k) => `${k ? "L" : "M"}${x} ${Y(v[2])}`).join("")}${bounded.reverse().map(([x, v]) => `L${x} ${Y(v[1])}`).join("")}Z" fill="${colour}" fill-opacity="0.13"/>`;
     for (const [x, v] of bounded) g += `<line x1="${x}" x2="${x}" y1="${Y(v[1])}" y2="${Y(v[2])}" stroke="${colour}" stroke-width="1.2"/>`;
     g += `<path d="${path}" fill="none" stroke="${colour}" stroke-width="${o.marks ? 1.8 : 1.6}" stroke-dasharray="${dashOf(s.name)}" stroke-linejoin="round"/>`;

@@ -87,7 +87,7 @@ for (const s of [...texts, ...tasks]) addPolicies(ranked(s));
 
 // ---- A score by how much is kept, its table, and what is left out
 function scoreSection(s) {
-  const key = s.measure, figures = (s.task ? ["exact", "more", "hits", "nll_more"] : ["kl", "ratio", "nll_more", "nll", "agree"]).filter(f =>
+  const key = s.measure, figures = (s.task ? ["exact", "more", "hits", "nll_more"] : ["kl", "ratio", "nll_more", "nll", "agree", "hits"]).filter(f =>
     s.groups[0].scores.some(row => row.some(x => x[f])));
   const box = section(titleOf(s) + " by memory", `Means over ${num(s.groups[0].units)} ${places(s)}; bars and bands are intervals of 95%. ` +
     "rho is the share of the full cache's blocks that a policy may hold." + (s.task ? ` Counted where the full cache answers at least ${Math.round(data.full_least * 100)}%.` : ""));
@@ -100,13 +100,18 @@ function scoreSection(s) {
   draw(box, (b, w) => {
     const f = state[key + ".figure"], g = group();
     const series = shown(names).map(n => ({ name: n, points: s.rhos.map(r => [r, (scoreOf(s, g, n, r) || {})[f]]) }));
-    curves(b, w, series, { height: w < 500 ? 330 : 400, xs: s.rhos, xShow: r => Number(r.toPrecision(3)), xLog: true, xTip: rhoText, figure: FIGURES[f], marks: true,
+    curves(b, w, series, { height: w < 500 ? 330 : 400, xs: s.rhos, xShow: r => Number(r.toPrecision(3)), xLog: true, xTip: rhoText, figure: withFull(f, g), marks: true,
       xName: "rho" });
   });
   const d = detail(box, "Table, with what was held");
   rhoChoice(controls(d), s);
   repainted(d, () => scoreTable(s, group(), rhoIn(s), figures));
   leftOut(box, s);
+}
+// What the full cache does is the line to reach, where it is known.
+function withFull(f, g) {
+  const full = f === "exact" ? g.full : f === "hits" ? g.full_hits : null;
+  return known(full) ? { ...FIGURES[f], line: full, axis: `${FIGURES[f].axis}; dashed: the full cache, ${share(full)}` } : FIGURES[f];
 }
 function scoreTable(s, g, rho, figures) {
   const rows = ranked({ ...s, groups: [g, ...s.groups], rhos: [rho] });
@@ -125,7 +130,7 @@ function leftOut(box, s) {
   const empty = [];
   s.policies.forEach((n, p) => s.rhos.forEach((r, k) => {
     const x = s.groups[0].scores[p][k], words = [];
-    if (x.empty) words.push(`${num(x.empty)} empty: ${esc(x.why)}`);
+    if (x.empty) words.push(`${num(x.empty)} empty${x.empty > 1 ? ", the first" : ""}: ${esc(x.why)}`);
     if (x.over) words.push(`${num(x.over)} held more than 101% of the target`);
     if (x.missing && x.n) words.push(`${num(x.missing)} not run`);
     if (words.length) empty.push(`${esc(n)} at ${rhoText(r)}: ${words.join("; ")}`);
@@ -155,10 +160,11 @@ function againstSection(s) {
 // ---- By position
 function positionSection(s) {
   if (!s.curves || !s.curves.groups.length) return;
-  const key = "position " + s.measure, curves_ = s.curves.groups, box = section("By position", "Running mean over the tokens after the prompt, of all places together: whether a policy loses more the longer it goes on.");
+  const key = "position " + s.measure, curves_ = s.curves.groups, figures = ["nll_more", "nll", "kl"].filter(f => curves_[0][f].some(p => p.some(known)));
+  if (!figures.length) return;
+  const box = section("By position", "Running mean over the tokens after the prompt, of all places together: whether a policy loses more the longer it goes on.");
   const c = controls(box), names = ranked(s);
-  const figures = ["nll_more", "nll", "kl"].filter(f => curves_[0][f].some(p => p.some(known)));
-  state[key + ".figure"] = figures[0], state[key + ".group"] = 0;
+  state[key + ".figure"] = figures[0], state[key + ".group"] = 0; // group: all of them
   choice(c, "figure", key + ".figure", figures.map(f => [f, FIGURES[f].name]));
   rhoChoice(c, s);
   choice(c, "over", key + ".group", curves_.map((g, i) => [i, g.context ? "context " + num(g.context) : "all"]));
@@ -177,8 +183,8 @@ function positionSection(s) {
 // ---- Layers
 function layerSection(s) {
   const has = n => s.budgets[s.policies.indexOf(n)].some(known), names = ranked(s).filter(has);
-  if (!names.length && !s.variance) return;
-  const box = section("Layers", "What a layer gets of the budget, 1 being an equal share, on average over the places; and why: its density, how much its prompt's attention sums vary over the tokens.");
+  if (!names.length && !s.density && !s.variance) return;
+  const box = section("Layers", "What a layer gets of the budget, 1 being an equal share, on average over the places; and why: how much its prompt's attention sums vary over the tokens, raw and as the density that budgets are made of.");
   const budget = n => s.budgets[s.policies.indexOf(n)][s.rhos.indexOf(rhoIn(s))], visible = () => shown(names).filter(budget);
   rhoChoice(controls(box), s);
   policyLegend(box, names);
@@ -188,14 +194,17 @@ function layerSection(s) {
     curves(b, w, series, { height: w < 500 ? 300 : 340, xs: [...Array(n).keys()].filter(l => l % (w < 500 ? 5 : 2) === 0), xShow: l => l, xSpan: [-0.5, n - 0.5], xName: "layer", xTip: l => `layer ${l}`,
       figure: { axis: "share of the budget, 1 = equal", show: x => x.toFixed(2), line: 1 } });
   });
-  if (s.variance) draw(box, (b, w) => layerBars(b, w, s.variance, "density (head minmax), mean over the places", visible()));
+  for (const [values, name] of [[s.density, "density (head minmax)"], [s.variance, "variance of the attention sums"]])
+    if (values) draw(box, (b, w) => layerBars(b, w, values, name, visible()));
 }
 
 // ---- Needle maps
 function mapSection(s) {
-  const depths = [...new Set(s.units.map(u => u.depth).filter(known))].sort((a, b) => a - b), contexts = s.contexts;
+  const exact = new Set(s.units.map(u => u.depth).filter(known)), tenths = exact.size > 11, contexts = s.contexts;
+  const depthOf = u => tenths && known(u.depth) ? Math.min(9, Math.floor(u.depth * 10)) / 10 : u.depth;
+  const depths = [...new Set(s.units.map(depthOf).filter(known))].sort((a, b) => a - b);
   if (!depths.length) return;
-  const box = section(`${titleOf(s)}: by depth and context`, "Share of right answers, in %: the fact's depth in the prompt down, its length across. " +
+  const box = section(`${titleOf(s)}: by depth and context`, "Share of right answers, in %: the fact's depth in the prompt down" + (tenths ? ", by tenths" : "") + ", its length across. " +
     `Pale with a broken edge: the full cache answers less than ${Math.round(data.full_least * 100)}%, so the cell does not count.`);
   rhoChoice(controls(box), s);
   const key = document.createElement("div");
@@ -204,8 +213,9 @@ function mapSection(s) {
   plots.push(() => { key.innerHTML = `<span>0%<span class="ramp" style="background:${rampCss()}"></span>100%</span>`; });
   const counts = u => groupOf(s, ["cell"]).some(g => g.counts && g.context === u.context && g.task === u.task && g.placement === u.placement);
   const at = values => (d, c) => {
-    const found = s.units.map((u, i) => [u, values[i]]).filter(([u, v]) => u.depth === d && u.context === c && known(v));
-    return found.length ? { right: found.reduce((a, x) => a + x[1], 0) / found.length, n: found.length, counts: counts(found[0][0]) } : null;
+    const all = s.units.map((u, i) => [u, values[i]]).filter(([u, v]) => depthOf(u) === d && u.context === c && known(v));
+    const counted = all.filter(([u]) => counts(u)), found = counted.length ? counted : all;
+    return found.length ? { right: found.reduce((a, x) => a + x[1], 0) / found.length, n: found.length, counts: counted.length > 0 } : null;
   };
   const maps = document.createElement("div");
   maps.className = "maps";
@@ -216,9 +226,10 @@ function mapSection(s) {
     const rho = s.rhos.indexOf(rhoIn(s));
     const all = [["full cache", s.units.map(u => u.full_exact)], ...shown(ranked(s)).map(n => [n, s.values.exact[s.policies.indexOf(n)][rho]])];
     for (const [name, values] of all) {
-      const d = document.createElement("div"), p = document.createElement("div"), known_ = values.filter(known);
+      const d = document.createElement("div"), p = document.createElement("div"), right = values.filter((v, i) => known(v) && counts(s.units[i]));
+      if (!values.some(known)) continue;
       p.className = "plot";
-      d.innerHTML = `<h3>${esc(name)} <span>${known_.length ? share(known_.reduce((a, b) => a + b, 0) / known_.length) : "empty"}</span></h3>`;
+      d.innerHTML = `<h3>${esc(name)} <span>${right.length ? share(right.reduce((a, b) => a + b, 0) / right.length) : ""}</span></h3>`;
       d.appendChild(p);
       maps.appendChild(d);
       needleMap(p, Math.max(150, p.clientWidth), depths, contexts, at(values));

@@ -1,0 +1,136 @@
+/* Dialogues: requests that stay open when their answer has ended, and their next turns. */
+#include "engine/internal.h"
+
+kvf__run kvf__live_run(const kvf__live *r, uint32_t at) {
+    for (uint32_t i = 0; i < r->n_segments && at >= r->n_prompt; i++)
+        if (at < r->segments[i].end) return (kvf__run){r->segments[i].begin, r->segments[i].end};
+    return (kvf__run){0, r->n_prompt};
+}
+
+bool kvf__live_turns(const kvf__live *r, uint32_t at) {
+    for (uint32_t i = 0; i < r->n_segments; i++)
+        if (at == r->segments[i].begin) return true;
+    return false;
+}
+
+uint32_t kvf__live_seen(const kvf__live *r, uint32_t end) {
+    uint32_t n = KVF__MIN(end, r->n_prompt);
+    for (uint32_t i = 0; i < r->n_segments && r->segments[i].begin < end; i++)
+        n += KVF__MIN(end, r->segments[i].end) - r->segments[i].begin;
+    return n;
+}
+
+void kvf__live_answered(kvf_engine *e, kvf__live *r, kvf_finish finish) {
+    if (!r->keep_open || kvf_sched_pause(e->sched, r->id)) {
+        kvf__live_finish(e, r, finish, NULL);
+        return;
+    }
+    kvf_result result = kvf__live_result(r, finish, NULL);
+    kvf__live_take_kv(e, r, e->result_layers, &result);
+    r->idle = 1;
+    e->n_idle++;
+    kvf__live_tell(e, r, &result);
+}
+
+/* Room for a turn: what is there is copied, the rest is the turn's. false: out of memory, and nothing is held. */
+static bool make_room(kvf_engine *e, const kvf__live *r, const kvf_turn *turn, kvf__live *to) {
+    const kvf_allocator *a = &e->allocator;
+    uint32_t n_known = r->n_known, n_after = r->n_known - r->n_prompt, begin = n_known + turn->n_tokens;
+    uint32_t n_answer = KVF__MIN(turn->max_tokens, e->config.max_context - begin);
+    size_t n_top = (size_t)r->n_top * (n_after + turn->n_tokens + n_answer);
+    *to = (kvf__live){.max_tokens = n_after + turn->n_tokens + n_answer,
+                      .n_prompt = r->n_prompt,
+                      .n_top = r->n_top,
+                      .n_known = begin,
+                      .n_begin = begin,
+                      .n_forced = turn->forced ? n_answer : 0,
+                      .n_segments = r->n_segments + 1};
+    to->tokens = kvf__alloc(a, ((size_t)to->n_prompt + to->max_tokens) * sizeof *to->tokens);
+    to->logprobs = kvf__alloc(a, to->max_tokens * sizeof *to->logprobs);
+    to->segments = kvf__alloc(a, to->n_segments * sizeof *to->segments);
+    if (to->n_forced) to->forced = kvf__alloc(a, to->n_forced * sizeof *to->forced);
+    if (n_top) to->top_tokens = kvf__alloc(a, n_top * sizeof *to->top_tokens);
+    if (n_top) to->top_logprobs = kvf__alloc(a, n_top * sizeof *to->top_logprobs);
+    if (!to->tokens || !to->logprobs || !to->segments || (to->n_forced && !to->forced) ||
+        (n_top && (!to->top_tokens || !to->top_logprobs)))
+        return false;
+    memcpy(to->tokens, r->tokens, n_known * sizeof *to->tokens);
+    memcpy(to->tokens + n_known, turn->tokens, turn->n_tokens * sizeof *to->tokens);
+    if (n_after) memcpy(to->logprobs, r->logprobs, n_after * sizeof *to->logprobs);
+    if (r->n_segments) memcpy(to->segments, r->segments, r->n_segments * sizeof *to->segments);
+    to->segments[r->n_segments] = (kvf_sched_segment){n_known, begin};
+    if (to->n_forced) memcpy(to->forced, turn->forced, to->n_forced * sizeof *to->forced);
+    return true;
+}
+
+static void give_room(kvf_engine *e, kvf__live *r) {
+    const kvf_allocator *a = &e->allocator;
+    size_t n_top = (size_t)r->n_top * r->max_tokens;
+    kvf__free(a, r->tokens, ((size_t)r->n_prompt + r->max_tokens) * sizeof *r->tokens);
+    kvf__free(a, r->logprobs, r->max_tokens * sizeof *r->logprobs);
+    kvf__free(a, r->segments, r->n_segments * sizeof *r->segments);
+    kvf__free(a, r->forced, r->n_forced * sizeof *r->forced);
+    kvf__free(a, r->top_tokens, n_top * sizeof *r->top_tokens);
+    kvf__free(a, r->top_logprobs, n_top * sizeof *r->top_logprobs);
+}
+
+/* What make_room made becomes the request's; the figures of the answer begin anew. */
+static void take_room(kvf_engine *e, kvf__live *r, const kvf__live *to) {
+    give_room(e, r);
+    r->tokens = to->tokens;
+    r->logprobs = to->logprobs;
+    r->segments = to->segments;
+    r->n_segments = to->n_segments;
+    r->forced = to->forced;
+    r->n_forced = to->n_forced;
+    r->top_tokens = to->top_tokens;
+    r->top_logprobs = to->top_logprobs;
+    r->max_tokens = to->max_tokens;
+    r->n_known = to->n_known;
+    r->n_begin = to->n_begin;
+    r->text_bytes = 0;
+    r->first_token = 0;
+    r->submitted = kvf__clock();
+    r->block_steps = r->reserved_block_steps = r->n_block_steps = 0;
+    r->idle = 0;
+    e->n_idle--;
+}
+
+static kvf_status check_turn(const kvf_engine *e, const kvf__live *r, const kvf_turn *turn, kvf_error *err) {
+    kvf_status st;
+    if (!turn->tokens || !turn->n_tokens) return kvf__fail(err, KVF_E_INVALID, "turn: has no token; give at least one");
+    if (!turn->max_tokens) return kvf__fail(err, KVF_E_INVALID, "turn: max_tokens 0: must be 1 at least");
+    if (turn->n_tokens >= e->config.max_context - r->n_known)
+        return kvf__fail(err, KVF_E_NEVER_FITS,
+                         "turn of %u tokens behind %u: the context is %u tokens and must hold one more; shorten it",
+                         turn->n_tokens, r->n_known, e->config.max_context);
+    if ((st = kvf__engine_check_ids(e, turn->tokens, turn->n_tokens, "token id", err))) return st;
+    return turn->forced ? kvf__engine_check_ids(e, turn->forced, turn->max_tokens, "forced token id", err) : KVF_OK;
+}
+
+kvf_status kvf_engine_extend(kvf_engine *e, kvf_request request, const kvf_turn *turn, kvf_error *err) {
+    if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
+    kvf_turn t;
+    kvf__live *r = kvf__live_find(e, request), to;
+    kvf_status st = kvf__config_read(&t, sizeof t, turn, "kvf_turn", err);
+    if (st) return st;
+    if (!r)
+        return kvf__fail(err, KVF_E_NOT_FOUND, "request %llu: is not live: it was never given out, or has ended",
+                         (unsigned long long)request);
+    if (!r->idle)
+        return kvf__fail(err, KVF_E_STATE, "request %llu: %s", (unsigned long long)request,
+                         r->keep_open ? "its answer has not ended" : "was not submitted with keep_open");
+    if ((st = check_turn(e, r, &t, err))) return st;
+    if (make_room(e, r, &t, &to))
+        st = kvf_sched_extend(e->sched, r->id, to.segments, to.n_segments, t.max_tokens);
+    else
+        st = KVF_E_NO_MEMORY;
+    if (st) {
+        give_room(e, &to);
+        return kvf__fail(err, st, "%s",
+                         st == KVF_E_NO_MEMORY ? "turn: its tokens could not be allocated" : kvf_sched_error(e->sched));
+    }
+    take_room(e, r, &to);
+    st = kvf__engine_set_prefix(e, r);
+    return st ? kvf__fail(err, st, "%s", kvf_sched_error(e->sched)) : KVF_OK;
+}

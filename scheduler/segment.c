@@ -1,0 +1,116 @@
+/* Later segments of a prompt: requests that are paused when their answer has ended, and go on with more of it. */
+#include "scheduler/sched.h"
+
+static const kvf_sched_segment *next_segment(kvf__req *r) {
+    while (r->segment < r->n_segments && r->segments[r->segment].end <= r->n_computed) r->segment++;
+    return r->segment < r->n_segments ? &r->segments[r->segment] : NULL;
+}
+
+void kvf__sched_go_on(kvf_sched *s, kvf__req *r) {
+    const kvf_sched_segment *segment = next_segment(r);
+    (void)s;
+    r->state = KVF__REQ_DECODE;
+    if (!segment || segment->begin != r->n_computed) return;
+    r->state = KVF__REQ_PREFILL;
+    r->n_prefill = segment->end;
+}
+
+/* A segment's queries look at what the tables have kept, by slot: as many columns as the longest one will have slots; where
+ * figures are kept by position, as many as there are tokens. */
+bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r) {
+    if (r->extent_begin != KVF__SLOT_NONE || !kvf__group_needs(s, r).extent) return true;
+    uint32_t longest = 0;
+    for (uint32_t t = 0; t < s->n_tables; t++) {
+        uint32_t n_slots = 0;
+        kvf_status status =
+            kvf_seq_table(s->config.manager, r->seq, t / s->n_groups, t % s->n_groups, &n_slots, NULL, NULL);
+        if (status == KVF_OK) longest = KVF__MAX(longest, n_slots);
+    }
+    uint32_t n_columns = longest + r->n_prefill - r->n_computed;
+    return kvf__sched_take_extent(s, r, r->needs.all ? r->n_prefill : n_columns);
+}
+
+bool kvf__sched_park_one(kvf_sched *s) {
+    kvf__req *r = kvf__sched_at(s, s->running.tail);
+    while (r && r->state != KVF__REQ_PAUSED) r = kvf__sched_at(s, r->prev);
+    if (!r) return false;
+    if (s->reported) {
+        s->reported = false;
+        s->n_ends = s->n_preempted = 0;
+    }
+    s->preempted[s->n_preempted++] = (kvf_step_item){.request = r->name, .user = r->user};
+    kvf__sched_release(s, r);
+    r->state = KVF__REQ_PARKED;
+    s->n_parked++;
+    return true;
+}
+
+static kvf_status find(kvf_sched *s, kvf_request name, kvf__req **out) {
+    if (!s) return KVF_E_INVALID;
+    *out = kvf__sched_find(s, name);
+    if (*out) return KVF_OK;
+    return kvf__fail(&s->error, KVF_E_NOT_FOUND, "request %llu: is not live: it was never given out, or has ended",
+                     (unsigned long long)name);
+}
+
+kvf_status kvf_sched_pause(kvf_sched *sched, kvf_request request) {
+    kvf__req *r;
+    kvf_status status = find(sched, request, &r);
+    if (status != KVF_OK) return status;
+    if (r->state != KVF__REQ_DECODE || r->n_computed + 1 < r->n_known || r->forks)
+        return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: %s", (unsigned long long)request,
+                         r->forks ? "is forked again and again" : "is not at the end of an answer");
+    r->state = KVF__REQ_PAUSED;
+    return KVF_OK;
+}
+
+static kvf_status check_extension(kvf_sched *s, const kvf__req *r, const kvf_sched_segment *segments, uint32_t n,
+                                  uint32_t max_new) {
+    if (r->state != KVF__REQ_PAUSED && r->state != KVF__REQ_PARKED)
+        return kvf__fail(&s->error, KVF_E_STATE, "request %llu: is not paused", (unsigned long long)r->name);
+    const kvf_sched_segment *last = segments && n ? &segments[n - 1] : NULL;
+    if (!last || n != r->n_segments + 1 || last->begin != r->n_known || last->end <= last->begin || !max_new)
+        return kvf__fail(
+            &s->error, KVF_E_INVALID,
+            "segment: must be one more than the %u there are, begin at the %u known tokens, and have a token, "
+            "and max_new one to follow",
+            r->n_segments, r->n_known);
+    if (last->end >= s->config.max_context)
+        return kvf__fail(&s->error, KVF_E_NEVER_FITS,
+                         "segment of %u behind %u tokens: the context has %u positions, one of them for an answer",
+                         last->end - last->begin, last->begin, s->config.max_context);
+    if (r->needs.extent && last->end > s->config.max_prefill_tokens)
+        return kvf__fail(&s->error, KVF_E_NEVER_FITS,
+                         "segment of %u behind %u tokens: policy %s keeps figures of it, for which there is room for "
+                         "max_prefill_tokens %u",
+                         last->end - last->begin, last->begin, r->options.ops->name, s->config.max_prefill_tokens);
+    return KVF_OK;
+}
+
+/* It may hold more than any reservation while a segment runs, so that it grows from the free pool like one that keeps all. */
+kvf_status kvf_sched_extend(kvf_sched *sched, kvf_request request, const kvf_sched_segment *segments,
+                            uint32_t n_segments, uint32_t max_new) {
+    kvf__req *r;
+    kvf_status status = find(sched, request, &r);
+    if (status == KVF_OK && sched->planned && sched->n_items)
+        status =
+            kvf__fail(&sched->error, KVF_E_STATE, "a step is planned: extend between kvf_sched_done and the next plan");
+    if (status == KVF_OK) status = check_extension(sched, r, segments, n_segments, max_new);
+    if (status != KVF_OK) return status;
+    r->segments = segments;
+    r->n_segments = n_segments;
+    r->n_known = segments[n_segments - 1].end;
+    r->max_new = r->n_known - r->n_prompt + KVF__MIN(max_new, sched->config.max_context - r->n_known);
+    r->max_table_slots = KVF__MIN(r->n_prompt + r->max_new - 1, sched->config.max_context - 1);
+    r->ended = false;
+    if (r->bounded || r->bounds) r->n_blocks = 0; /* what it needed when it was preempted: never */
+    r->bounded = r->bounds = false;
+    if (r->state == KVF__REQ_PAUSED) {
+        kvf__sched_go_on(sched, r);
+        return KVF_OK;
+    }
+    r->state = KVF__REQ_WAITING;
+    sched->n_parked--;
+    kvf__sched_insert(sched, &sched->queue, r);
+    return KVF_OK;
+}
