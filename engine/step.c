@@ -143,6 +143,15 @@ static void keep_logprobs(kvf_engine *e, const kvf_step *step) {
     }
 }
 
+/* What its prompt is computed for. A held sample that has come into its leader's place goes by what that one had come to: a
+ * budget that changed while its prompt ran leaves it observing. */
+static void take_options(const kvf_engine *e, kvf__live *r) {
+    uint32_t index;
+    if (kvf_seq_index(e->manager, r->seq, &index)) return;
+    const kvf_policy_options *now = kvf_policy_get_options(e->policies, index);
+    if (now) r->policy = *now;
+}
+
 /* Rows, tokens, mass buffers of the planned step, and the number of rows that sample. */
 static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_out, kvf_error *err) {
     uint32_t n_tokens = 0, n_out = 0;
@@ -151,6 +160,7 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
         const kvf_step_item *item = &step->items[i];
         kvf__live *r = item->user;
         r->seq = item->seq;
+        if (item->kind == KVF_STEP_PREFILL) take_options(e, r);
         e->rows[i] = r;
         e->seqs[i] = item->seq;
         e->q_begin[i] = n_tokens;
