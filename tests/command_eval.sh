@@ -20,6 +20,8 @@ refused eval_html_of_report 2 '--html: has no say in eval nll: it is for eval re
 refused eval_json_of_others 2 '--json: has no say in eval nll: it is for eval nll --prompt N and report;' eval nll --model "$model" --json
 refused eval_rhos_of_single 2 '--rhos: has no say in eval nll --prompt' eval nll --model "$model" --text x --prompt 5 --rhos 0.1
 refused eval_output_of_single 2 '--output: has no say in eval nll --prompt' eval nll --model "$model" --text x --prompt 5 --output x.jsonl
+refused eval_resume_stdout 2 '--resume: needs --output FILE' eval nll --model "$model" --text x --resume
+refused eval_force_stdout 2 '--force: needs --output FILE' eval nll --model "$model" --text x --output - --force
 refused eval_output_of_report 2 '--output: has no say in eval report' eval report x.jsonl --output y.jsonl
 refused eval_shared_option 2 'rho is the same for all: --rhos says' eval recall --model "$model" --policies h2o,rho=0.4
 refused eval_shared_k 2 'evict_every is the same for all: give --evict-every' eval recall --model "$model" --policies h2o,evict_every=4
