@@ -518,6 +518,8 @@ bad = ['{"prompt": "x", "n": 0}', '{"prompt": "x", "n": 129}', '{"prompt": "x", 
        '{"prompt": "x", "logprobs": -1}']
 assert [r["finish_reason"] for r in batch("\n".join(bad), code=1)[0]] == ["error"] * 5
 END
+refused best_of_of_beams 2 '--best-of 8: beam search has none; leave out --best-of or --beam-width' run --model "$model" --prompt x --n 4 --beam-width 4 --best-of 8
+refused best_of_below_n 2 '--best-of 2: must be at least --n, 4' run --model "$model" --prompt x --n 4 --best-of 2
 check best_of_and_beams <<'END'
 from helper import *
 base = {"prompt": "Once upon", "seed": 7, "temperature": 1, "max_tokens": 6, "policy": "d2o", "min_tokens": 16}

@@ -20,6 +20,8 @@ refused eval_html_of_report 2 '--html: has no say in eval nll: it is for eval re
 refused eval_json_of_others 2 '--json: has no say in eval nll: it is for eval nll --prompt N and report;' eval nll --model "$model" --json
 refused eval_rhos_of_single 2 '--rhos: has no say in eval nll --prompt' eval nll --model "$model" --text x --prompt 5 --rhos 0.1
 refused eval_output_of_single 2 '--output: has no say in eval nll --prompt' eval nll --model "$model" --text x --prompt 5 --output x.jsonl
+refused eval_resume_stdout 2 '--resume: needs --output FILE' eval nll --model "$model" --text x --resume
+refused eval_force_stdout 2 '--force: needs --output FILE' eval nll --model "$model" --text x --output - --force
 refused eval_output_of_report 2 '--output: has no say in eval report' eval report x.jsonl --output y.jsonl
 refused eval_shared_option 2 'rho is the same for all: --rhos says' eval recall --model "$model" --policies h2o,rho=0.4
 refused eval_shared_k 2 'evict_every is the same for all: give --evict-every' eval recall --model "$model" --policies h2o,evict_every=4
@@ -201,6 +203,17 @@ for c in rows[:3]:
     assert "empty" not in c and 0.8 < c["rho_used"] < 1 and c["held_blocks"] <= c["target_blocks"] == 8 * len(c["blocks_by_layer"]), c
     assert c["rho"] == 1 and c["kl"] >= 0 and sum(c["sizes"]) < 128 * len(c["sizes"]), c
 assert len(rows) == 5
+# What a record says it ran with is what it ran with: the same rho and options by themselves have the same figures.
+rows = [r for r in lines(run("eval", "nll", "--model", model, "--text", "a.txt", "--contexts", "128", "--scored", "20", "--rhos", "0.5,1",
+                             "--policies", "h2o;d2o;snapkv;pyramidkv;cam;sirllm", "--quiet")[0]) if r["record"] == "cell" and "empty" not in r]
+n_lowered = 0
+for c in rows:
+    options = [x for k, v in c["policy_options"].items() for x in ("--" + k.replace("_", "-"), v)]
+    one = json.loads(run("eval", "nll", "--model", model, "--text", "a.txt", "--prompt", "128", "--max-tokens", "20", "--json", *options,
+                         "--rho", repr(c["rho_used"]))[0])
+    assert abs(one["mean_nll"] - c["nll"]) < 1e-5, (c["policy"], c["rho"], c["rho_used"], one["mean_nll"], c["nll"])
+    n_lowered += c["rho_used"] < c["rho"]
+assert len(rows) >= 10 and n_lowered >= 4, (len(rows), n_lowered)
 END
 check eval_dialogues <<'END'
 from helper import *

@@ -27,6 +27,17 @@ void kvf__line_defaults(const kvf__line_rules *rules, kvf__line *line, uint32_t 
     line->sampling.seed = cli->seed + line->number - 1;
 }
 
+bool kvf__samples_check(const kvf__cli *cli) {
+    uint32_t n = cli->n ? cli->n : 1;
+    if (cli->beam_width && cli->best_of > n)
+        kvf__say("--best-of %u: beam search has none; leave out --best-of or --beam-width", cli->best_of);
+    else if (cli->best_of && cli->best_of < n)
+        kvf__say("--best-of %u: must be at least --n, %u", cli->best_of, n);
+    else
+        return true;
+    return false;
+}
+
 kvf_status kvf__line_ranked(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err) {
     const kvf__cli *cli = rules->cli;
     const json_t *penalty = json_object_get(object, "length_penalty");
@@ -429,8 +440,9 @@ kvf_status kvf__line_from_prompt(const kvf__line_rules *rules, kvf__line *line, 
     if (!line->id || !line->root) return kvf__field_fail(err, KVF_E_NO_MEMORY, "out of memory");
     json_t *prompt = json_string(cli->prompt);
     if (!prompt)
-        return kvf__field_fail(err, KVF_E_INVALID, "--prompt: byte %zu is not UTF-8",
-                               kvf__cli_utf8_valid(cli->prompt, strlen(cli->prompt)) + 1);
+        return kvf__field_fail(err, KVF_E_INVALID, "byte %zu (0x%02x) is not UTF-8",
+                               kvf__cli_utf8_valid(cli->prompt, strlen(cli->prompt)) + 1,
+                               (unsigned char)cli->prompt[kvf__cli_utf8_valid(cli->prompt, strlen(cli->prompt))]);
     json_object_set_new(line->root, "prompt", prompt);
     kvf_status st;
     if ((st = read_numbers(rules, line, err)) || (st = kvf__line_stop(rules, line, line->root, err)) ||

@@ -58,6 +58,9 @@ kvf_status kvf__line_open(const kvf__line_rules *rules, const char *text, size_t
 /* The rest of it, after kvf__line_open. */
 kvf_status kvf__line_read(const kvf__line_rules *rules, kvf__line *line, kvf_error *err);
 
+/* Whether --n, --best-of and --beam-width go together; false after a message. */
+bool kvf__samples_check(const kvf__cli *cli);
+
 /* --prompt as a line. */
 kvf_status kvf__line_from_prompt(const kvf__line_rules *rules, kvf__line *line, kvf_error *err);
 

@@ -479,7 +479,7 @@ static bool check_usage(const kvf__cli *cli) {
         kvf__say("--force: is for --resume");
         return false;
     }
-    return check_files(cli);
+    return kvf__samples_check(cli) && check_files(cli);
 }
 
 /* The options of --policy and --compare; n_layers 0: before the model is known. */

@@ -13,7 +13,7 @@ double kvf__eval_target(const kvf__eval_shape *s, double rho) {
 }
 
 /* At 1 nothing is ever evicted, so that a cell grows past its target and has no sizes that could be lowered. */
-double kvf__eval_first_rho(double rho) { return rho < 1 ? rho : 1 - 0x1p-20; }
+double kvf__eval_first_rho(double rho) { return rho < 1 ? rho : 0.999999; }
 
 bool kvf__eval_within(double held, double target) { return held <= target * slack; }
 
@@ -99,6 +99,8 @@ double kvf__eval_lower(const kvf__eval_shape *shape, const kvf_policy_options *o
         else
             high = middle;
     }
+    double told = floor(low * 1e9) / 1e9; /* as records have it, so that who runs with that rho gets the same */
+    if (told > 0 && would_hold(&s, told) <= target) low = told;
     kvf_policy_state_destroy(s.scratch);
     free(s.sizes);
     return low;

@@ -106,10 +106,17 @@ static bool check(const kvf__cli *cli, const char *word, unsigned here) {
     return true;
 }
 
-bool kvf__eval_check_scope(const kvf__cli *cli, const char *word) {
+static bool check_word(const kvf__cli *cli, const char *word) {
     if (!strcmp(word, "report")) return check(cli, word, REPORT);
     if (!strcmp(word, "nll") && (cli->n_prompt || cli->ids)) return check(cli, "nll --prompt", SINGLE);
     for (int m = 0; m <= KVF__MEASURE_ABLATION; m++)
         if (!strcmp(word, kvf__measure_names[m])) return check(cli, word, 1u << m);
     return true;
+}
+
+bool kvf__eval_check_scope(const kvf__cli *cli, const char *word) {
+    if (!check_word(cli, word)) return false;
+    if ((!cli->resume && !cli->force) || (cli->output && strcmp(cli->output, "-"))) return true;
+    kvf__say("--%s: needs --output FILE, the output of the run to go on with", cli->resume ? "resume" : "force");
+    return false;
 }
