@@ -60,12 +60,18 @@ static void *take(kvf_engine *e, size_t n, size_t element_bytes, int zero) {
     return p;
 }
 
-/* Alike, of the device's memory. */
+/* Alike, of the device's memory; what the device says of a failure is noted. */
 static void *take_of_device(kvf_engine *e, kvf_memory kind, size_t n, size_t element_bytes) {
     size_t bytes;
     void *p = NULL;
     if (e->n_buffers == KVF__ENGINE_BUFFERS || !kvf__mul(n, element_bytes, &bytes)) return NULL;
-    if (e->device.alloc(e->device.ctx, &e->allocator, kind, bytes, &p, NULL) || !p) return NULL;
+    kvf_error why = {""};
+    kvf_status st = e->device.alloc(e->device.ctx, &e->allocator, kind, bytes, &p, &why);
+    if (st || !p) {
+        if (!e->broken) e->broken_text = why;
+        if (!e->broken) e->broken = st ? st : KVF_E_NO_MEMORY;
+        return NULL;
+    }
     e->buffers[e->n_buffers++] = (kvf__buffer){p, bytes, true, kind};
     return p;
 }
@@ -102,6 +108,13 @@ static bool take_pages(kvf_engine *e, kvf_memory kind, kvf_pages *p, kvf_score_p
            (!e->config.want_mass_bias || (p->weight && p->bias));
 }
 
+static kvf_status no_pages(const kvf_engine *e, const char *what, uint64_t bytes, const char *option, kvf_error *err) {
+    const char *why = e->broken_text.text;
+    return kvf__fail(err, e->broken ? e->broken : KVF_E_NO_MEMORY,
+                     "%s memory: %llu bytes could not be allocated%s%.200s; lower %s", what, (unsigned long long)bytes,
+                     why[0] ? ": " : "", why, option);
+}
+
 /* The host tier: pages of the same shape. */
 static kvf_status create_host(kvf_engine *e, kvf_error *err) {
     uint64_t bytes = e->config.host_bytes, n_blocks = bytes / e->stats.block_bytes;
@@ -115,8 +128,7 @@ static kvf_status create_host(kvf_engine *e, kvf_error *err) {
                          (unsigned long long)bytes, e->config.block_size, (unsigned long long)e->stats.block_bytes);
     e->host_pages.n_blocks = (uint32_t)KVF__MIN(n_blocks, UINT32_C(0x7fffffff));
     if (take_pages(e, KVF_MEMORY_HOST, &e->host_pages, &e->host_scores)) return KVF_OK;
-    return kvf__fail(err, KVF_E_NO_MEMORY, "host memory: %llu bytes could not be allocated; lower host_bytes",
-                     (unsigned long long)bytes);
+    return no_pages(e, "host", bytes, "host_bytes", err);
 }
 
 static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
@@ -136,9 +148,7 @@ static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
             (unsigned long long)c->kv_bytes, c->block_size, e->n_tables, (unsigned long long)least);
     p->n_blocks = (uint32_t)KVF__MIN(n_blocks, (uint64_t)1 << 31);
     if (c->host_bytes) p->n_blocks = KVF__MIN(p->n_blocks, UINT32_C(0x7fffffff));
-    if (!take_pages(e, KVF_MEMORY_DEVICE, p, &e->scores))
-        return kvf__fail(err, KVF_E_NO_MEMORY, "KV memory: %llu bytes could not be allocated; lower kv_bytes",
-                         (unsigned long long)c->kv_bytes);
+    if (!take_pages(e, KVF_MEMORY_DEVICE, p, &e->scores)) return no_pages(e, "KV", c->kv_bytes, "kv_bytes", err);
     e->stats.block_bytes = block_bytes;
     return KVF_OK;
 }

@@ -304,7 +304,7 @@ kvf_status kvf_engine_submit(kvf_engine *e, const kvf_generate *generate, kvf_re
     if (e->destroying) return kvf__fail(err, KVF_E_STATE, "engine: is being destroyed and takes no more requests");
     kvf_generate g;
     kvf_status st = kvf__config_read(&g, sizeof g, generate, "kvf_generate", err);
-    if (st || (st = check_generate(e, &g, err))) return st;
+    if (st || (st = kvf__engine_check_device(e, err)) || (st = check_generate(e, &g, err))) return st;
     kvf_policy_options policy;
     kvf__prompt_needs all = {0};
     for (uint32_t i = 0; i < (g.sample_policies ? g.n : 1); i++) {

@@ -129,6 +129,10 @@ static kvf_status run_faulty(kvf_engine *e, const struct fake_device *f) {
     if (!st) return st;
     cr_assert(strstr(err.text, "fake") && strstr(err.text, f->failed), "%s", err.text);
     cr_assert_eq(kvf_engine_step(e, NULL, &err), st, "it goes on");
+    const uint32_t token = TINY_BYTE_0;
+    const kvf_generate more_work = {.struct_size = sizeof more_work, .tokens = &token, .n_tokens = 1, .max_tokens = 1};
+    cr_assert_eq(kvf_engine_submit(e, &more_work, NULL, &err), st, "it takes more");
+    cr_assert(strstr(err.text, f->failed), "%s", err.text);
     return st;
 }
 
@@ -144,7 +148,8 @@ static bool run_with_fault(int64_t k, uint32_t *n_created, outcome *out) {
     f.fail_after = k;
     kvf_status st = kvf_engine_create(&c, &e, &err);
     if (st) {
-        cr_assert(f.failed && !e && err.text[0], "%s", err.text);
+        cr_assert(f.failed && !e && strstr(err.text, f.failed), "%s", err.text);
+        cr_assert_eq(st, KVF_E_IO, "%s: %d", f.failed, (int)st);
     } else {
         ++*n_created;
         for (uint32_t i = 0; i < 9; i++) submit_job(e, &out->jobs[i], i, policies[3]);

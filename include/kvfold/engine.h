@@ -199,7 +199,8 @@ KVF_API void kvf_engine_destroy(kvf_engine *engine);
  *  @param engine an engine. @param generate see above. @param out its number, or NULL. @param err names the thing, the value and the remedy, or NULL.
  *  @own nothing is kept but user. @threads as the engine; also from within a callback.
  *  @errors KVF_E_INVALID (no token, an id outside the vocabulary, options, a stop string of no bytes, n_top_logprobs, n, best_of,
- *  beam_width, sample_policies), KVF_E_NEVER_FITS, KVF_E_LIMIT, KVF_E_NO_MEMORY. on_finish is not called on failure.
+ *  beam_width, sample_policies), KVF_E_NEVER_FITS, KVF_E_LIMIT, KVF_E_NO_MEMORY, what the device has failed with in a step. on_finish is
+ *  not called on failure.
  *  @cost O(tokens * samples); allocates. */
 KVF_API KVF_CHECK kvf_status kvf_engine_submit(kvf_engine *engine, const kvf_generate *generate, kvf_request *out,
                                                kvf_error *err);
