@@ -33,6 +33,25 @@ static inline kvf_engine *create(const kvf_engine_config *c) {
     return e;
 }
 
+/* An engine over the model with so many blocks. */
+static inline kvf_engine_config model_config(uint32_t n_blocks, uint32_t max_running) {
+    kvf_engine_config c = kvf_engine_config_default();
+    c.model = model;
+    c.kv_dtype = KVF_F32;
+    c.n_threads = 2;
+    c.block_size = BLOCK;
+    c.chunk = 64;
+    c.max_running = max_running;
+    c.want_mass_bias = 1;
+    c.kv_bytes = (uint64_t)n_blocks * BLOCK * 2 * 16 * 2 * 4; /* slots, heads, head size, K and V, floats */
+    return c;
+}
+
+/* n tokens that are bytes. */
+static inline void random_prompt(uint32_t *prompt, uint32_t n, uint64_t seed) {
+    for (uint32_t i = 0; i < n; i++) prompt[i] = TINY_BYTE_0 + (uint32_t)(gw_random(&seed) % 250);
+}
+
 static inline kvf_policy_options options_of(const char *text) {
     char words[256], *save = NULL;
     snprintf(words, sizeof words, "%s", text);

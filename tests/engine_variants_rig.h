@@ -81,23 +81,14 @@ static inline void on_sample_token(void *user, uint32_t index, kvf_request reque
 }
 
 static inline kvf_engine_config config_of(uint32_t n_blocks) {
-    kvf_engine_config c = kvf_engine_config_default();
-    c.model = model;
-    c.kv_dtype = KVF_F32;
-    c.n_threads = 2;
-    c.block_size = BLOCK;
-    c.chunk = 64;
-    c.max_running = 16;
+    kvf_engine_config c = model_config(n_blocks, 16);
     c.n_score_arrays = 4;
-    c.want_mass_bias = 1;
     c.deterministic = 1;
-    c.kv_bytes = (uint64_t)n_blocks * BLOCK * 2 * 16 * 2 * 4; /* slots, heads, head size, K and V, floats */
     return c;
 }
 
 static inline kvf_generate request_of(uint32_t *prompt, uint32_t n, uint32_t seed, uint32_t max_tokens) {
-    uint64_t rng = seed;
-    for (uint32_t i = 0; i < MAX_TOKENS; i++) prompt[i] = TINY_BYTE_0 + (uint32_t)(gw_random(&rng) % 250);
+    random_prompt(prompt, MAX_TOKENS, seed);
     return (kvf_generate){.struct_size = sizeof(kvf_generate),
                           .tokens = prompt,
                           .n_tokens = n,

@@ -1,28 +1,8 @@
 /* Budgets that change while a request runs: bit-equal to requests submitted so, promises, refusals; rho 1 and the mass. */
 #define _DEFAULT_SOURCE
-#include <criterion/criterion.h>
-#include <math.h>
-#include <unistd.h>
+#include "tests/engine_model.h"
 
-#include "kvfold/engine.h"
-#include "tests/gguf_writer.h"
-
-enum { MAX_TOKENS = 512, BLOCK = 8, N_LAYERS = 3 };
-
-static kvf_model *model;
-
-static void open_model(void) {
-    char path[256];
-    gw_temp_path(path, sizeof path);
-    struct tiny_model_params params = {.n_layers = N_LAYERS, .seed = 7};
-    kvf_test_write_tiny_model(path, &params);
-    kvf_model_config config = {.struct_size = sizeof config};
-    kvf_error err = {""};
-    cr_assert_eq(kvf_model_open(path, &config, &model, &err), KVF_OK, "%s", err.text);
-    unlink(path);
-}
-
-static void close_model(void) { kvf_model_close(model); }
+enum { MAX_TOKENS = 512 };
 
 TestSuite(engine_budget, .init = open_model, .fini = close_model);
 
@@ -60,44 +40,15 @@ static void on_token(void *user, kvf_request request, uint32_t token, double log
         cr_assert_eq(kvf_engine_set_budget(a->engine, request, a->rho, a->budget, NULL), KVF_OK);
 }
 
-static kvf_engine_config config_of(uint32_t n_blocks) {
-    kvf_engine_config c = kvf_engine_config_default();
-    c.model = model;
-    c.kv_dtype = KVF_F32;
-    c.n_threads = 2;
-    c.block_size = BLOCK;
-    c.chunk = 64;
-    c.max_running = 8;
-    c.want_mass_bias = 1;
-    c.kv_bytes = (uint64_t)n_blocks * BLOCK * 2 * 16 * 2 * 4; /* slots, heads, head size, K and V, floats */
-    return c;
-}
-
-static kvf_engine *create(const kvf_engine_config *c) {
-    kvf_engine *e = NULL;
-    kvf_error err = {""};
-    cr_assert_eq(kvf_engine_create(c, &e, &err), KVF_OK, "%s", err.text);
-    return e;
-}
+static kvf_engine_config config_of(uint32_t n_blocks) { return model_config(n_blocks, 8); }
 
 /* policy: its name, a preset or none, options NAME=VALUE. */
 static void submit(kvf_engine *e, struct answer *a, uint32_t n, uint32_t seed, uint32_t max_tokens,
                    const char *policy) {
-    char words[256], *save = NULL;
     uint32_t prompt[MAX_TOKENS];
-    uint64_t rng = seed;
-    kvf_policy_options o;
+    kvf_policy_options o = options_of(policy);
     kvf_error err = {""};
-    snprintf(words, sizeof words, "%s", policy);
-    char *name = strtok_r(words, " ", &save), *preset = NULL, *w = strtok_r(NULL, " ", &save);
-    if (w && !strchr(w, '=')) preset = w, w = strtok_r(NULL, " ", &save);
-    cr_assert_eq(kvf_policy_options_init(&o, name, preset, &err), KVF_OK, "%s", err.text);
-    for (; w; w = strtok_r(NULL, " ", &save)) {
-        char *value = strchr(w, '=');
-        *value++ = 0;
-        cr_assert_eq(kvf_policy_option_set(&o, w, value, &err), KVF_OK, "%s", err.text);
-    }
-    for (uint32_t i = 0; i < n; i++) prompt[i] = TINY_BYTE_0 + (uint32_t)(gw_random(&rng) % 250);
+    random_prompt(prompt, n, seed);
     kvf_generate g = {.struct_size = sizeof g,
                       .tokens = prompt,
                       .n_tokens = n,
