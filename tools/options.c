@@ -420,7 +420,8 @@ static const char eval_notes[] =
     "  blocks on average over the steps scored; one that holds more runs with a lower rho, or its cell says why it is empty.\n"
     "\n"
     "Exit status: 0 all is written, 1 nll --prompt N could not be scored, or a report left out lines that are no records,\n"
-    "  2 nothing was run, 3 the output could not be written, 4 the engine failed, 130 interrupted (whole batches are written; --resume goes on)";
+    "  2 nothing was run, 3 the output could not be written, 4 the engine failed, 130 interrupted: whole batches\n"
+    "  are written, and --resume goes on";
 
 const kvf__command kvf__commands[] = {
     {"run", "Generate: answers a prompt, or a file of requests as one batch.",
