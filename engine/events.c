@@ -110,7 +110,7 @@ static uint32_t list_items(kvf_engine *e, uint32_t n_events) {
         e->item_of_event[i] = UINT32_MAX;
         if (event->n_keep >= layer_slots(e, event->row, event->layer)) continue;
         e->item_of_event[i] = n_items;
-        e->items[n_items++] = (kvf_compact_item){e->seqs[event->row], event->layer, event->n_keep};
+        e->items[n_items++] = (kvf_compact_item){e->seqs[event->row], event->layer, event->n_keep, NULL};
     }
     return n_items;
 }

@@ -287,7 +287,7 @@ static inline void hand_events(struct hand *h, kvf_moment moment, uint32_t kind,
         uint32_t to = keep[l] ? keep[l] : slots[l];
         slots[l] = to;
         item_of[n_events] = keep[l] ? n_items : UINT32_MAX;
-        if (keep[l]) items[n_items++] = (kvf_compact_item){h->r.seqs[0], l, to};
+        if (keep[l]) items[n_items++] = (kvf_compact_item){h->r.seqs[0], l, to, NULL};
         events[n_events++] = (kvf_event){0, l, to, kind};
     }
     if (!n_events) return;

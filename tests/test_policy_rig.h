@@ -264,7 +264,7 @@ static inline void rig_events(rig *r, const kvf_event *events, uint32_t n, uint6
             n_spare -= (events[i].n_keep + r->c.bs - 1) / r->c.bs;
             dst[n_items * n_groups + g] = r->spare + n_spare;
         }
-        items[n_items] = (kvf_compact_item){1, events[i].layer, events[i].n_keep};
+        items[n_items] = (kvf_compact_item){1, events[i].layer, events[i].n_keep, NULL};
         item_of[i] = n_items++;
     }
     kvf_compaction compaction = {items, n_items, n_groups, dst};

@@ -315,12 +315,12 @@ Test(policy_edges, wrong_calls_are_refused_and_change_nothing) {
     e.n_keep = 9;
     FAILS(ops->apply(r->state, NULL, &b, r->plan, err), KVF_E_STATE, "event 0 is not the one");
     e.n_keep = 8;
-    kvf_compact_item item = {1, 0, 8};
+    kvf_compact_item item = {1, 0, 8, NULL};
     const uint32_t *dst[1] = {NULL};
     kvf_compaction compaction = {&item, 1, 1, dst};
     b.compaction = &compaction;
     FAILS(ops->apply(r->state, NULL, &b, r->plan, err), KVF_E_INVALID, "item 0 of the compaction");
-    item = (kvf_compact_item){1, 1, 9};
+    item = (kvf_compact_item){1, 1, 9, NULL};
     FAILS(ops->apply(r->state, NULL, &b, r->plan, err), KVF_E_INVALID, "item 0 of the compaction");
     item.n_keep = 8;
     dst[0] = (uint32_t[]){r->n_blocks};
