@@ -19,7 +19,7 @@
 
 /* One sequence. Invariants: sized implies budgeted; deferred implies budgeted and not sized;
  * changed implies sized;
- * tau is NaN until the head's first event; scored[l] leading slots of layer l have an entry in the score pages;
+ * tau is NaN until the head's first event; scored[l, h] leading slots of a KV head have an entry in the score pages;
  * rows[l] is below score_window. */
 typedef struct kvf__policy_seq {
     bool open;
@@ -37,7 +37,7 @@ typedef struct kvf__policy_seq {
     double *density;       /* [n_layers] */
     kvf_layer_size *sizes; /* [n_layers] */
     double *tau;           /* [n_layers][n_kv_heads] */
-    uint32_t *scored;      /* [n_layers] */
+    uint32_t *scored;      /* [n_layers][n_kv_heads] */
     uint32_t *rows;        /* [n_layers]: score window: rows collected since the last whole window */
 } kvf__policy_seq;
 

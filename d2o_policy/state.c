@@ -39,7 +39,7 @@ static void lay_out(kvf__slab *slab, const kvf_policy_state_config *c) {
     double *density = kvf__slab_take(slab, seqs * n, sizeof *density);
     kvf_layer_size *sizes = kvf__slab_take(slab, seqs * n, sizeof *sizes);
     double *tau = kvf__slab_take(slab, seqs * heads, sizeof *tau);
-    uint32_t *scored = kvf__slab_take(slab, seqs * n, sizeof *scored);
+    uint32_t *scored = kvf__slab_take(slab, seqs * heads, sizeof *scored);
     uint32_t *rows = kvf__slab_take(slab, seqs * n, sizeof *rows);
     if (!slab->base || slab->bad) return;
     state->config = *c;
@@ -52,7 +52,7 @@ static void lay_out(kvf__slab *slab, const kvf_policy_state_config *c) {
         list[i].density = density + i * n;
         list[i].sizes = sizes + i * n;
         list[i].tau = tau + i * heads;
-        list[i].scored = scored + i * n;
+        list[i].scored = scored + i * heads;
         list[i].rows = rows + i * n;
     }
 }
@@ -109,7 +109,7 @@ kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_poli
     s->counts = (kvf_policy_counts){0};
     size_t heads = (size_t)state->config.n_layers * state->config.n_kv_heads;
     for (size_t i = 0; i < heads; i++) s->tau[i] = NAN;
-    memset(s->scored, 0, state->config.n_layers * sizeof *s->scored);
+    memset(s->scored, 0, heads * sizeof *s->scored);
     memset(s->rows, 0, state->config.n_layers * sizeof *s->rows);
     return KVF_OK;
 }
@@ -131,7 +131,7 @@ kvf_status kvf_policy_fork(kvf_policy_state *state, uint32_t src, uint32_t dst) 
     memcpy(b->density, a->density, n * sizeof *b->density);
     memcpy(b->sizes, a->sizes, n * sizeof *b->sizes);
     memcpy(b->tau, a->tau, n * state->config.n_kv_heads * sizeof *b->tau);
-    memcpy(b->scored, a->scored, n * sizeof *b->scored);
+    memcpy(b->scored, a->scored, n * state->config.n_kv_heads * sizeof *b->scored);
     memcpy(b->rows, a->rows, n * sizeof *b->rows);
     return KVF_OK;
 }

@@ -150,7 +150,7 @@ static uint32_t collect(kvf_engine *e, uint32_t row, kvf_moment moment, kvf_even
     for (uint32_t l = 0; l < e->info->n_layers; l++) e->slots[l] = layer_slots(e, row, l);
     if (!kvf_policy_due(e->policies, e->view.seq_index[row], moment, e->slots, e->keep)) return n_events;
     for (uint32_t l = 0; l < e->info->n_layers; l++)
-        if (e->keep[l]) e->events[n_events++] = (kvf_event){row, l, e->keep[l], (uint32_t)kind};
+        if (e->keep[l]) e->events[n_events++] = (kvf_event){row, l, e->keep[l], (uint32_t)kind, 0, 0};
     return n_events;
 }
 
@@ -214,7 +214,7 @@ static kvf_status take_scores(kvf_engine *e, uint32_t row, uint32_t begin, uint3
     for (uint32_t l = 0; l < n_layers; l++) {
         uint32_t n_slots = layer_slots(e, row, l);
         uint32_t keep = due < *n_events && e->events[due].layer == l ? e->events[due++].n_keep : n_slots;
-        e->batch_events[l] = (kvf_event){row, l, keep, KVF_EVENT_PROMPT};
+        e->batch_events[l] = (kvf_event){row, l, keep, KVF_EVENT_PROMPT, 0, 0};
         for (uint32_t g = 0; g < e->n_groups; g++) e->table_slots[l * e->n_groups + g] = keep;
     }
     memcpy(e->events + begin, e->batch_events, n_layers * sizeof *e->events);

@@ -118,7 +118,7 @@ Test(policy_edges, ids_are_reused_interleaved_and_forked) {
     /* A fork of row 1 into row 3: state, blocks and score pages; both go on by themselves. */
     OK(kvf_policy_fork(used->state, 1, 3));
     for (uint32_t l = 0; l < 2; l++) /* where the scores of the pages end */
-        cr_assert_eq(kvf__policy_seq_get(used->state, 3)->scored[l], rig_slots(used, 1, l));
+        cr_assert_eq(kvf__policy_seq_get(used->state, 3)->scored[l * used->c.n_kv], rig_slots(used, 1, l));
     for (uint32_t l = 0; l < 2; l++) {
         uint32_t n = rig_slots(used, 1, l);
         rig_set_slots(used, 3, l, n);
@@ -271,7 +271,7 @@ Test(policy_edges, wrong_calls_are_refused_and_change_nothing) {
     for (int i = 0; i < 20; i++) rig_put2(r, rig_normal(&seed), rig_normal(&seed), i, rig_uniform(&seed));
     size_t n_before, n_after;
     unsigned char *before = rig_dump(r, 0, &n_before);
-    kvf_event e = {0, 1, 8, KVF_EVENT_PROMPT};
+    kvf_event e = {0, 1, 8, KVF_EVENT_PROMPT, 0, 0};
     kvf_policy_batch good = rig_batch(r), b;
     good.events = &e;
     good.n_events = 1;

@@ -303,7 +303,7 @@ KVF_API double kvf_policy_tau(const kvf_policy_state *state, uint32_t seq, uint3
 
 typedef struct kvf_policy_counts {
     uint64_t merged, dropped; /* evicted tokens, per KV head and layer */
-    uint64_t n_events;        /* (layer, event) pairs that evicted */
+    uint64_t n_events;        /* (layer, event) pairs that evicted; events of a layer's groups count each */
     uint64_t raised_tokens;   /* slots over all layers by which the layers' minima lift the total above the budget */
 } kvf_policy_counts;
 
@@ -339,6 +339,9 @@ typedef struct kvf_event {
     uint32_t layer;
     uint32_t n_keep; /* may equal the table's slots: then nothing is evicted and only scores move (prompt) */
     uint32_t kind;   /* kvf_event_kind */
+    /* Head groups whose tables take part, all of equally many slots; n_groups 0: all of the layer's. Groups of a layer may
+     * have events of their own in one batch, each group one. */
+    uint32_t group_begin, n_groups;
 } kvf_event;
 
 /* What a call works on. All sequences of one batch share ops. */
@@ -357,8 +360,9 @@ typedef struct kvf_policy_batch {
     const kvf_event *events;
     uint32_t n_events;
     const kvf_compaction *compaction; /* item e is events[e] where that evicts; NULL: all in place */
-    const uint32_t *compaction_item;  /* [n_events]: item of compaction, UINT32_MAX: none (nothing is evicted) */
-    void *workspace;                  /* kvf_policy_workspace_bytes, 64-byte aligned */
+    /* [n_events]: item of compaction, which events of one layer's groups may share; UINT32_MAX: none (nothing is evicted) */
+    const uint32_t *compaction_item;
+    void *workspace; /* kvf_policy_workspace_bytes, 64-byte aligned */
     size_t workspace_bytes;
     kvf_cpu_path path;
     /* What needs ask beside the sums, by row; NULL: none. */
@@ -378,7 +382,7 @@ typedef struct kvf_plan_entry {
 typedef struct kvf_plan_event {
     kvf_event event;
     uint32_t n_before, n_evict;
-    uint64_t entry_begin;  /* entries [n_kv_heads][n_evict] */
+    uint64_t entry_begin;  /* entries [KV heads of the event][n_evict] */
     uint64_t reduce_begin; /* scope layer: n_evict sums of u over this rank's heads, then their number */
 } kvf_plan_event;
 
@@ -389,7 +393,9 @@ typedef struct kvf_plan {
     uint32_t n_events, event_capacity;
     kvf_plan_entry *entries;
     uint64_t n_entries, entry_capacity;
-    double *tau; /* [n_events][n_kv_heads]: the threshold each head used, NaN where none; the state takes it in apply */
+    /* [n_events][n_kv_heads]: the threshold each head used, NaN where none and for heads of no part in the event; the state takes
+     * it in apply. */
+    double *tau;
     double *reduce;
     uint64_t n_reduce, reduce_capacity; /* n_reduce 0: nothing to reduce */
     size_t bytes;
