@@ -41,7 +41,8 @@ static double attention_per_query(const kvf__call *c, const kvf_event *e, uint32
     const kvf__policy_seq *s = kvf__event_seq(c, e);
     kvf__roles r = kvf__score_roles(&s->options);
     uint32_t next_pos = c->batch->view->next_pos[e->row], n = 0;
-    uint32_t window_begin = next_pos - KVF__MIN(KVF__MIN(s->sizes[e->layer].window, e->n_keep), next_pos);
+    uint32_t window_begin =
+        next_pos - KVF__MIN(KVF__MIN(kvf__size_of(c->state, s, e->layer, kv_head)->window, e->n_keep), next_pos);
     double sum = 0.0;
     kvf__event_scores(c, e, kv_head, x);
     for (uint32_t slot = 0; slot < h->n_slots; slot++) {

@@ -153,7 +153,8 @@ static inline rig *rig_new(rig_config c) {
                                   .head_dim = c.d,
                                   .block_size = c.bs,
                                   .max_seqs = c.n_seqs + 4,
-                                  .max_slots = c.cap};
+                                  .max_slots = c.cap,
+                                  .n_groups = r->n_groups};
     OK(kvf_policy_state_create(&sc, &r->state, err));
     uint32_t events = r->n_tables;
     OK(kvf_plan_create(NULL, c.n_kv, events, (uint64_t)events * c.n_kv * c.cap, &r->plan, err));
