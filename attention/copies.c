@@ -1,11 +1,7 @@
-/* Copy lists carried out on host memory, within a tier and between two. */
+/* Copy lists, within a tier and between two: as copies of a device, and carried out on host memory. */
 #include "attention/call.h"
 
-/* Where the blocks and score pages of both tiers live. */
-typedef struct tiers {
-    kvf_pages pages[2];
-    kvf_score_pages scores[2];
-} tiers;
+enum { MOST_COPIES = 6 }; /* of a block: K, V and the slots' metadata */
 
 static bool of_blocks(uint32_t kind) {
     return kind == KVF_COPY_BLOCK || kind == KVF_COPY_BLOCK_OUT || kind == KVF_COPY_BLOCK_IN;
@@ -14,36 +10,61 @@ static bool of_blocks(uint32_t kind) {
 static int src_tier(uint32_t kind) { return kind == KVF_COPY_BLOCK_IN || kind == KVF_COPY_SCORE_IN; }
 static int dst_tier(uint32_t kind) { return kind == KVF_COPY_BLOCK_OUT || kind == KVF_COPY_SCORE_OUT; }
 
-static void copy_slots(void *to, size_t dst, const void *from, size_t src, size_t n, size_t bytes) {
-    if (to) memcpy((unsigned char *)to + dst * bytes, (const unsigned char *)from + src * bytes, n * bytes);
-}
-
-static void copy_block(const kvf_pages *to, const kvf_pages *from, const kvf_copy *copy) {
-    size_t row_bytes = from->head_dim * kvf_dtype_bytes(from->dtype), head_bytes = from->block_size * row_bytes;
-    const unsigned char *k_src = (unsigned char *)from->k + from->k_block_stride * copy->src;
-    const unsigned char *v_src = (unsigned char *)from->v + from->v_block_stride * copy->src;
-    unsigned char *k_dst = (unsigned char *)to->k + to->k_block_stride * copy->dst;
-    unsigned char *v_dst = (unsigned char *)to->v + to->v_block_stride * copy->dst;
-    for (uint32_t h = 0; h < from->heads_per_group; h++) {
-        size_t src = kvf__slot_index(from, copy->src, h, 0), dst = kvf__slot_index(to, copy->dst, h, 0);
-        memcpy(k_dst + h * head_bytes, k_src + h * head_bytes, copy->n_slots * row_bytes);
-        memcpy(v_dst + h * head_bytes, v_src + h * head_bytes, copy->n_slots * row_bytes);
-        copy_slots(to->pos, dst, from->pos, src, copy->n_slots, sizeof *to->pos);
-        copy_slots(to->key_norm, dst, from->key_norm, src, copy->n_slots, sizeof *to->key_norm);
-        copy_slots(to->weight, dst, from->weight, src, copy->n_slots, sizeof *to->weight);
-        copy_slots(to->bias, dst, from->bias, src, copy->n_slots, sizeof *to->bias);
+/* The first n_slots of each row of a block; an array that is not kept has none. */
+static uint32_t give_rows(kvf_device_copy *out, void *to, size_t dst_at, const void *from, size_t src_at,
+                          uint32_t n_rows, uint32_t block_size, uint32_t n_slots, size_t slot_bytes) {
+    if (!to || !n_slots) return 0;
+    size_t stride = block_size * slot_bytes;
+    *out = (kvf_device_copy){(unsigned char *)to + dst_at,
+                             (const unsigned char *)from + src_at,
+                             n_slots * slot_bytes,
+                             stride,
+                             stride,
+                             n_rows};
+    if (n_slots == block_size) { /* one run */
+        out->bytes = n_rows * stride;
+        out->n_rows = 1;
     }
+    return 1;
 }
 
-static void copy_score_page(const kvf_score_pages *to, const kvf_score_pages *from, const kvf_copy *copy) {
-    size_t rows = (size_t)from->n_arrays * from->heads_per_group, bs = from->block_size;
-    for (size_t r = 0; r < rows; r++)
-        copy_slots(to->base, ((size_t)copy->dst * rows + r) * bs, from->base, ((size_t)copy->src * rows + r) * bs,
-                   copy->n_slots, sizeof *to->base);
+static uint32_t give_block(kvf_device_copy *out, const kvf_pages *to, const kvf_pages *from, const kvf_copy *c) {
+    size_t row_bytes = from->head_dim * kvf_dtype_bytes(from->dtype);
+    size_t src = kvf__slot_index(from, c->src, 0, 0) * 4, dst = kvf__slot_index(to, c->dst, 0, 0) * 4;
+    uint32_t heads = from->heads_per_group, bs = from->block_size, n = 0;
+    n += give_rows(out, to->k, to->k_block_stride * c->dst, from->k, from->k_block_stride * c->src, heads, bs,
+                   c->n_slots, row_bytes);
+    n += give_rows(out + n, to->v, to->v_block_stride * c->dst, from->v, from->v_block_stride * c->src, heads, bs,
+                   c->n_slots, row_bytes);
+    n += give_rows(out + n, to->pos, dst, from->pos, src, heads, bs, c->n_slots, sizeof *to->pos);
+    n += give_rows(out + n, to->key_norm, dst, from->key_norm, src, heads, bs, c->n_slots, sizeof *to->key_norm);
+    n += give_rows(out + n, to->weight, dst, from->weight, src, heads, bs, c->n_slots, sizeof *to->weight);
+    return n + give_rows(out + n, to->bias, dst, from->bias, src, heads, bs, c->n_slots, sizeof *to->bias);
+}
+
+static uint32_t give_score_page(kvf_device_copy *out, const kvf_score_pages *to, const kvf_score_pages *from,
+                                const kvf_copy *c) {
+    uint32_t rows = from->n_arrays * from->heads_per_group, bs = from->block_size;
+    size_t page_bytes = (size_t)rows * bs * sizeof *to->base;
+    return give_rows(out, to->base, c->dst * page_bytes, from->base, c->src * page_bytes, rows, bs, c->n_slots,
+                     sizeof *to->base);
+}
+
+uint32_t kvf_copies_next(void *source, kvf_device_copy *out) {
+    kvf_copies_source *s = source;
+    uint32_t n = 0;
+    while (s->n_given < s->copies->n && n + MOST_COPIES <= KVF_DEVICE_COPIES) {
+        const kvf_copy *c = &s->copies->items[s->n_given++];
+        int src = src_tier(c->kind), dst = dst_tier(c->kind);
+        if (src == dst && c->src == c->dst) continue;
+        n += of_blocks(c->kind) ? give_block(out + n, &s->pages[dst], &s->pages[src], c)
+                                : give_score_page(out + n, &s->scores[dst], &s->scores[src], c);
+    }
+    return n;
 }
 
 /* A tier that is not there has no ids. */
-static kvf_status read_tier(tiers *t, int tier, const kvf_pages *pages, const kvf_score_pages *scores) {
+static kvf_status read_tier(kvf_copies_source *t, int tier, const kvf_pages *pages, const kvf_score_pages *scores) {
     t->pages[tier] = (kvf_pages){.n_blocks = 0};
     t->scores[tier] = (kvf_score_pages){.n_pages = 0};
     if (pages && kvf__config_read(&t->pages[tier], sizeof *t->pages, pages, "kvf_pages", NULL)) return KVF_E_INVALID;
@@ -53,7 +74,7 @@ static kvf_status read_tier(tiers *t, int tier, const kvf_pages *pages, const kv
 }
 
 /* What is copied has the same shape at both ends, and each array that one end has. */
-static bool same_shapes(const tiers *t, bool pages, bool scores) {
+static bool same_shapes(const kvf_copies_source *t, bool pages, bool scores) {
     const kvf_pages *a = &t->pages[0], *b = &t->pages[1];
     const kvf_score_pages *x = &t->scores[0], *y = &t->scores[1];
     if (pages && (a->dtype != b->dtype || a->block_size != b->block_size || a->heads_per_group != b->heads_per_group ||
@@ -64,7 +85,7 @@ static bool same_shapes(const tiers *t, bool pages, bool scores) {
            (x->n_arrays == y->n_arrays && x->heads_per_group == y->heads_per_group && x->block_size == y->block_size);
 }
 
-static kvf_status check_copy(const tiers *t, const kvf_copy *c) {
+static kvf_status check_copy(const kvf_copies_source *t, const kvf_copy *c) {
     if (c->kind >= KVF_COPY_KINDS) return KVF_E_INVALID;
     int src = src_tier(c->kind), dst = dst_tier(c->kind);
     bool block = of_blocks(c->kind);
@@ -77,24 +98,25 @@ static kvf_status check_copy(const tiers *t, const kvf_copy *c) {
     return there ? KVF_OK : KVF_E_INVALID;
 }
 
+kvf_status kvf_copies_begin(const kvf_pages *pages, const kvf_score_pages *scores, const kvf_pages *host_pages,
+                            const kvf_score_pages *host_scores, const kvf_copy_list *copies, kvf_copies_source *out) {
+    kvf_copies_source s = {.copies = copies};
+    if (!pages || !copies || (copies->n && !copies->items) || !out) return KVF_E_INVALID;
+    if (read_tier(&s, 0, pages, scores) || read_tier(&s, 1, host_pages, host_scores)) return KVF_E_INVALID;
+    if (!same_shapes(&s, host_pages != NULL, scores && host_scores)) return KVF_E_INVALID;
+    for (uint32_t i = 0; i < copies->n; i++)
+        if (check_copy(&s, &copies->items[i])) return KVF_E_INVALID;
+    *out = s;
+    return KVF_OK;
+}
+
 kvf_status kvf_copies_run_tiers(const kvf_pages *pages, const kvf_score_pages *scores, const kvf_pages *host_pages,
                                 const kvf_score_pages *host_scores, const kvf_copy_list *copies) {
-    tiers t;
-    if (!pages || !copies || (copies->n && !copies->items)) return KVF_E_INVALID;
-    if (read_tier(&t, 0, pages, scores) || read_tier(&t, 1, host_pages, host_scores)) return KVF_E_INVALID;
-    if (!same_shapes(&t, host_pages != NULL, scores && host_scores)) return KVF_E_INVALID;
-    for (uint32_t i = 0; i < copies->n; i++)
-        if (check_copy(&t, &copies->items[i])) return KVF_E_INVALID;
-    for (uint32_t i = 0; i < copies->n; i++) {
-        const kvf_copy *c = &copies->items[i];
-        int src = src_tier(c->kind), dst = dst_tier(c->kind);
-        if (src == dst && c->src == c->dst) continue;
-        if (of_blocks(c->kind))
-            copy_block(&t.pages[dst], &t.pages[src], c);
-        else
-            copy_score_page(&t.scores[dst], &t.scores[src], c);
-    }
-    return KVF_OK;
+    kvf_copies_source s;
+    kvf_status st = kvf_copies_begin(pages, scores, host_pages, host_scores, copies, &s);
+    if (st) return st;
+    const kvf_device *cpu = kvf_device_cpu();
+    return cpu->copy(cpu->ctx, &(kvf_device_list){kvf_copies_next, &s}, NULL);
 }
 
 kvf_status kvf_copies_run(const kvf_pages *pages, const kvf_score_pages *scores, const kvf_copy_list *copies) {

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kvfold/base.h"
+#include "kvfold/device.h"
 
 #define KVF__CACHE_LINE 64u
 #define KVF__MIN(a, b) ((a) < (b) ? (a) : (b))
@@ -55,17 +56,8 @@ KVF_API void *kvf__slab_take(kvf__slab *s, size_t n, size_t element_bytes);
 typedef void (*kvf__item_fn)(void *ctx, uint32_t item, uint32_t thread);
 KVF_API void kvf__stream_for(kvf_stream *stream, uint32_t n, kvf__item_fn fn, void *ctx);
 
-/* A thread beside the caller that runs jobs in the order in which they were posted: on the CPU, a device's stream of
- * copies. One caller at a time. */
-typedef struct kvf__queue kvf__queue;
-typedef void (*kvf__job_fn)(void *ctx);
-KVF_API kvf_status kvf__queue_create(const kvf_allocator *allocator, uint32_t capacity, kvf__queue **out,
-                                     kvf_error *err);
-KVF_API void kvf__queue_destroy(kvf__queue *q); /* runs what was posted first; NULL is allowed */
-/* Returns the job's ticket. Waits while capacity jobs have not run. */
-KVF_API uint64_t kvf__queue_post(kvf__queue *q, kvf__job_fn fn, void *ctx);
-/* What the job has written can be read then. */
-KVF_API void kvf__queue_wait(kvf__queue *q, uint64_t ticket);
+/* The caller's device or the CPU; one that lacks a function is an error. */
+KVF_API kvf_status kvf__device_resolve(const kvf_device *in, kvf_device *out, kvf_error *err);
 
 /* IEEE half. Rounds to nearest even; overflow gives infinity; NaN stays NaN. */
 KVF_API uint16_t kvf__f16_from_f32(float x);

@@ -347,6 +347,11 @@ kvf_status kvf_policy_options_check(const kvf_policy_options *o, uint32_t n_laye
     if (o->defer_first_decode && kvf__policy_flags(o) & KVF_POLICY_PROMPT_ONLY)
         return kvf__fail(err, KVF_E_INVALID, "defer_first_decode 1: policy %s compresses at its prompt's end alone",
                          o->ops->name);
+    char merge[16];
+    if (o->merge != KVF_MERGE_NONE && kvf_policy_ops_resolve(o->ops).fold &&
+        kvf_policy_option_get(o, "merge", merge, sizeof merge) == KVF_OK)
+        return kvf__fail(err, KVF_E_INVALID, "merge %s: policy %s hands values on by a rule of its own: use merge none",
+                         merge, o->ops->name);
     if (o->head_budget == KVF_HEAD_BUDGET_ADAPTIVE && o->scope == KVF_SCOPE_LAYER)
         return kvf__fail(err, KVF_E_INVALID,
                          "head_budget adaptive: needs scope head, since heads evict at different times");

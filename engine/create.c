@@ -56,31 +56,48 @@ static void *take(kvf_engine *e, size_t n, size_t element_bytes, int zero) {
     if (e->n_buffers == KVF__ENGINE_BUFFERS || !kvf__mul(n, element_bytes, &bytes)) return NULL;
     void *p = zero ? kvf__alloc(&e->allocator, bytes)
                    : e->allocator.alloc(e->allocator.ctx, bytes ? bytes : 1, KVF__CACHE_LINE);
-    if (p) e->buffers[e->n_buffers++] = (kvf__buffer){p, bytes};
+    if (p) e->buffers[e->n_buffers++] = (kvf__buffer){.p = p, .bytes = bytes};
     return p;
+}
+
+/* Alike, of the device's memory. */
+static void *take_of_device(kvf_engine *e, kvf_memory kind, size_t n, size_t element_bytes) {
+    size_t bytes;
+    void *p = NULL;
+    if (e->n_buffers == KVF__ENGINE_BUFFERS || !kvf__mul(n, element_bytes, &bytes)) return NULL;
+    if (e->device.alloc(e->device.ctx, &e->allocator, kind, bytes, &p, NULL) || !p) return NULL;
+    e->buffers[e->n_buffers++] = (kvf__buffer){p, bytes, true, kind};
+    return p;
+}
+
+static void give_back(kvf_engine *e, const kvf__buffer *b) {
+    if (b->of_device)
+        e->device.free(e->device.ctx, &e->allocator, b->kind, b->p, b->bytes);
+    else
+        kvf__free(&e->allocator, b->p, b->bytes);
 }
 
 void *kvf__engine_take(kvf_engine *e, size_t n, size_t element_bytes) { return take(e, n, element_bytes, 0); }
 
 /* Memory for the blocks of p and as many score pages; false: there is none. */
-static bool take_pages(kvf_engine *e, kvf_pages *p, kvf_score_pages *scores) {
+static bool take_pages(kvf_engine *e, kvf_memory kind, kvf_pages *p, kvf_score_pages *scores) {
     size_t slots = (size_t)p->n_blocks * p->heads_per_group * p->block_size;
     size_t half = (size_t)kvf_pages_block_bytes(p) / 2;
     p->k_block_stride = p->v_block_stride = half;
-    p->k = take(e, p->n_blocks, half, 0);
-    p->v = take(e, p->n_blocks, half, 0);
-    p->pos = take(e, slots, sizeof *p->pos, 0);
-    p->key_norm = take(e, slots, sizeof *p->key_norm, 0);
+    p->k = take_of_device(e, kind, p->n_blocks, half);
+    p->v = take_of_device(e, kind, p->n_blocks, half);
+    p->pos = take_of_device(e, kind, slots, sizeof *p->pos);
+    p->key_norm = take_of_device(e, kind, slots, sizeof *p->key_norm);
     if (e->config.want_mass_bias) {
-        p->weight = take(e, slots, sizeof *p->weight, 0);
-        p->bias = take(e, slots, sizeof *p->bias, 0);
+        p->weight = take_of_device(e, kind, slots, sizeof *p->weight);
+        p->bias = take_of_device(e, kind, slots, sizeof *p->bias);
     }
     *scores = (kvf_score_pages){.struct_size = sizeof *scores,
                                 .n_pages = p->n_blocks,
                                 .n_arrays = e->config.n_score_arrays,
                                 .heads_per_group = p->heads_per_group,
                                 .block_size = p->block_size};
-    scores->base = take(e, slots, e->config.n_score_arrays * sizeof(float), 0);
+    scores->base = take_of_device(e, kind, slots, e->config.n_score_arrays * sizeof(float));
     return p->k && p->v && p->pos && p->key_norm && scores->base &&
            (!e->config.want_mass_bias || (p->weight && p->bias));
 }
@@ -97,7 +114,7 @@ static kvf_status create_host(kvf_engine *e, kvf_error *err) {
         return kvf__fail(err, KVF_E_INVALID, "host_bytes %llu: one block of %u tokens takes %llu bytes",
                          (unsigned long long)bytes, e->config.block_size, (unsigned long long)e->stats.block_bytes);
     e->host_pages.n_blocks = (uint32_t)KVF__MIN(n_blocks, UINT32_C(0x7fffffff));
-    if (take_pages(e, &e->host_pages, &e->host_scores)) return KVF_OK;
+    if (take_pages(e, KVF_MEMORY_HOST, &e->host_pages, &e->host_scores)) return KVF_OK;
     return kvf__fail(err, KVF_E_NO_MEMORY, "host memory: %llu bytes could not be allocated; lower host_bytes",
                      (unsigned long long)bytes);
 }
@@ -119,7 +136,7 @@ static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
             (unsigned long long)c->kv_bytes, c->block_size, e->n_tables, (unsigned long long)least);
     p->n_blocks = (uint32_t)KVF__MIN(n_blocks, (uint64_t)1 << 31);
     if (c->host_bytes) p->n_blocks = KVF__MIN(p->n_blocks, UINT32_C(0x7fffffff));
-    if (!take_pages(e, p, &e->scores))
+    if (!take_pages(e, KVF_MEMORY_DEVICE, p, &e->scores))
         return kvf__fail(err, KVF_E_NO_MEMORY, "KV memory: %llu bytes could not be allocated; lower kv_bytes",
                          (unsigned long long)c->kv_bytes);
     e->stats.block_bytes = block_bytes;
@@ -260,12 +277,20 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
     kvf_engine_config c;
     kvf_allocator a;
     kvf_status st = kvf__config_read(&c, sizeof c, config, "kvf_engine_config", err);
-    if (st || (st = kvf__allocator_resolve(&c.allocator, &a, err))) return st;
+    kvf_device device;
+    if (st || (st = kvf__allocator_resolve(&c.allocator, &a, err)) ||
+        (st = kvf__device_resolve(c.device, &device, err)))
+        return st;
+    if (!device.cpu_access)
+        return kvf__fail(err, KVF_E_UNSUPPORTED,
+                         "device %s: cpu_access is 0: the forward pass runs on the CPU and must reach its memory",
+                         device.name);
     if (!out) return kvf__fail(err, KVF_E_INVALID, "kvf_engine_create: out is NULL");
     kvf_engine *e = kvf__alloc(&a, sizeof *e);
     if (!e) return kvf__fail(err, KVF_E_NO_MEMORY, "engine: %zu bytes could not be allocated", sizeof *e);
     e->config = c;
     e->allocator = a;
+    e->device = device;
     e->stats.struct_size = sizeof e->stats;
     if ((st = resolve(e, err)) || (st = create_pages(e, err)) || (st = create_host(e, err)) ||
         (st = create_snapshots(e, err)) || (st = create_parts(e, err)) || (st = create_buffers(e, err)) ||
@@ -282,15 +307,14 @@ void kvf_engine_destroy(kvf_engine *e) {
     if (!e) return;
     e->destroying = 1; /* a callback may try to submit */
     while (e->first) kvf__live_finish(e, e->first, KVF_FINISH_ABORTED, NULL);
-    kvf__queue_destroy(e->copier);
+    kvf__engine_destroy_transfers(e);
     kvf_activations_destroy(e->activations);
     kvf_plan_destroy(e->plan);
     kvf_sched_destroy(e->sched);
     kvf_policy_state_destroy(e->policies);
     kvf_manager_destroy(e->manager);
     kvf_stream_destroy(e->stream);
-    for (uint32_t i = 0; i < e->n_buffers; i++)
-        e->allocator.free(e->allocator.ctx, e->buffers[i].p, e->buffers[i].bytes ? e->buffers[i].bytes : 1);
+    for (uint32_t i = 0; i < e->n_buffers; i++) give_back(e, &e->buffers[i]);
     kvf_allocator a = e->allocator;
     kvf__free(&a, e, sizeof *e);
 }

@@ -132,6 +132,8 @@ typedef struct kvf__draw {
 typedef struct kvf__buffer { /* one allocation of the engine */
     void *p;
     size_t bytes;
+    bool of_device;
+    kvf_memory kind; /* then */
 } kvf__buffer;
 
 /* What events run on. */
@@ -145,11 +147,10 @@ typedef struct kvf__rows {
 enum { KVF__ENGINE_BUFFERS = 64, KVF__TRANSFERS = 2 };
 
 typedef struct kvf__transfer {
-    kvf_engine *engine;
     kvf_copy_list list;
-    uint64_t ticket;
-    kvf_status status; /* of its copies, once they have run */
-    bool posted;       /* and not yet ended */
+    kvf_copies_source source; /* of the list, while it is posted */
+    kvf_device_event *event;
+    bool posted; /* and not yet ended */
 } kvf__transfer;
 
 struct kvf_engine {
@@ -167,7 +168,10 @@ struct kvf_engine {
     kvf_score_pages scores;
     kvf_pages host_pages; /* of no blocks without a host tier, as the next */
     kvf_score_pages host_scores;
-    kvf__queue *copier; /* NULL without a host tier */
+    kvf_device device;
+    kvf_device_queue *copier; /* NULL without a host tier */
+    kvf_status broken;        /* not KVF_OK: the device has failed */
+    kvf_error broken_text;
     kvf__transfer transfers[KVF__TRANSFERS];
     bool offloads; /* cached blocks go to the host before they are evicted */
     uint32_t n_groups, n_tables, max_batch_tokens, max_running;
@@ -257,6 +261,8 @@ void kvf__live_answered(kvf_engine *e, kvf__live *r, kvf_finish finish);
 
 /* transfer.c: copies of calls, and those that run beside the step */
 kvf_status kvf__engine_create_transfers(kvf_engine *e, kvf_error *err);
+void kvf__engine_destroy_transfers(kvf_engine *e);
+kvf_status kvf__engine_check_device(const kvf_engine *e, kvf_error *err); /* it has not failed so far */
 kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *err);
 /* Cached blocks that may be needed soon go to the host: beside the forward pass, and, before a plan that something waits for,
  * at once. */

@@ -220,7 +220,7 @@ static kvf_status find_prompt(kvf_engine *e, const kvf_prefix_key *key, kvf_pref
 static kvf_status attach(kvf_engine *e, kvf_seq seq, const kvf_prefix_key *key, const kvf_prefix_match *match,
                          kvf_error *err) {
     kvf_copy_list *copies = kvf__engine_spare_list(e, err);
-    if (e->copier && !copies) return KVF_E_CORRUPT;
+    if (e->copier && !copies) return e->broken ? e->broken : KVF_E_CORRUPT;
     kvf_status st = kvf_prefix_attach_tiers(e->manager, seq, key, match, NULL, copies);
     if (st) return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
     return copies ? kvf__engine_copies(e, copies, err) : KVF_OK;

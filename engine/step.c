@@ -486,7 +486,8 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
 kvf_status kvf_engine_step(kvf_engine *e, int *more, kvf_error *err) {
     if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
     e->in_step = 1;
-    kvf_status st = e->first ? run_step(e, err) : KVF_OK;
+    kvf_status st = kvf__engine_check_device(e, err);
+    if (!st && e->first) st = run_step(e, err);
     e->in_step = 0;
     for (kvf__live *r = e->first, *next; r; r = next) { /* aborted from within a callback */
         next = r->next;

@@ -1,8 +1,11 @@
-/* Copies between the tiers: those to the host run beside the forward pass, on a thread of their own; what comes from there is
+/* Copies between the tiers, by the device: those to the host run in a queue beside the forward pass; what comes from there is
  * there before it. Cached blocks go to the host ahead of their eviction.
  *
  * A transfer is a copy list under way: its ends stay pinned until it is ended, after the forward pass, before the events: so
- * what needs blocks finds them as if the copies had run at once. */
+ * what needs blocks finds them as if the copies had run at once.
+ *
+ * What the device fails at cannot be taken back: the manager counts on the copies. The engine is then broken, each later step
+ * fails alike, and what a transfer names stays pinned. */
 #include "engine/internal.h"
 
 enum {
@@ -22,41 +25,83 @@ kvf_status kvf__engine_create_transfers(kvf_engine *e, kvf_error *err) {
     if (!e->host_pages.n_blocks) return KVF_OK;
     const size_t n_copies[KVF__TRANSFERS] = {(size_t)e->pages.n_blocks + e->scores.n_pages,
                                              (size_t)AHEAD * step_nodes(e, e->max_running) * e->n_tables};
-    for (int i = 0; i < KVF__TRANSFERS; i++) {
+    const kvf_device *d = &e->device;
+    kvf_status st = d->queue_create(d->ctx, &e->allocator, &e->copier, err);
+    for (int i = 0; i < KVF__TRANSFERS && !st; i++) {
         kvf__transfer *t = &e->transfers[i];
-        t->engine = e;
         t->list.capacity = (uint32_t)KVF__MIN(n_copies[i], UINT32_MAX);
         t->list.items = kvf__engine_take(e, t->list.capacity, sizeof *t->list.items);
         if (!t->list.items)
             return kvf__fail(err, KVF_E_NO_MEMORY, "copy lists of %zu copies could not be allocated", n_copies[i]);
+        st = d->event_create(d->ctx, e->copier, &t->event, err);
     }
-    return kvf__queue_create(&e->allocator, KVF__TRANSFERS, &e->copier, err);
+    return st;
 }
 
-static kvf_status carry_out(const kvf_engine *e, const kvf_copy_list *list) {
-    return kvf_copies_run_tiers(&e->pages, &e->scores, &e->host_pages, &e->host_scores, list);
+void kvf__engine_destroy_transfers(kvf_engine *e) {
+    const kvf_device *d = &e->device;
+    for (int i = 0; i < KVF__TRANSFERS; i++)
+        if (e->transfers[i].event) d->event_destroy(d->ctx, e->transfers[i].event);
+    if (e->copier) d->queue_destroy(d->ctx, e->copier);
 }
 
-static void run_transfer(void *ctx) {
-    kvf__transfer *t = ctx;
-    t->status = carry_out(t->engine, &t->list);
+/* ---- The device ------------------------------------------------------------------------------------------ */
+
+static kvf_status broken(const kvf_engine *e, kvf_error *err) {
+    return kvf__fail(err, e->broken, "%.400s; destroy the engine", e->broken_text.text);
 }
 
-static void post(kvf_engine *e, kvf__transfer *t) {
-    t->ticket = kvf__queue_post(e->copier, run_transfer, t);
+static kvf_status breaks(kvf_engine *e, kvf_status st, const kvf_error *why) {
+    e->broken = st;
+    (void)kvf__fail(&e->broken_text, st, "device %.80s: copies: %.300s", e->device.name,
+                    why->text[0] ? why->text : kvf_status_text(st));
+    return st;
+}
+
+kvf_status kvf__engine_check_device(const kvf_engine *e, kvf_error *err) { return e->broken ? broken(e, err) : KVF_OK; }
+
+static kvf_status begin(const kvf_engine *e, const kvf_copy_list *list, kvf_copies_source *source) {
+    return kvf_copies_begin(&e->pages, &e->scores, &e->host_pages, &e->host_scores, list, source);
+}
+
+static kvf_status carry_out(kvf_engine *e, const kvf_copy_list *list, kvf_error *why) {
+    kvf_copies_source source;
+    kvf_status st = begin(e, list, &source);
+    if (!st) st = e->device.copy(e->device.ctx, &(kvf_device_list){kvf_copies_next, &source}, why);
+    return st ? breaks(e, st, why) : KVF_OK;
+}
+
+static kvf_status post(kvf_engine *e, kvf__transfer *t, kvf_error *why) {
+    const kvf_device *d = &e->device;
+    kvf_status st = begin(e, &t->list, &t->source);
+    if (!st) st = d->queue_copy(d->ctx, e->copier, &(kvf_device_list){kvf_copies_next, &t->source}, why);
+    if (!st) st = d->event_record(d->ctx, t->event, why);
+    if (st) return breaks(e, st, why);
     t->posted = true;
+    return KVF_OK;
+}
+
+static kvf_status wait_for(kvf_engine *e, const kvf__transfer *t, kvf_error *why) {
+    const kvf_device *d = &e->device;
+    int done = 0;
+    kvf_status st = d->event_query(d->ctx, t->event, &done, why);
+    if (!st && !done) {
+        e->stats.n_copy_waits++;
+        st = d->event_wait(d->ctx, t->event, why);
+    }
+    return st ? breaks(e, st, why) : KVF_OK;
 }
 
 kvf_status kvf__engine_transfers_end(kvf_engine *e, kvf_error *err) {
-    for (int i = 0; i < KVF__TRANSFERS; i++) {
+    kvf_error why = {""};
+    for (int i = 0; i < KVF__TRANSFERS && !e->broken; i++) {
         kvf__transfer *t = &e->transfers[i];
-        if (!t->posted) continue;
-        kvf__queue_wait(e->copier, t->ticket);
+        if (!t->posted || wait_for(e, t, &why)) continue;
         t->posted = false;
-        kvf_status st = t->status ? t->status : kvf_copies_done(e->manager, &t->list);
+        kvf_status st = kvf_copies_done(e->manager, &t->list);
         if (st) return kvf__fail(err, st, "copies to the host: %s", kvf_manager_error(e->manager));
     }
-    return KVF_OK;
+    return kvf__engine_check_device(e, err);
 }
 
 /* ---- Lists of calls ----------------------------------------------------------------------------------------- */
@@ -87,15 +132,17 @@ static kvf__transfer *part_out(kvf_engine *e, kvf_copy_list *copies) {
 }
 
 kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *err) {
-    kvf_status st = KVF_OK;
+    kvf_error why = {""};
+    kvf_status st = kvf__engine_check_device(e, err);
+    if (st) return st;
     kvf__transfer *out = e->copier ? part_out(e, copies) : NULL;
     bool in = false;
     for (uint32_t i = 0; i < copies->n; i++) in |= is_in(&copies->items[i]);
     if (in && (st = kvf__engine_transfers_end(e, err))) return st; /* it may have to be there first */
-    if (copies->n) st = carry_out(e, copies);
-    if (copies->n && !st) st = kvf_copies_done(e->manager, copies);
-    if (!st && out) post(e, out);
-    return st ? kvf__fail(err, st, "copies: %s", kvf_manager_error(e->manager)) : KVF_OK;
+    if (copies->n && carry_out(e, copies, &why)) return broken(e, err);
+    if (copies->n && (st = kvf_copies_done(e->manager, copies)))
+        return kvf__fail(err, st, "copies: %s", kvf_manager_error(e->manager));
+    return out && post(e, out, &why) ? broken(e, err) : KVF_OK;
 }
 
 kvf_copy_list *kvf__engine_spare_list(kvf_engine *e, kvf_error *err) {
@@ -121,8 +168,8 @@ kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err) {
     uint32_t n_nodes = e->offloads ? wanted_nodes(e) : 0;
     kvf_status st = n_nodes ? kvf_prefix_offload(e->manager, n_nodes, &t->list, NULL) : KVF_OK;
     if (st) return kvf__fail(err, st, "offload: %s", kvf_manager_error(e->manager));
-    if (t->list.n) post(e, t);
-    return KVF_OK;
+    kvf_error why = {""};
+    return t->list.n && post(e, t, &why) ? broken(e, err) : KVF_OK;
 }
 
 /* What waits may take much at once, and what has just ended has no copy yet. A plan finds nothing pinned: it ends requests

@@ -5,7 +5,22 @@ refused eval_words 2 'one argument too many for kvfold eval nll; texts are given
 refused eval_unknown_policy 2 '--policies h20: policy h20: there is full' eval recall --model "$model" --policies h20
 refused eval_unknown_preset 2 'policy d2o has default, paper' eval recall --model "$model" --policies d2o:best
 refused eval_full 2 'the full cache is what all are measured against' eval recall --model "$model" --policies 'h2o;full'
-refused eval_twice 2 'h2o stands there already; name one of the two: NAME=h2o' eval recall --model "$model" --policies 'h2o;h2o'
+refused eval_twice 2 'h2o stands there already; give one of the two another label: LABEL=h2o' eval recall --model "$model" --policies 'h2o;h2o'
+refused eval_label_twice 2 'a stands there already; give one of the two another label: LABEL=d2o,sinks=1' eval recall --model "$model" --policies 'a=h2o;a=d2o,sinks=1'
+refused eval_cam_merge 2 'merge average: policy cam' eval recall --model "$model" --policies 'cam,merge=average'
+refused eval_missing_file 2 '--text none.txt: No such file' eval nll --model "$model" --text none.txt
+# What an option is not for is told, and not left aside.
+refused eval_policy_of_single 2 '--policy: has no say in eval divergence: --policies says what is measured' eval divergence --model "$model" --text x --policy h2o
+refused eval_preset_of_single 2 '--preset: has no say in eval ablation: it is for eval nll --prompt N; leave it out' eval ablation --model "$model" --text x --preset paper
+refused eval_policies_of_ablation 2 '--policies: has no say in eval ablation: it is for eval nll, divergence, needle, recall and multiturn' eval ablation --model "$model" --policies h2o
+refused eval_depths_of_needle 2 '--depths: has no say in eval recall: it is for eval needle; leave it out' eval recall --model "$model" --depths 0.5
+refused eval_samples_of_tasks 2 '--samples: has no say in eval nll: it is for eval needle and recall;' eval nll --model "$model" --samples 3
+refused eval_scored_of_places 2 '--scored: has no say in eval needle' eval needle --model "$model" --scored 3
+refused eval_html_of_report 2 '--html: has no say in eval nll: it is for eval report;' eval nll --model "$model" --html x.html
+refused eval_json_of_others 2 '--json: has no say in eval nll: it is for eval nll --prompt N and report;' eval nll --model "$model" --json
+refused eval_rhos_of_single 2 '--rhos: has no say in eval nll --prompt' eval nll --model "$model" --text x --prompt 5 --rhos 0.1
+refused eval_output_of_single 2 '--output: has no say in eval nll --prompt' eval nll --model "$model" --text x --prompt 5 --output x.jsonl
+refused eval_output_of_report 2 '--output: has no say in eval report' eval report x.jsonl --output y.jsonl
 refused eval_shared_option 2 'rho is the same for all: --rhos says' eval recall --model "$model" --policies h2o,rho=0.4
 refused eval_shared_k 2 'evict_every is the same for all: give --evict-every' eval recall --model "$model" --policies h2o,evict_every=4
 refused eval_bad_option 2 'options are written OPTION=VALUE' eval recall --model "$model" --policies h2o,sinks
@@ -175,6 +190,17 @@ assert {c["table"] for c in table} == {"6", "7", "8"} and all(c["measure"] == "d
 assert len({(c["table"], c["policy"]) for c in table}) == len(table) >= 8
 by = {(c["table"], c["policy"]): c["kl"] for c in table}
 assert by["6", "without merging"] == by["8", "none"] != by["6", "d2o"] == by["8", "exponential"] == by["7", "key"] != by["7", "value"]
+END
+check eval_rho_one <<'END'
+from helper import *
+open("a.txt", "w").write("The river ran past the mill and the miller slept, and nobody came by. " * 20)
+rows = [r for r in lines(run("eval", "divergence", "--model", model, "--text", "a.txt", "--contexts", "128", "--scored", "20", "--rhos", "1",
+                             "--policies", "h2o;d2o;streaming;snapkv;d2o:authors", "--quiet")[0]) if r["record"] == "cell"]
+# At 1 nothing would be evicted, and more held than the prompt had: those that evict run with less, as at any other rho.
+for c in rows[:3]:
+    assert "empty" not in c and 0.8 < c["rho_used"] < 1 and c["held_blocks"] <= c["target_blocks"] == 8 * len(c["blocks_by_layer"]), c
+    assert c["rho"] == 1 and c["kl"] >= 0 and sum(c["sizes"]) < 128 * len(c["sizes"]), c
+assert len(rows) == 5
 END
 check eval_dialogues <<'END'
 from helper import *

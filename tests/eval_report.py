@@ -273,6 +273,26 @@ def check_one_place():
     run(path)
 
 
+def check_gaps():
+    """Records with gaps: no full cache's record, cells of a task without one, figures beyond all reason."""
+    cell = {"record": "cell", "measure": "nll", "source": "x", "context": 64, "policy": "h2o", "rho": .5, "nll": 2.0}
+    path = write("gap.jsonl", [cell, {**cell, "policy": "q", "nll": 1.5}])
+    text, _ = run(path, "--html", WORK / "gap.html", "--markdown", WORK / "gap.md")
+    assert re.search(r"policy +NLL +/ h2o ", text) and re.search(r"q +1\.500 +0\.75", text), text
+    assert "#### NLL, nats a token" in (WORK / "gap.md").read_text()
+    s = section(json.loads(run(path, "--json")[0]), "nll")
+    assert s["figure"] == "nll" and s["values"]["nll"] == [[[2]], [[1.5]]] and "Over 1 place of 1 source;" in text
+    task = {**cell, "measure": "needle", "task": "needle", "placement": "inside", "exact": 1, "full_exact": 1}
+    cells = [{**task, "sample": i} for i in range(20)] + [{k: v for k, v in {**task, "sample": 20}.items() if k != gone}
+                                                         for gone in ("task", "placement", "context")]
+    s = section(json.loads(run(write("holes.jsonl", cells), "--json")[0]), "needle")
+    assert len(s["units"]) == len(s["values"]["exact"][0][0]) == len(cells), len(s["units"])
+    assert [g["units"] for g in s["groups"] if g["by"] == "cell"].count(20) == 1
+    for field, value in (("nll", 1e300), ("held_blocks", -1e16), ("nll_by_token", [1, 1e40])):
+        out, err = run(write("huge.jsonl", [cell, {**cell, "policy": "q", field: value}]), code=1)
+        assert f"huge.jsonl:2: {field}: " in err and "1e15" in err and not re.search("nan|inf", out), (out, err)
+
+
 class Page(html.parser.HTMLParser):
     """Fails where tags do not nest; keeps the text of the script elements and every attribute."""
     VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -328,6 +348,7 @@ def main():
     check_lines(lines)
     check_usage(texts, lines)
     check_one_place()
+    check_gaps()
     check_page(texts, lines)
     run(tasks, "--html", WORK / "tasks.html", "--markdown", WORK / "tasks.md")
     assert "| fold |" in (WORK / "tasks.md").read_text()

@@ -164,6 +164,8 @@ Test(policy_options, check_finds_what_was_set_by_field) {
         "full_layers 4: the model has 4 layers: must be in [0, 3], last");
     BAD((bad.n_full_layers = 1, bad.full_layers[0] = -5), "full_layers -5");
     BAD((bad.budget_unit = KVF_BUDGET_BLOCK, bad.redistribute = 0), "budget_unit block: needs redistribute 1");
+    BAD(bad.ops = kvf_policy_find("cam"),
+        "merge paper: policy cam hands values on by a rule of its own: use merge none");
     BAD(bad.ops = NULL, "kvf_policy_options_init");
     FAILS(kvf_policy_options_check(&o, 0, 16, err), KVF_E_INVALID, "n_layers 0");
     OK(kvf_policy_options_check(&o, 1, 16, err));

@@ -6,6 +6,7 @@
 int kvf__eval_command(const void *options) {
     const kvf__cli *cli = options;
     const char *word = cli->words[0];
+    if (!kvf__eval_check_scope(cli, word)) return KVF__EXIT_USAGE;
     if (!strcmp(word, "report")) return kvf__eval_report(cli);
     if (cli->n_words > 1) {
         kvf__say("%s: one argument too many for kvfold eval %s; texts are given with --text FILE",

@@ -81,8 +81,8 @@ static void print_text(const kvf_model_info *m) {
     const kvf_dtype types[] = {KVF_F16, KVF_F32};
     for (int i = 0; i < 2; i++) {
         uint64_t bytes = kv_bytes_per_token(m, types[i]);
-        row(i ? "KV cache, fp32" : "KV cache, fp16 or bf16", "%s a token, %s a full context",
-            kvf__show_bytes(bytes).text, kvf__show_bytes(bytes * m->n_context).text);
+        row(i ? "KV cache, fp32" : "KV cache, 16 bits", "%s a token, %s a full context", kvf__show_bytes(bytes).text,
+            kvf__show_bytes(bytes * m->n_context).text);
     }
 }
 

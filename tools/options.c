@@ -419,8 +419,8 @@ static const char eval_notes[] =
     "  All policies and rhos over one prompt share its computation. Each may hold floor(rho * prompt * layers / block size)\n"
     "  blocks on average over the steps scored; one that holds more runs with a lower rho, or its cell says why it is empty.\n"
     "\n"
-    "Exit status: 0 all is written, 2 nothing was run, 3 the output could not be written, 4 the engine failed,\n"
-    "  130 interrupted (whole batches are written; --resume goes on)";
+    "Exit status: 0 all is written, 1 nll --prompt N could not be scored, or a report left out lines that are no records,\n"
+    "  2 nothing was run, 3 the output could not be written, 4 the engine failed, 130 interrupted (whole batches are written; --resume goes on)";
 
 const kvf__command kvf__commands[] = {
     {"run", "Generate: answers a prompt, or a file of requests as one batch.",

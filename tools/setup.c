@@ -160,10 +160,10 @@ void kvf__policy_put(json_t *object, const kvf_policy_options *options) {
 
 char *kvf__read_file(const char *path, const char *option, size_t *n_bytes) {
     bool standard = !strcmp(path, "-");
+    errno = 0;
     FILE *f = standard ? stdin : fopen(path, "rb");
     char *text = NULL;
     size_t used = 0, capacity = 0;
-    errno = 0;
     while (f) {
         if (capacity - used < 65536) {
             char *larger = realloc(text, capacity = capacity * 2 + 131072);

@@ -23,6 +23,7 @@
 
 #include "kvfold/base.h"
 #include "kvfold/blockmgr.h"
+#include "kvfold/device.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -182,6 +183,26 @@ KVF_API KVF_CHECK kvf_status kvf_view_csr(const kvf_view *view, const kvf_pages 
 KVF_API KVF_CHECK kvf_status kvf_copies_run_tiers(const kvf_pages *pages, const kvf_score_pages *scores,
                                                   const kvf_pages *host_pages, const kvf_score_pages *host_scores,
                                                   const kvf_copy_list *copies);
+
+/* A copy list on its way to a device: where both tiers lie, and how far it has come. To be read by kvf_copies_next alone. */
+typedef struct kvf_copies_source {
+    kvf_pages pages[2]; /* the device's, the host's */
+    kvf_score_pages scores[2];
+    const kvf_copy_list *copies;
+    uint32_t n_given;
+} kvf_copies_source;
+
+/** Checks a copy list, as kvf_copies_run_tiers does, for kvf_copies_next to give out as copies of a device.
+ *  @param pages, scores, host_pages, host_scores, copies as there; the list stays as it is while out is used. @param out filled in.
+ *  @own the caller's; copies is kept. @threads any. @errors KVF_E_INVALID as kvf_copies_run_tiers. @cost O(copies); no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_copies_begin(const kvf_pages *pages, const kvf_score_pages *scores,
+                                              const kvf_pages *host_pages, const kvf_score_pages *host_scores,
+                                              const kvf_copy_list *copies, kvf_copies_source *out);
+
+/** The list's next copies: kvf_device_list.next, whose ctx is the kvf_copies_source.
+ *  @param source from kvf_copies_begin. @param out [KVF_DEVICE_COPIES].
+ *  @own the caller's buffer. @threads one call at a time. @errors none: how many, 0: no more. @cost O(copies given out); no allocation. */
+KVF_API uint32_t kvf_copies_next(void *source, kvf_device_copy *out);
 
 /** Whether this CPU has a path (KVF_CPU_REF and KVF_CPU_SCALAR always).
  *  @param path a path. @own nothing. @threads any. @errors none. @cost O(1). */

@@ -22,6 +22,7 @@
 #ifndef KVFOLD_ENGINE_H
 #define KVFOLD_ENGINE_H
 
+#include "kvfold/device.h"
 #include "kvfold/model.h"
 #include "kvfold/policy.h"
 #include "kvfold/profile.h"
@@ -61,12 +62,15 @@ typedef struct kvf_engine_config {
      * cached prompts go there. */
     uint64_t snapshot_bytes;
     /* Where preempted requests go, to go on from there instead of being computed again, and cached prompts that are not in
-     * use: memory for K and V beside kv_bytes; what comes back is to the bit what went. Copies to it run beside the step, on
-     * a thread of their own. 0: none. */
+     * use: memory for K and V beside kv_bytes; what comes back is to the bit what went. Copies to it run beside the step, in
+     * a queue of the device. 0: none. */
     uint64_t host_bytes;
     uint32_t preempt; /* kvf_preempt */
     /* 0: with host_bytes and prefix_cache, cached prompts that the KV memory has no room for stay findable there; 1: not. */
     int no_prefix_offload;
+    /* Where the pages of K, V and scores lie, on both tiers, and what copies them; NULL: kvf_device_cpu(). It outlives the
+     * engine. The forward pass runs on the CPU: the device's memory must be cpu_access. */
+    const kvf_device *device;
 } kvf_engine_config;
 
 typedef enum kvf_finish {
@@ -173,6 +177,7 @@ typedef struct kvf_engine_stats {
     kvf_prefix_stats prefix;              /* zeros without a prefix cache */
     uint64_t n_swapped_out, n_swapped_in; /* requests that went to the host (of n_preempted), and that came back */
     uint64_t host_bytes_max;              /* most bytes of K and V that requests had on the host at once */
+    uint64_t n_copy_waits;                /* copies to the host that were not done when the step needed them to be */
 } kvf_engine_stats;
 
 /** A config with struct_size set and fp16 pages.
@@ -182,7 +187,8 @@ KVF_API kvf_engine_config kvf_engine_config_default(void);
 /** Creates an engine: takes the KV memory, starts its threads.
  *  @param config model is required and must outlive the engine. @param out the engine. @param err detail, or NULL.
  *  @own the caller, kvf_engine_destroy. @threads one at a time.
- *  @errors KVF_E_INVALID (the text says what kv_bytes would do when it is too small), KVF_E_NO_MEMORY. @cost allocates kv_bytes and buffers. */
+ *  @errors KVF_E_INVALID (the text says what kv_bytes would do when it is too small; a device without a function), KVF_E_NO_MEMORY,
+ *  KVF_E_UNSUPPORTED (a device whose memory the CPU cannot reach), what the device fails with. @cost allocates kv_bytes and buffers. */
 KVF_API KVF_CHECK kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, kvf_error *err);
 
 /** Frees it; requests still there end as aborted, with their callbacks. NULL is allowed.
@@ -222,7 +228,8 @@ KVF_API KVF_CHECK kvf_status kvf_engine_extend(kvf_engine *engine, kvf_request r
 
 /** Runs one step.
  *  @param engine an engine. @param more 1 while requests are waiting or running (open ones between turns do neither). @param err detail, or NULL.
- *  @own nothing. @threads as the engine. @errors KVF_E_CORRUPT and what a broken caller can cause; a request's own fault ends
+ *  @own nothing. @threads as the engine. @errors KVF_E_CORRUPT and what a broken caller can cause; what the device fails
+ *  with, then in each later step too (the engine can only be destroyed: its requests end as aborted); a request's own fault ends
  *  that request alone. @cost one forward pass. */
 KVF_API KVF_CHECK kvf_status kvf_engine_step(kvf_engine *engine, int *more, kvf_error *err);
 

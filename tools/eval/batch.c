@@ -58,8 +58,9 @@ static void look_for_budget(sample *s, kvf_request request) {
     s->sized = sizes != NULL;
     double held = sizes ? kvf__eval_held(&shape, sizes) : 0;
     if (!sizes || kvf__eval_within(held, c->target)) return;
-    c->rho_used = kvf__eval_lower(&shape, &c->policy->options, (kvf_policy_state *)state, seq, c->rho, c->target);
-    if (c->rho_used <= 0)
+    c->rho_used = kvf__eval_lower(&shape, &c->policy->options, (kvf_policy_state *)state, seq, c->rho_used, c->target);
+    c->lowered = c->rho_used > 0;
+    if (!c->lowered)
         snprintf(c->empty, sizeof c->empty,
                  "holds %.1f blocks where %.0f are the target, and no lower budget brings it there", held, c->target);
     stop_sample(s, request);
@@ -142,8 +143,8 @@ static bool list_samples(pass *p) {
     for (uint32_t i = 0; ok && i < b->n_cells; i++) {
         kvf__eval_cell *c = &b->cells[i];
         if (c->empty[0]) continue;
-        if (!p->late) c->rho_used = c->rho;
-        if (!p->late || (c->rho_used < c->rho && c->rho_used > 0)) ok = add_sample(p, &c->policy->options, c, NULL);
+        if (!p->late) c->rho_used = kvf__eval_first_rho(c->rho);
+        if (!p->late || c->lowered) ok = add_sample(p, &c->policy->options, c, NULL);
     }
     return ok;
 }
@@ -223,10 +224,7 @@ static kvf__eval_outcome run_pass(const kvf__eval_machine *machine, kvf__eval_ba
 kvf__eval_outcome kvf__eval_batch_run(const kvf__eval_machine *machine, kvf__eval_batch *batch) {
     kvf__eval_outcome outcome = run_pass(machine, batch, false);
     bool late = false;
-    for (uint32_t i = 0; i < batch->n_cells; i++) {
-        const kvf__eval_cell *c = &batch->cells[i];
-        late |= c->rho_used < c->rho && c->rho_used > 0;
-    }
+    for (uint32_t i = 0; i < batch->n_cells; i++) late |= batch->cells[i].lowered;
     return outcome == KVF__EVAL_DONE && late ? run_pass(machine, batch, true) : outcome;
 }
 

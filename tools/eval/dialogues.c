@@ -235,7 +235,10 @@ bool kvf__eval_dialogue_items(const kvf__eval_inputs *in, kvf__eval_items *items
     bool ok = contexts != NULL;
     for (uint32_t i = 0; ok && i < cli->dialogues.n; i++)
         ok = read_file(in, cli->dialogues.values[i], contexts, n_contexts, items, &n_added);
-    if (ok && !n_added) kvf__say("--dialogue: no dialogue has an answer after the first --contexts tokens");
+    if (ok && !n_added)
+        kvf__say("--dialogue: no dialogue has an answer after its first --contexts %s tokens; give longer dialogues or "
+                 "shorter --contexts",
+                 kvf__shown(cli->contexts).text);
     free(contexts);
     return ok && n_added;
 }

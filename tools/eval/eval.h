@@ -116,6 +116,8 @@ typedef struct kvf__eval_shape { /* of an item in the pool */
 
 /* Blocks a policy may hold, floor(rho * prompt * layers / block size) for each group. */
 double kvf__eval_target(const kvf__eval_shape *shape, double rho);
+/* What a cell of this rho begins with: below 1, where its policy evicts. */
+double kvf__eval_first_rho(double rho);
 /* Whether so many blocks on average are within the target. */
 bool kvf__eval_within(double held, double target);
 /* Blocks that sizes reserve, averaged over the decode steps. */
@@ -159,6 +161,7 @@ void kvf__eval_scorer_end(kvf__eval_scorer *scorer);
 typedef struct kvf__eval_cell {
     const kvf__eval_policy *policy;
     double rho, rho_used; /* used: lowered to hold no more than the target */
+    bool lowered;         /* it was, so it runs again */
     uint64_t seed;
     double target, held;
     char empty[480];          /* why there are no figures; "": there are */
@@ -205,6 +208,9 @@ json_t *kvf__eval_text_key(const kvf__eval_item *item, kvf__measure measure);
 extern const char *const kvf__measure_names[]; /* by kvf__measure */
 
 /* ---- The commands ------------------------------------------------------------------------------------------- */
+
+/* scope.c: whether every option that was given counts for this measure (or report); false after a message. */
+bool kvf__eval_check_scope(const kvf__cli *cli, const char *word);
 
 int kvf__eval_single(const kvf__cli *cli);                        /* single.c: one text, one policy */
 int kvf__eval_measure(const kvf__cli *cli, kvf__measure measure); /* run.c */

@@ -57,8 +57,8 @@ double *kvf__eval_numbers(const char *option, const char *text, double min, doub
     for (const char *p = text;; p++) {
         size_t length = strcspn(p, ",");
         if (*n == most || !one_number(p, length, min, max, whole, &list[*n])) {
-            kvf__say("--%s %s: must be %snumbers from %g to %g with commas between them", option, kvf__shown(text).text,
-                     whole ? "whole " : "", min, max);
+            kvf__say("--%s %s: must be %snumbers from %.10g to %.10g with commas between them", option,
+                     kvf__shown(text).text, whole ? "whole " : "", min, max);
             *n = 0;
             free(list);
             return NULL;

@@ -12,6 +12,9 @@ double kvf__eval_target(const kvf__eval_shape *s, double rho) {
     return floor(rho * s->n_prompt * s->n_layers / s->block_size + 1e-6) * s->n_groups;
 }
 
+/* At 1 nothing is ever evicted, so that a cell grows past its target and has no sizes that could be lowered. */
+double kvf__eval_first_rho(double rho) { return rho < 1 ? rho : 1 - 0x1p-20; }
+
 bool kvf__eval_within(double held, double target) { return held <= target * slack; }
 
 /* Blocks of a layer's tables in decode step t, from 1: the last token that is forced is never appended. */

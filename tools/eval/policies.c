@@ -135,13 +135,19 @@ static void find_share(kvf__eval_policies *policies, kvf__eval_policy *p) {
     if (p->share >= policies->n_shares) policies->n_shares = p->share + 1;
 }
 
+/* What stands behind the label, where there is one. */
+static const char *unlabelled(const char *spec) {
+    size_t equals = strcspn(spec, "=,");
+    return spec[equals] == '=' ? spec + equals + 1 : spec;
+}
+
 static bool add(kvf__eval_policy *p, const char *spec, kvf__eval_policies *policies) {
     for (uint32_t i = 0; i < policies->n; i++) {
         bool same_table =
             !p->table == !policies->list[i].table && (!p->table || !strcmp(p->table, policies->list[i].table));
         if (!same_table || strcmp(policies->list[i].label, p->label)) continue;
-        kvf__say("--policies %s: %s stands there already; name one of the two: NAME=%s", kvf__shown(spec).text,
-                 kvf__shown(p->label).text, spec);
+        kvf__say("--policies %s: %s stands there already; give one of the two another label: LABEL=%s",
+                 kvf__shown(spec).text, kvf__shown(p->label).text, unlabelled(spec));
         return false;
     }
     if (policies->n == policies->capacity) {

@@ -78,7 +78,7 @@ static uint64_t need_of(const plan *p, const kvf__eval_item *item, kvf__eval_cel
     kvf_policy_options options = cell->policy->options;
     kvf_policy_need need;
     kvf_error err = {""};
-    options.rho = cell->rho;
+    options.rho = kvf__eval_first_rho(cell->rho);
     kvf_status st = kvf_policy_project(&options, p->info->n_layers, p->n_groups, p->cli->block_size, item->n_prompt,
                                        item->n_forced, &need, &err);
     if (st) {

@@ -125,10 +125,11 @@ bool kvf__eval_text_items(const kvf__eval_inputs *in, kvf__eval_items *items) {
                     continue;
                 }
                 ok = w > 0;
-                kvf__say("%s--text %s: has %zu tokens; window %u of context %u and %u scored tokens ends at %llu%s",
-                         ok ? "warning: " : "", t->source, t->n, w, context, cli->scored, end,
-                         ok ? ": it is left out, with those after it"
-                            : "; give a longer text, a smaller --offset, or fewer --contexts or --scored");
+                if (!ok || !cli->quiet)
+                    kvf__say("%s--text %s: has %zu tokens; window %u of context %u and %u scored tokens ends at %llu%s",
+                             ok ? "warning: " : "", t->source, t->n, w, context, cli->scored, end,
+                             ok ? ": it is left out, with those after it"
+                                : "; give a longer text, a smaller --offset, or fewer --contexts or --scored");
                 break;
             }
         }

@@ -89,9 +89,10 @@ static bool add_units(json_t *o, const kvf__records *r, const kvf__section *s) {
             json_array_append_new(list, unit_json(r, &r->units[g->units[u]]));
         }
     }
-    static const kvf__figure of_texts[] = {KVF__FIGURE_KL, KVF__FIGURE_NLL_MORE}, of_tasks[] = {KVF__FIGURE_EXACT};
-    const kvf__figure *figures = s->is_task ? of_tasks : of_texts;
-    for (uint32_t f = 0; units && f < (s->is_task ? 1u : 2u); f++)
+    const kvf__figure of_texts[] = {KVF__FIGURE_KL, KVF__FIGURE_NLL_MORE, KVF__FIGURE_NLL}, of_task = KVF__FIGURE_EXACT;
+    const kvf__figure *figures = s->is_task ? &of_task : of_texts;
+    uint32_t n_figures = s->is_task ? 1 : s->figure == KVF__FIGURE_NLL ? 3 : 2;
+    for (uint32_t f = 0; units && f < n_figures; f++)
         json_object_set_new(values, kvf__figure_name(figures[f]), values_json(r, s, units, n, figures[f]));
     json_object_set_new(o, "units", list);
     json_object_set_new(o, "values", values);

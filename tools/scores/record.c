@@ -22,6 +22,9 @@ static void fail(input *in, const char *what, const char *key, const char *why) 
 }
 static void no_memory(input *in) { fail(in, "", "", "out of memory"); }
 
+/* Sums and shares of what is no larger are finite, and whole numbers up to it are exact. */
+#define MOST 1e15
+
 /* ---- Fields ------------------------------------------------------------------------------------------- */
 
 /* The field, or NULL where it is not there or null. */
@@ -56,7 +59,10 @@ static double number(input *in, const char *key, double missing) {
     if (value && !json_is_number(value) && !json_is_boolean(value))
         fail(in, key, ": must be a number, is ", kvf__field_type(value));
     if (json_is_boolean(value)) return json_is_true(value);
-    return json_is_number(value) ? json_number_value(value) : missing;
+    if (!json_is_number(value)) return missing;
+    double x = json_number_value(value);
+    if (!(fabs(x) <= MOST)) fail(in, "", key, ": is beyond what a figure can be, 1e15");
+    return x;
 }
 
 static uint64_t count(input *in, const char *key) {
@@ -82,7 +88,8 @@ static float *list(input *in, const char *key, uint32_t *n) {
     for (size_t i = 0; i < length; i++) {
         const json_t *x = json_array_get(value, i);
         out[i] = json_is_number(x) ? (float)json_number_value(x) : NAN;
-        if (!json_is_number(x) && !json_is_null(x)) fail(in, "", key, ": holds what is no number");
+        if (json_is_number(x) ? !(fabs(json_number_value(x)) <= MOST) : !json_is_null(x))
+            fail(in, "", key, ": holds what is no number of at most 1e15");
     }
     *n = (uint32_t)length;
     return out;

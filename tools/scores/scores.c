@@ -93,6 +93,14 @@ static void sort_sections(kvf__scores *scores) {
         }
 }
 
+/* The main figure of a section, once it has this cell too: the NLL alone where nothing says what the full cache's is. */
+static kvf__figure better_figure(kvf__figure now, const kvf__records *r, const kvf__cell *c) {
+    if (now == KVF__FIGURE_KL || !isnan(c->kl)) return KVF__FIGURE_KL;
+    if (now == KVF__FIGURE_NLL_MORE || !isnan(kvf__cell_figure(r, c, KVF__FIGURE_NLL_MORE)))
+        return KVF__FIGURE_NLL_MORE;
+    return KVF__FIGURE_NLL;
+}
+
 /* The cells are by table, policy, rho and unit; what a section has of each follows from one pass. */
 static bool make_sections(kvf__scores *scores) {
     const kvf__records *r = scores->records;
@@ -105,8 +113,7 @@ static bool make_sections(kvf__scores *scores) {
             return false;
         /* a dialogue's answers are right token by token, and diverge, but are never right as a whole */
         s->is_task = s->is_task || (u->task != KVF__NO_NAME && c->why == KVF__NO_NAME && isnan(c->kl));
-        kvf__figure best = !isnan(c->kl) ? KVF__FIGURE_KL : KVF__FIGURE_NLL_MORE;
-        if (c->why == KVF__NO_NAME && best < s->figure) s->figure = best;
+        if (c->why == KVF__NO_NAME) s->figure = better_figure(s->figure, r, c);
     }
     for (uint32_t i = 0; i < scores->n_sections; i++) {
         kvf__section *s = &scores->sections[i];
@@ -132,10 +139,12 @@ static bool *section_units(const kvf__records *r, const kvf__section *s) {
     return has;
 }
 
+/* A "cell" is what has exactly that task, placement and context, none of them too, so that no unit is in two. */
 static bool in_group(const kvf__group *g, const kvf__unit *u) {
-    return (!g->context || g->context == u->context) && (g->kind == KVF__NO_NAME || g->kind == u->kind) &&
-           (g->task == KVF__NO_NAME || g->task == u->task) &&
-           (g->placement == KVF__NO_NAME || g->placement == u->placement);
+    bool exact = !strcmp(g->by, "cell");
+    return ((!g->context && !exact) || g->context == u->context) && (g->kind == KVF__NO_NAME || g->kind == u->kind) &&
+           ((g->task == KVF__NO_NAME && !exact) || g->task == u->task) &&
+           ((g->placement == KVF__NO_NAME && !exact) || g->placement == u->placement);
 }
 
 /* Adds the group of the units that has[] names and the wanted one describes; none when there are none. */

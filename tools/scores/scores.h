@@ -51,7 +51,7 @@ typedef struct kvf__group { /* units that a score is over */
 typedef struct kvf__section {
     uint32_t measure, table; /* names; table: KVF__NO_NAME outside ablations */
     bool is_task;
-    kvf__figure figure; /* the main one: KL, else NLL above the full cache's; of tasks the exact answers */
+    kvf__figure figure; /* the main one: KL, else NLL above the full cache's, else NLL; of tasks the exact answers */
     uint32_t *policies, *rhos, *base; /* numbers in the records; base: [n_rhos] the baseline, KVF__NO_NAME: none */
     uint32_t n_policies, n_rhos;
     uint64_t *contexts; /* rising */

@@ -29,6 +29,9 @@ static bool is_full(const writer *w, const kvf__section *s, uint32_t policy) {
 }
 
 static const char *places(const kvf__section *s) { return s->is_task ? "samples" : "places"; }
+static const char *counted(const kvf__section *s, uint32_t n) {
+    return n == 1 ? (s->is_task ? "sample" : "place") : places(s);
+}
 
 static void heading(const writer *w, int level, const char *text) {
     if (w->markdown)
@@ -170,6 +173,7 @@ static columns find_columns(const kvf__section *s, const kvf__group *g, uint32_t
         if (any_figure(s, g, f) && (f != KVF__FIGURE_NLL || !any_figure(s, g, KVF__FIGURE_NLL_MORE)))
             c.figures[c.n_figures++] = f;
     }
+    if (!any_figure(s, g, s->figure)) c.base = KVF__NO_NAME; /* nothing is held against it */
     return c;
 }
 
@@ -346,7 +350,8 @@ static uint32_t count_sources(const writer *w, const kvf__group *g) {
 static void write_basis(const writer *w, const kvf__section *s) {
     const kvf__group *all = &s->groups[0];
     uint32_t n_sources = count_sources(w, all);
-    fprintf(w->out, "Over %u %s of %u source%s", all->n_units, places(s), n_sources, n_sources == 1 ? "" : "s");
+    fprintf(w->out, "Over %u %s of %u source%s", all->n_units, counted(s, all->n_units), n_sources,
+            n_sources == 1 ? "" : "s");
     for (uint32_t c = 0; c < s->n_contexts; c++)
         fprintf(w->out, "%s%s", !c ? (s->n_contexts > 1 ? "; contexts " : "; context ") : ", ",
                 kvf__show_count(s->contexts[c]).text);
@@ -382,10 +387,10 @@ static void write_groups(writer *w, const kvf__section *s, const char *by, kvf__
         if (strcmp(g->by, by) || (cell == figure_cell && !any_figure(s, g, f))) continue;
         if (!strcmp(by, "context") && s->n_contexts == 1) continue;
         if (!isnan(g->full))
-            fprintf(w->out, "\n%s (%u %s; the full cache: %.0f%%)\n\n", group_title(w, g).text, g->n_units, places(s),
-                    g->full * 100);
+            fprintf(w->out, "\n%s (%u %s; the full cache: %.0f%%)\n\n", group_title(w, g).text, g->n_units,
+                    counted(s, g->n_units), g->full * 100);
         else
-            fprintf(w->out, "\n%s (%u %s)\n\n", group_title(w, g).text, g->n_units, places(s));
+            fprintf(w->out, "\n%s (%u %s)\n\n", group_title(w, g).text, g->n_units, counted(s, g->n_units));
         write_figure(w, s, g, f, cell, base);
     }
 }
@@ -404,10 +409,12 @@ static void write_text_section(writer *w, const kvf__section *s) {
         const char *title;
     } tables[] = {{KVF__FIGURE_KL, "KL divergence, nats a token"},
                   {KVF__FIGURE_NLL_MORE, "NLL above the full cache's, nats a token"},
+                  {KVF__FIGURE_NLL, "NLL, nats a token"},
                   {KVF__FIGURE_AGREE, "Tokens whose likeliest one is the full cache's"},
                   {KVF__FIGURE_HITS, "Tokens whose likeliest one is the true one"}};
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
         if (!any_figure(s, &s->groups[0], tables[i].figure)) continue;
+        if (tables[i].figure == KVF__FIGURE_NLL && any_figure(s, &s->groups[0], KVF__FIGURE_NLL_MORE)) continue;
         heading(w, 4, tables[i].title);
         write_figure(w, s, &s->groups[0], tables[i].figure, figure_cell, false);
         if (s->table == KVF__NO_NAME) write_groups(w, s, "context", tables[i].figure, figure_cell, false);

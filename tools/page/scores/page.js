@@ -239,7 +239,8 @@ function mapSection(s) {
 
 // ---- Text by text
 function textTable(s) {
-  const key = "texts " + s.measure, box = section("Text by text", "Each place; the best of a row in bold."), c = controls(box), figures = ["kl", "nll_more"].filter(f => s.values[f].some(p => p.some(r => r.some(known))));
+  const key = "texts " + s.measure, box = section("Text by text", "Each place; the best of a row in bold."), c = controls(box), figures = ["kl", "nll_more", "nll"].filter(f => s.values[f] && s.values[f].some(p => p.some(r => r.some(known))));
+  if (!figures.length) return void box.remove();
   state[key] = figures[0];
   choice(c, "figure", key, figures.map(f => [f, FIGURES[f].name]));
   rhoChoice(c, s);
