@@ -151,7 +151,7 @@ static void reset(layer *x, uint32_t n) {
 /* One event; seconds of its parts. */
 static void event(layer *x, bool prompt, double *seconds) {
     kvf_error err = {""};
-    kvf_event e = {0, 0, KEEP, prompt ? KVF_EVENT_PROMPT : KVF_EVENT_DECODE};
+    kvf_event e = {0, 0, KEEP, prompt ? KVF_EVENT_PROMPT : KVF_EVENT_DECODE, 0, 0};
     kvf_policy_batch b = {.struct_size = sizeof b,
                           .view = &x->view,
                           .pages = &x->pages,

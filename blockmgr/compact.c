@@ -6,6 +6,24 @@ static uint32_t first_table(const kvf_manager *m, uint32_t index, uint32_t layer
     return index * m->seq_tables + layer * m->n_groups;
 }
 
+static bool shrinks(const kvf_manager *m, uint32_t t) { return m->tables[t].n_keep < m->n_slots[t]; }
+
+/* What each table of an item keeps. */
+static kvf_status read_keep(kvf_manager *m, const kvf_compact_item *item, uint32_t i, uint32_t first) {
+    bool any = false;
+    for (uint32_t g = 0; g < m->n_groups; g++) {
+        uint32_t t = first + g, n = item->n_keep_group ? item->n_keep_group[g] : item->n_keep;
+        if (!n || n > m->n_slots[t] || (!item->n_keep_group && n == m->n_slots[t]))
+            return kvf__fail(m->error, KVF_E_INVALID,
+                             "items[%u]: n_keep %u of group %u: must be at least 1 and %s the table's %u slots", i, n,
+                             g, item->n_keep_group ? "at most" : "under", m->n_slots[t]);
+        m->tables[t].n_keep = n;
+        any = any || shrinks(m, t);
+    }
+    if (any) return KVF_OK;
+    return kvf__fail(m->error, KVF_E_INVALID, "items[%u]: every table keeps all its slots: one must shrink", i);
+}
+
 /* Marks the tables of one item and notes its entry. */
 static kvf_status enter_item(kvf_manager *m, const kvf_compact_item *item, uint32_t i) {
     uint32_t index = 0;
@@ -22,14 +40,10 @@ static kvf_status enter_item(kvf_manager *m, const kvf_compact_item *item, uint3
     if (m->tables[first].compacting)
         return kvf__fail(m->error, KVF_E_INVALID, "items[%u]: layer %u of the sequence is in the batch twice", i,
                          item->layer);
-    for (uint32_t t = first; t < first + m->n_groups; t++)
-        if (!item->n_keep || item->n_keep >= m->n_slots[t])
-            return kvf__fail(m->error, KVF_E_INVALID,
-                             "items[%u]: n_keep %u: must be at least 1 and under the table's %u slots", i, item->n_keep,
-                             m->n_slots[t]);
+    if ((s = read_keep(m, item, i, first))) return s;
     for (uint32_t t = first; t < first + m->n_groups; t++) m->tables[t].compacting = true;
     m->seqs[index].n_compacting++;
-    m->entries[m->n_entries++] = (kvf__compact_entry){first, item->n_keep};
+    m->entries[m->n_entries++] = (kvf__compact_entry){first};
     return KVF_OK;
 }
 
@@ -47,10 +61,10 @@ static void leave_all(kvf_manager *m) {
     m->compacting = false;
 }
 
-/* Whether a table may not be written in place. Owners that come earlier in the batch and go to fresh rows count as gone
+/* Whether a table is written, and may not be in place. Owners that come earlier in the batch and go to fresh rows count as gone
  * (scratch), so the last one stays. A pin counts: a pending copy still reads or fills the block. */
 static bool needs_fresh(kvf_manager *m, uint32_t t) {
-    if (kvf__is_private(m, t)) return false;
+    if (!shrinks(m, t) || kvf__is_private(m, t)) return false;
     (void)kvf__table_private(m, t);
     if (kvf__is_private(m, t)) return false;
     const uint32_t *row = kvf__row(m, t);
@@ -67,7 +81,7 @@ static kvf__counts decide(kvf_manager *m) {
         for (uint32_t t = first; t < first + m->n_groups; t++) {
             kvf__table *table = &m->tables[t];
             if (!needs_fresh(m, t)) continue;
-            table->n_fresh = kvf__blocks_for(m, m->entries[e].n_keep);
+            table->n_fresh = kvf__blocks_for(m, table->n_keep);
             wanted.of[kvf__class_of(m, t)] += kvf__promise_owed(table->n_fresh, m->promise[t]);
             for (uint32_t i = 0, n = kvf__n_blocks(m, t); i < n; i++) m->blocks->entries[kvf__row(m, t)[i]].scratch++;
         }
@@ -107,8 +121,8 @@ static kvf__counts find_aside(kvf_manager *m) {
     for (uint32_t e = 0; e < m->n_entries; e++)
         for (uint32_t t = m->entries[e].table; t < m->entries[e].table + m->n_groups; t++) {
             kvf__table *table = &m->tables[t];
-            uint32_t n = kvf__blocks_for(m, m->entries[e].n_keep);
-            if (table->n_fresh || !any_cached(m, t)) continue;
+            uint32_t n = kvf__blocks_for(m, table->n_keep);
+            if (table->n_fresh || !shrinks(m, t) || !any_cached(m, t)) continue;
             table->n_aside = n;
             wanted.of[kvf__class_of(m, t)] += kvf__promise_owed(n, m->promise[t]);
         }
@@ -209,8 +223,8 @@ static void settle_table(kvf_manager *m, uint32_t t, uint32_t limit, uint32_t pa
 }
 
 /* One table takes its fresh row or keeps its own, and gives up the rest. */
-static void commit_table(kvf_manager *m, uint32_t t, uint32_t n_keep, const uint32_t *fresh) {
-    uint32_t n_slots = m->n_slots[t], n_after = kvf__blocks_for(m, n_keep),
+static void commit_table(kvf_manager *m, uint32_t t, const uint32_t *fresh) {
+    uint32_t n_slots = m->n_slots[t], n_keep = m->tables[t].n_keep, n_after = kvf__blocks_for(m, n_keep),
              pages_after = KVF__MIN(m->n_pages[t], n_after);
     bool is_private = kvf__is_private(m, t);
     uint32_t freed =
@@ -235,12 +249,17 @@ kvf_status kvf_compact_commit(kvf_manager *manager) {
     if (!manager) return KVF_E_INVALID;
     if (!manager->compacting) return kvf__fail(manager->error, KVF_E_STATE, "commit: no compaction is under way");
     for (uint32_t e = 0; e < manager->n_entries; e++)
-        for (uint32_t g = 0; g < manager->n_groups; g++)
-            commit_table(manager, manager->entries[e].table + g, manager->entries[e].n_keep,
-                         manager->dst_row[(size_t)e * manager->n_groups + g]);
+        for (uint32_t g = 0; g < manager->n_groups; g++) {
+            uint32_t t = manager->entries[e].table + g;
+            if (shrinks(manager, t))
+                commit_table(manager, t, manager->dst_row[(size_t)e * manager->n_groups + g]);
+            else
+                manager->tables[t].n_keep = 0; /* left as it is */
+        }
     for (uint32_t e = 0; e < manager->n_entries; e++) /* blocks that only a later owner let fall free */
         for (uint32_t g = 0; g < manager->n_groups; g++) {
             uint32_t t = manager->entries[e].table + g;
+            if (!manager->tables[t].n_keep) continue;
             settle_table(manager, t, kvf__pool_spare(kvf__pool_at(manager, t)), kvf__pool_spare(&manager->pages));
         }
     for (uint32_t e = 0; e < manager->n_entries; e++) {

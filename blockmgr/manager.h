@@ -52,6 +52,7 @@ typedef struct kvf__table {
     uint32_t reserve, page_reserve; /* held and promised in all, as kvf_seq_reserve asked */
     uint32_t n_fresh;               /* blocks of the fresh row; 0: in place */
     uint32_t fresh_promise;         /* how many of them the promise paid for, to be given back by a cancel */
+    uint32_t n_keep;                /* while compacting: slots to shrink to, or all that there are */
     uint32_t n_aside;               /* within kvf_compact_begin: fresh blocks wanted to spare cached ones; else 0 */
     bool compacting;
     bool growth; /* of the reservation: shared blocks count as held */
@@ -77,7 +78,6 @@ typedef struct kvf__seq {
 
 typedef struct kvf__compact_entry {
     uint32_t table; /* the first of the (sequence, layer); its groups follow */
-    uint32_t n_keep;
 } kvf__compact_entry;
 
 typedef struct kvf__profile kvf__profile; /* profile.h */

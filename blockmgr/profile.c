@@ -457,6 +457,8 @@ static void committed(kvf_manager *m, uint32_t first) {
     uint64_t evicted = 0;
     for (uint32_t t = first; t < first + m->n_groups; t++) {
         evicted += p->tables[t].n_slots - m->n_slots[t];
+        event.slots_before = KVF__MAX(event.slots_before, p->tables[t].n_slots);
+        event.slots_after = KVF__MAX(event.slots_after, m->n_slots[t]);
         event.n_blocks += p->tables[t].n_blocks - kvf__n_blocks(m, t);
         compare(m, t, 0, KVF__CAUSE_COMPACTION);
         for (uint32_t i = 0; i < kvf__n_blocks(m, t); i++) p->blocks[kvf__row(m, t)[i]].used = p->now;

@@ -259,6 +259,7 @@ static void apply_head(void *ctx, uint32_t item, uint32_t thread) {
     uint32_t n_heads = c->state->config.n_kv_heads, kv_head = item % n_heads, event = item / n_heads;
     const kvf_plan_event *pe = &job->plan->events[event];
     const kvf_event *e = &pe->event;
+    if (kvf__event_lacks(b->view, e, kv_head)) return;
     const uint32_t *dst = pe->n_evict ? fresh_row(b, event, kv_head) : NULL;
     bool prompt = kvf__of_prompt(b, e);
     if ((dst != NULL) != job->fresh || (pe->n_evict == 0 && !prompt)) return;
@@ -270,7 +271,7 @@ static void apply_head(void *ctx, uint32_t item, uint32_t thread) {
                    .event = e,
                    .kv_head = kv_head,
                    .roles = kvf__score_roles(o),
-                   .entries = job->plan->entries + pe->entry_begin + (uint64_t)kv_head * pe->n_evict,
+                   .entries = job->plan->entries + kvf__entries_at(b->view, pe, kv_head),
                    .n_evict = pe->n_evict,
                    .n_keep = e->n_keep,
                    .old = h,
@@ -305,10 +306,17 @@ static kvf_status check_compaction(const kvf_policy_batch *b, uint32_t i, kvf_er
     uint32_t item = b->compaction_item ? b->compaction_item[i] : i;
     if (!b->compaction || item == UINT32_MAX) return KVF_OK;
     const kvf_compaction *c = b->compaction;
-    if (item >= c->n_items || c->n_groups != b->view->n_groups ||
-        (c->items && (c->items[item].layer != e->layer || c->items[item].n_keep != e->n_keep)))
+    kvf__event_part part = kvf__part_of(b->view, e);
+    uint32_t begin = part.head_begin / b->view->heads_per_group, end = begin + part.n_heads / b->view->heads_per_group;
+    bool ours = item < c->n_items && c->n_groups == b->view->n_groups;
+    if (ours && c->items) ours = c->items[item].layer == e->layer;
+    for (uint32_t g = begin; ours && c->items && g < end; g++) {
+        const uint32_t *n_keep = c->items[item].n_keep_group;
+        ours = (n_keep ? n_keep[g] : c->items[item].n_keep) == e->n_keep;
+    }
+    if (!ours)
         return kvf__fail(err, KVF_E_INVALID, "apply: event %u: item %u of the compaction is not this event's", i, item);
-    for (uint32_t g = 0; g < c->n_groups; g++) {
+    for (uint32_t g = begin; g < end; g++) {
         const uint32_t *row = c->dst_row[(size_t)item * c->n_groups + g];
         for (uint32_t k = 0; row && k < kvf__ceil_div(e->n_keep, b->view->block_size); k++)
             if (row[k] >= b->pages->n_blocks)
@@ -325,7 +333,8 @@ static kvf_status check_apply(const kvf__call *c, const kvf_plan *plan, kvf_erro
         const kvf_event *e = &pe->event;
         const kvf_policy_options *o = &kvf__event_seq(c, e)->options;
         kvf_status st = KVF_OK;
-        if (pe->n_evict && kvf__policy_has_tau(o) && isnan(plan->tau[(size_t)i * plan->n_kv_heads]))
+        if (pe->n_evict && kvf__policy_has_tau(o) &&
+            isnan(plan->tau[(size_t)i * plan->n_kv_heads + kvf__part_of(b->view, e).head_begin]))
             return kvf__fail(err, KVF_E_STATE, "apply: event %u has no threshold: gate the plan first", i);
         if (o->merge == KVF_MERGE_MASS && pe->n_evict && (!b->pages->weight || !b->pages->bias))
             return kvf__fail(err, KVF_E_INVALID,
@@ -333,7 +342,7 @@ static kvf_status check_apply(const kvf__call *c, const kvf_plan *plan, kvf_erro
         if (pe->n_evict) st = check_compaction(b, i, err);
         uint32_t n_arrays = kvf_policy_n_arrays(o);
         if (!st && n_arrays && (pe->n_evict || kvf__of_prompt(b, e)))
-            st = kvf__score_pages_check(b, n_arrays, e->row, e->layer, e->n_keep, err);
+            st = kvf__score_pages_check(b, n_arrays, e, e->n_keep, err);
         if (st) return st;
     }
     return KVF_OK;
@@ -344,14 +353,16 @@ static void commit(const kvf__call *c, const kvf_plan *plan, uint32_t i) {
     const kvf_plan_event *pe = &plan->events[i];
     const kvf_event *e = &pe->event;
     kvf__policy_seq *s = kvf__event_seq(c, e);
-    uint32_t n_heads = plan->n_kv_heads;
-    bool prompt = kvf__of_prompt(c->batch, e);
-    if (kvf_policy_n_arrays(&s->options) && (pe->n_evict || prompt)) s->scored[e->layer] = e->n_keep;
+    kvf__event_part part = kvf__part_of(c->batch->view, e);
+    size_t first = (size_t)e->layer * plan->n_kv_heads + part.head_begin;
+    bool prompt = kvf__of_prompt(c->batch, e), scores = kvf_policy_n_arrays(&s->options) && (pe->n_evict || prompt);
+    for (uint32_t h = 0; h < part.n_heads && scores; h++) s->scored[first + h] = e->n_keep;
     if (prompt) s->rows[e->layer] = 0; /* what was collected is in the score */
     if (pe->n_evict == 0) return;
     if (kvf__policy_has_tau(&s->options))
-        memcpy(s->tau + (size_t)e->layer * n_heads, plan->tau + (size_t)i * n_heads, n_heads * sizeof *s->tau);
-    uint64_t merged = 0, all = (uint64_t)pe->n_evict * n_heads;
+        memcpy(s->tau + first, plan->tau + (size_t)i * plan->n_kv_heads + part.head_begin,
+               part.n_heads * sizeof *s->tau);
+    uint64_t merged = 0, all = (uint64_t)pe->n_evict * part.n_heads;
     for (uint64_t k = 0; k < all; k++) merged += plan->entries[pe->entry_begin + k].merge;
     s->counts.merged += merged;
     s->counts.dropped += all - merged;

@@ -219,22 +219,26 @@ kvf_status kvf_policy_project(const kvf_policy_options *o, uint32_t n_layers, ui
             s.n_full, n_prompt, b, n_layers);
     if (o->defer_first_decode && !fits)
         r.prompt_blocks = (uint64_t)n_layers * n_groups * blocks((uint64_t)n_prompt + 1, block_size);
-    uint64_t steady;
+    /* Groups of different sizes round up to whole blocks each by itself: of all tables together. */
+    uint64_t steady, g = o->head_budget == KVF_HEAD_BUDGET_ADAPTIVE ? n_groups : 1;
     if (grows) /* each layer by all of max_new, from sizes that add up to the total */
-        steady = ((o->redistribute ? s.total * s.unit : (uint64_t)s.n * n_prompt) +
+        steady = g *
+                 ((o->redistribute ? s.total * s.unit : (uint64_t)s.n * n_prompt) +
                   (uint64_t)s.n * ((uint64_t)max_new + block_size - 1)) /
                  block_size;
+    else if (!o->redistribute && g > 1)
+        steady = g * s.n * ((uint64_t)KVF__MAX(n_prompt, b) + k + block_size - 1) / block_size;
     else if (!o->redistribute)
         steady = s.n * blocks((uint64_t)KVF__MAX(n_prompt, b) + k, block_size);
     else if (o->budget_unit == KVF_BUDGET_BLOCK)
-        steady = s.total;
+        steady = g * s.total;
     else
-        steady = (s.total + (uint64_t)s.n * (k + block_size - 1)) / block_size;
+        steady = g * (s.total + (uint64_t)s.n * (k + block_size - 1)) / block_size;
     if (fits) { /* until the overflow every layer holds up to B, which whole blocks of the total need not cover */
-        steady = KVF__MAX(steady, s.n * blocks(b, block_size));
-        steady = KVF__MIN(steady, s.n * whole);
+        steady = KVF__MAX(steady, g * s.n * blocks(b, block_size));
+        steady = KVF__MIN(steady, g * s.n * whole);
     }
-    r.steady_blocks = n_groups * (steady + s.n_full * whole);
+    r.steady_blocks = n_groups / g * steady + (uint64_t)n_groups * s.n_full * whole;
     r.bounded = s.n_full == 0 && !grows;
     *need = r;
     return KVF_OK;

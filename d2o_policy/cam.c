@@ -41,7 +41,8 @@ static double attention_per_query(const kvf__call *c, const kvf_event *e, uint32
     const kvf__policy_seq *s = kvf__event_seq(c, e);
     kvf__roles r = kvf__score_roles(&s->options);
     uint32_t next_pos = c->batch->view->next_pos[e->row], n = 0;
-    uint32_t window_begin = next_pos - KVF__MIN(KVF__MIN(s->sizes[e->layer].window, e->n_keep), next_pos);
+    uint32_t window_begin =
+        next_pos - KVF__MIN(KVF__MIN(kvf__size_of(c->state, s, e->layer, kv_head)->window, e->n_keep), next_pos);
     double sum = 0.0;
     kvf__event_scores(c, e, kv_head, x);
     for (uint32_t slot = 0; slot < h->n_slots; slot++) {
@@ -61,9 +62,9 @@ static void gate_head(void *ctx, uint32_t item, uint32_t thread) {
     const kvf_policy_state_config *config = &c->state->config;
     uint32_t kv_head = item % config->n_kv_heads;
     const kvf_plan_event *pe = &job->plan->events[item / config->n_kv_heads];
-    if (pe->n_evict == 0) return;
+    if (pe->n_evict == 0 || kvf__event_lacks(c->batch->view, &pe->event, kv_head)) return;
     const kvf_policy_options *o = &kvf__event_seq(c, &pe->event)->options;
-    kvf_plan_entry *entries = job->plan->entries + pe->entry_begin + (uint64_t)kv_head * pe->n_evict;
+    kvf_plan_entry *entries = job->plan->entries + kvf__entries_at(c->batch->view, pe, kv_head);
     kvf__scratch x = kvf__call_scratch(c, thread);
     kvf__head h = kvf__head_of(c->batch->view, c->batch->pages, pe->event.row, pe->event.layer, kv_head);
     double mean = attention_per_query(c, &pe->event, kv_head, &h, &x);

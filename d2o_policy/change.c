@@ -74,5 +74,6 @@ kvf_status kvf_policy_set_budget(kvf_policy_state *state, uint32_t seq, double r
     if (to.sized) memcpy(s->sizes, to.sizes, state->config.n_layers * sizeof *s->sizes);
     to.sizes = s->sizes;
     *s = to;
+    if (s->sized) kvf__groups_reset(state, s);
     return KVF_OK;
 }

@@ -32,7 +32,7 @@ kvf_status kvf__pages_check(const kvf_policy_state *state, const kvf_policy_batc
     return KVF_OK;
 }
 
-kvf_status kvf__score_pages_check(const kvf_policy_batch *batch, uint32_t n_arrays, uint32_t row, uint32_t layer,
+kvf_status kvf__score_pages_check(const kvf_policy_batch *batch, uint32_t n_arrays, const kvf_event *event,
                                   uint32_t n_slots, kvf_error *err) {
     const kvf_score_pages *s = batch->scores;
     const kvf_view *v = batch->view;
@@ -41,13 +41,13 @@ kvf_status kvf__score_pages_check(const kvf_policy_batch *batch, uint32_t n_arra
         return kvf__fail(err, KVF_E_INVALID,
                          "score pages: must be set, with at least %u arrays, %u heads of a group and %u slots a page",
                          n_arrays, v->heads_per_group, v->block_size);
-    for (uint32_t g = 0; g < v->n_groups; g++) {
-        uint64_t t = kvf__table_index(v, row, layer, g * v->heads_per_group);
+    kvf__event_part part = kvf__part_of(v, event);
+    for (uint64_t t = part.table; t < part.table + part.n_heads / v->heads_per_group; t++) {
         for (uint32_t b = 0; b < kvf__ceil_div(n_slots, v->block_size); b++)
             if (v->score_rows[v->row_offset[t] + b] >= s->n_pages)
                 return kvf__fail(err, KVF_E_STATE,
-                                 "score pages: row %u, layer %u has none for slot %u: take them first", row, layer,
-                                 b * v->block_size);
+                                 "score pages: row %u, layer %u has none for slot %u: take them first", event->row,
+                                 event->layer, b * v->block_size);
     }
     return KVF_OK;
 }
@@ -74,7 +74,10 @@ static kvf_status check_scores(const kvf_policy_batch *b, const kvf__policy_seq 
                                               : " prompt_sums",
                          r.squares == KVF__NONE ? "" : " prompt_squares",
                          r.surprise == KVF__NONE ? "" : " prompt_logprobs");
-    return kvf__score_pages_check(b, r.n, e->row, e->layer, prompt ? KVF__MIN(s->scored[e->layer], n) : n, err);
+    kvf__event_part part = kvf__part_of(b->view, e);
+    uint32_t n_heads = b->view->n_groups * b->view->heads_per_group;
+    if (prompt) n = KVF__MIN(s->scored[(size_t)e->layer * n_heads + part.head_begin], n);
+    return kvf__score_pages_check(b, r.n, e, n, err);
 }
 
 /* Slots, blocks and options of one event. */
@@ -91,17 +94,20 @@ static kvf_status check_event(const kvf_policy_state *state, const kvf_policy_ba
     if (v->next_pos[e->row] > KVF__MAX_POSITION)
         return kvf__fail(err, KVF_E_INVALID, "event %u: next_pos %u: must be at most %u", i, v->next_pos[e->row],
                          KVF__MAX_POSITION);
-    uint32_t n = v->n_slots[kvf__table_index(v, e->row, e->layer, 0)];
+    if (e->n_groups && (e->group_begin >= v->n_groups || e->n_groups > v->n_groups - e->group_begin))
+        return kvf__fail(err, KVF_E_INVALID, "event %u: groups [%u, %u + %u): the view has %u", i, e->group_begin,
+                         e->group_begin, e->n_groups, v->n_groups);
+    kvf__event_part part = kvf__part_of(v, e);
+    uint32_t n = v->n_slots[part.table];
     if (e->n_keep == 0 || e->n_keep > n)
         return kvf__fail(err, KVF_E_INVALID, "event %u: n_keep %u: must be in [1, %u], the slots there are", i,
                          e->n_keep, n);
     if (e->n_keep < n && !s->sized)
         return kvf__fail(err, KVF_E_STATE, "event %u: the sizes of seq %u are not known yet", i, v->seq_index[e->row]);
-    for (uint32_t g = 0; g < v->n_groups; g++) {
-        uint64_t t = kvf__table_index(v, e->row, e->layer, g * v->heads_per_group);
+    for (uint64_t t = part.table; t < part.table + part.n_heads / v->heads_per_group; t++) {
         if (v->n_slots[t] != n)
-            return kvf__fail(err, KVF_E_INVALID, "event %u: group %u has %u slots, group 0 %u: must be equal", i, g,
-                             v->n_slots[t], n);
+            return kvf__fail(err, KVF_E_INVALID, "event %u: group %u has %u slots, group %u %u: must be equal", i,
+                             (uint32_t)(t % v->n_groups), v->n_slots[t], (uint32_t)(part.table % v->n_groups), n);
         for (uint32_t b = 0; b < kvf__ceil_div(n, v->block_size); b++)
             if (v->rows[v->row_offset[t] + b] >= batch->pages->n_blocks)
                 return kvf__fail(err, KVF_E_INVALID, "event %u: block %u: the pages have %u", i,
@@ -140,7 +146,7 @@ kvf_status kvf__batch_check(kvf_policy_state *state, kvf_stream *stream, const k
         st = check_event(state, batch, i, err);
         if (st) break;
         const kvf_event *e = &batch->events[i];
-        uint32_t n = batch->view->n_slots[kvf__table_index(batch->view, e->row, e->layer, 0)];
+        uint32_t n = batch->view->n_slots[kvf__part_of(batch->view, e).table];
         call->max_slots = KVF__MAX(call->max_slots, n);
     }
     if (st || batch->n_events == 0) return st;
@@ -168,9 +174,9 @@ kvf_status kvf__plan_check(const kvf_policy_batch *batch, const kvf_plan *plan, 
                          plan ? plan->n_events : 0, batch->n_events);
     for (uint32_t i = 0; i < plan->n_events; i++) {
         const kvf_event *a = &plan->events[i].event, *b = &batch->events[i];
-        uint32_t n = batch->view->n_slots[kvf__table_index(batch->view, b->row, b->layer, 0)];
+        uint32_t n = batch->view->n_slots[kvf__part_of(batch->view, b).table];
         if (a->row != b->row || a->layer != b->layer || a->n_keep != b->n_keep || a->kind != b->kind ||
-            plan->events[i].n_before != n)
+            a->group_begin != b->group_begin || a->n_groups != b->n_groups || plan->events[i].n_before != n)
             return kvf__fail(err, KVF_E_STATE,
                              "%s: event %u is not the one the plan was made for: match this batch first", what, i);
     }

@@ -45,13 +45,15 @@ kvf_status kvf__policy_gate(kvf_policy_state *state, kvf_stream *stream, const k
         const kvf_plan_event *pe = &plan->events[i];
         const kvf__policy_seq *s = kvf__event_seq(&call, &pe->event);
         if (pe->n_evict == 0 || s->options.merge == KVF_MERGE_NONE) continue;
-        const double *state_tau = s->tau + (size_t)pe->event.layer * n_heads;
+        kvf__event_part part = kvf__part_of(batch->view, &pe->event);
+        const double *state_tau = s->tau + (size_t)pe->event.layer * n_heads + part.head_begin;
         kvf_plan_entry *entries = plan->entries + pe->entry_begin;
-        double *tau = plan->tau + (size_t)i * n_heads;
+        double *tau = plan->tau + (size_t)i * n_heads + part.head_begin;
         if (s->options.scope == KVF_SCOPE_LAYER)
-            gate_by_layer(&s->options, state_tau, n_heads, pe->n_evict, entries, plan->reduce + pe->reduce_begin, tau);
+            gate_by_layer(&s->options, state_tau, part.n_heads, pe->n_evict, entries, plan->reduce + pe->reduce_begin,
+                          tau);
         else
-            gate_by_head(&s->options, state_tau, n_heads, pe->n_evict, entries, tau);
+            gate_by_head(&s->options, state_tau, part.n_heads, pe->n_evict, entries, tau);
     }
     return KVF_OK;
 }

@@ -175,11 +175,13 @@ kvf_status kvf__policy_budget(kvf_policy_state *state, uint32_t seq, const doubl
         s->budgeted = true;
     }
     if (kvf__policy_never_evicts(&s->options)) return KVF_OK;
+    bool over = first && s->budget < n_tokens;
     if (s->sized)
         kvf__policy_size(state, s, false);
-    else if (first && s->budget < n_tokens && s->options.defer_first_decode)
+    else if (over && s->options.defer_first_decode)
         s->deferred = true;
-    else if (first && s->budget < n_tokens)
+    else if (over)
         kvf__policy_size(state, s, true);
+    if (s->sized) kvf__groups_reset(state, s);
     return KVF_OK;
 }

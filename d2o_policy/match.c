@@ -85,7 +85,7 @@ static void choose(const kvf__call *c, const kvf_plan_event *pe, uint32_t kv_hea
     const kvf_event *e = &pe->event;
     const kvf__policy_seq *s = kvf__event_seq(c, e);
     uint32_t next_pos = c->batch->view->next_pos[e->row], n = h->n_slots;
-    uint32_t window = KVF__MIN(s->sizes[e->layer].window, e->n_keep);
+    uint32_t window = KVF__MIN(kvf__size_of(c->state, s, e->layer, kv_head)->window, e->n_keep);
     uint32_t window_begin = next_pos - KVF__MIN(window, next_pos);
     const float *worth = kvf__event_worth(c, e, kv_head, x);
     if (pe->n_evict != 1 || !lowest_score(h, x, worth, window_begin, s->options.sinks))
@@ -232,10 +232,10 @@ static void match_head(void *ctx, uint32_t item, uint32_t thread) {
     const kvf__call *c = &job->call;
     uint32_t n_heads = c->state->config.n_kv_heads, kv_head = item % n_heads;
     const kvf_plan_event *pe = &job->plan->events[item / n_heads];
-    if (pe->n_evict == 0) return;
+    if (pe->n_evict == 0 || kvf__event_lacks(c->batch->view, &pe->event, kv_head)) return;
     kvf__scratch x = kvf__call_scratch(c, thread);
     kvf__head h = kvf__head_of(c->batch->view, c->batch->pages, pe->event.row, pe->event.layer, kv_head);
-    kvf_plan_entry *entries = job->plan->entries + pe->entry_begin + (uint64_t)kv_head * pe->n_evict;
+    kvf_plan_entry *entries = job->plan->entries + kvf__entries_at(c->batch->view, pe, kv_head);
     choose(c, pe, kv_head, &h, &x, entries);
     const kvf_policy_options *o = &kvf__event_seq(c, &pe->event)->options;
     if (o->merge == KVF_MERGE_NONE) return;
@@ -264,9 +264,10 @@ static kvf_status lay_out(const kvf__call *c, kvf_plan *plan, kvf_error *err) {
         entries = reduce = 0;
         for (uint32_t i = 0; i < b->n_events; i++) {
             const kvf_event *e = &b->events[i];
-            uint32_t n = b->view->n_slots[kvf__table_index(b->view, e->row, e->layer, 0)];
+            kvf__event_part part = kvf__part_of(b->view, e);
+            uint32_t n = b->view->n_slots[part.table];
             if (pass) plan->events[i] = (kvf_plan_event){*e, n, n - e->n_keep, entries, reduce};
-            entries += (uint64_t)(n - e->n_keep) * n_heads;
+            entries += (uint64_t)(n - e->n_keep) * part.n_heads;
             if (n > e->n_keep && reduces(kvf__event_seq(c, e))) reduce += n - e->n_keep + 1;
         }
         if (b->n_events > plan->event_capacity || entries > plan->entry_capacity || reduce > plan->reduce_capacity)
@@ -287,12 +288,12 @@ kvf_status kvf__policy_match(kvf_policy_state *state, kvf_stream *stream, const 
     kvf_status st = kvf__batch_check(state, stream, batch, "match", &job.call, err);
     if (!st) st = lay_out(&job.call, plan, err);
     if (st) return st;
-    uint32_t n_heads = state->config.n_kv_heads;
-    kvf__stream_for(stream, batch->n_events * n_heads, match_head, &job);
+    kvf__stream_for(stream, batch->n_events * state->config.n_kv_heads, match_head, &job);
     for (uint32_t i = 0; i < batch->n_events; i++) {
         const kvf_plan_event *pe = &plan->events[i];
         if (pe->n_evict == 0 || !reduces(kvf__event_seq(&job.call, &pe->event))) continue;
         double *sums = plan->reduce + pe->reduce_begin;
+        uint32_t n_heads = kvf__part_of(batch->view, &pe->event).n_heads;
         for (uint32_t k = 0; k < pe->n_evict; k++) {
             sums[k] = 0.0;
             for (uint32_t h = 0; h < n_heads; h++)

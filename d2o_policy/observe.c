@@ -131,7 +131,11 @@ static kvf_status check_observe(const kvf_policy_state *state, const kvf_policy_
         if (r.score != KVF__NONE && b->mass->row_stride < n_slots)
             return kvf__fail(err, KVF_E_INVALID, "observe: row_stride %zu: must be at least the table's %u slots",
                              b->mass->row_stride, n_slots);
-        st = kvf__score_pages_check(b, r.n, row, b->layer, n_slots, err);
+        for (uint32_t g = 0; g < v->n_groups && !st; g++) {
+            uint64_t t = kvf__table_index(v, row, b->layer, g * v->heads_per_group);
+            kvf_event event = {.row = row, .layer = b->layer, .group_begin = g, .n_groups = 1};
+            st = kvf__score_pages_check(b, r.n, &event, v->n_slots[t], err);
+        }
         if (!st && r.v_norm != KVF__NONE) st = kvf__pages_check(state, b, "observe", err);
         if (st) return st;
         *work += (uint64_t)n_slots * state->config.n_kv_heads;
@@ -154,7 +158,10 @@ kvf_status kvf__policy_observe(kvf_policy_state *state, kvf_stream *stream, cons
     for (uint32_t row = batch->row_begin; row < batch->row_end; row++) {
         kvf__policy_seq *s = kvf__policy_seq_get(state, batch->view->seq_index[row]);
         if (!wanted(batch, row)) continue;
-        s->scored[batch->layer] = batch->view->n_slots[kvf__table_index(batch->view, row, batch->layer, 0)];
+        uint32_t n_heads = state->config.n_kv_heads;
+        for (uint32_t h = 0; h < n_heads; h++)
+            s->scored[(size_t)batch->layer * n_heads + h] =
+                batch->view->n_slots[kvf__table_index(batch->view, row, batch->layer, h)];
         uint32_t *rows = &s->rows[batch->layer];
         if (s->options.score == KVF_SCORE_WINDOW && ++*rows >= s->options.score_window) *rows = 0;
     }

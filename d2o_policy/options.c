@@ -29,6 +29,10 @@ typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE 
     X(budget_unit, budget_unit, CHOICE, 0, 0, "token|block", "What sizes are dealt out in; block fills blocks.")       \
     X(full_layers, full_layers, LAYERS, 0, 0, "none or a list as 0,1,last",                                            \
       "Layers that are never compressed; the others pay for them, nobody where redistribute is 0.")                    \
+    X(head_budget, head_budget, CHOICE, 0, 0, "equal|adaptive",                                                        \
+      "How the head groups of a layer (heads_per_group) share its slots: alike, or by what their slots are worth.")    \
+    X(head_floor, head_floor, REAL, 0, 1, "[0, 1]",                                                                    \
+      "Share of the equal budget that every group keeps where head_budget is adaptive.")                               \
     X(nm, n_parts, PARTS, 0, 1000000, "N:M, N in [0, 1000000], M in [1, 1000000]",                                     \
       "Heavy hitters, sinks included, to recent window; streaming ignores it.")                                        \
     X(window, window, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]", "Recent window in tokens; 0: what N:M gives.")     \
@@ -348,6 +352,9 @@ kvf_status kvf_policy_options_check(const kvf_policy_options *o, uint32_t n_laye
         kvf_policy_option_get(o, "merge", merge, sizeof merge) == KVF_OK)
         return kvf__fail(err, KVF_E_INVALID, "merge %s: policy %s hands values on by a rule of its own: use merge none",
                          merge, o->ops->name);
+    if (o->head_budget == KVF_HEAD_BUDGET_ADAPTIVE && o->scope == KVF_SCOPE_LAYER)
+        return kvf__fail(err, KVF_E_INVALID,
+                         "head_budget adaptive: needs scope head, since heads evict at different times");
     if (o->budget_unit == KVF_BUDGET_BLOCK && !o->redistribute)
         return kvf__fail(err, KVF_E_INVALID, "budget_unit block: needs redistribute 1, or use budget_unit token");
     return KVF_OK;

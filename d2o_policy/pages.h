@@ -26,6 +26,22 @@ static inline kvf__head kvf__head_of(const kvf_view *v, const kvf_pages *pages, 
         v->n_slots[t], kv_head % v->heads_per_group, false};
 }
 
+/* The KV heads of an event, and its first table. */
+typedef struct kvf__event_part {
+    uint32_t head_begin, n_heads;
+    uint64_t table;
+} kvf__event_part;
+static inline kvf__event_part kvf__part_of(const kvf_view *v, const kvf_event *e) {
+    uint32_t n = e->n_groups ? e->n_groups : v->n_groups, begin = e->n_groups ? e->group_begin : 0;
+    return (kvf__event_part){begin * v->heads_per_group, n * v->heads_per_group,
+                             kvf__table_index(v, e->row, e->layer, begin * v->heads_per_group)};
+}
+/* Whether a KV head has no part in it. */
+static inline bool kvf__event_lacks(const kvf_view *v, const kvf_event *e, uint32_t kv_head) {
+    kvf__event_part part = kvf__part_of(v, e);
+    return kv_head - part.head_begin >= part.n_heads;
+}
+
 /* Index of a slot in the metadata arrays, [block][head in group][slot]. */
 static inline size_t kvf__slot_index(const kvf__head *h, uint32_t slot) {
     uint32_t bs = h->pages->block_size;
@@ -103,7 +119,8 @@ kvf_status kvf__view_check(const kvf_policy_state *state, const kvf_policy_batch
                            kvf_error *err);
 kvf_status kvf__pages_check(const kvf_policy_state *state, const kvf_policy_batch *batch, const char *what,
                             kvf_error *err);
-kvf_status kvf__score_pages_check(const kvf_policy_batch *batch, uint32_t n_arrays, uint32_t row, uint32_t layer,
+/* Of the tables [group_begin, group_begin + n_groups) of a layer. */
+kvf_status kvf__score_pages_check(const kvf_policy_batch *batch, uint32_t n_arrays, const kvf_event *event,
                                   uint32_t n_slots, kvf_error *err);
 kvf_status kvf__kernels_choose(kvf_cpu_path path, const kvf__kernels **out, kvf_error *err);
 kvf__scratch kvf__call_scratch(const kvf__call *call, uint32_t thread);
@@ -153,6 +170,11 @@ typedef struct kvf__fold {
 static inline uint32_t kvf__fold_slot(const kvf__fold *f, uint32_t slot) { return f->fresh ? f->x.slots[slot] : slot; }
 /* Notes that the receiver's value has changed: row is what is stored now. */
 void kvf__fold_norm(const kvf__fold *f, uint32_t slot, const float *row);
+
+/* Where a KV head's entries of an event begin. */
+static inline uint64_t kvf__entries_at(const kvf_view *v, const kvf_plan_event *pe, uint32_t kv_head) {
+    return pe->entry_begin + (uint64_t)(kv_head - kvf__part_of(v, &pe->event).head_begin) * pe->n_evict;
+}
 
 /* Ascending sort, in place. */
 void kvf__sort_u64(uint64_t *a, uint32_t n);

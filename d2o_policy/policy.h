@@ -17,9 +17,12 @@
 #define KVF__NONE UINT32_MAX
 #define KVF__MAX_POOL 64u /* above score_pool */
 
+/* Whether the groups of a layer have been dealt sizes of their own; before: by sizes that have changed since. */
+typedef enum kvf__dealt { KVF__NOT_DEALT, KVF__DEALT, KVF__DEALT_BEFORE } kvf__dealt;
+
 /* One sequence. Invariants: sized implies budgeted; deferred implies budgeted and not sized;
  * changed implies sized;
- * tau is NaN until the head's first event; scored[l] leading slots of layer l have an entry in the score pages;
+ * tau is NaN until the head's first event; scored[l, h] leading slots of a KV head have an entry in the score pages;
  * rows[l] is below score_window. */
 typedef struct kvf__policy_seq {
     bool open;
@@ -33,12 +36,14 @@ typedef struct kvf__policy_seq {
     uint32_t budget;   /* B */
     uint32_t lo;       /* min(first B, 16) */
     kvf_policy_counts counts;
-    double *weights;       /* [n_layers] */
-    double *density;       /* [n_layers] */
-    kvf_layer_size *sizes; /* [n_layers] */
-    double *tau;           /* [n_layers][n_kv_heads] */
-    uint32_t *scored;      /* [n_layers] */
-    uint32_t *rows;        /* [n_layers]: score window: rows collected since the last whole window */
+    double *weights;             /* [n_layers] */
+    double *density;             /* [n_layers] */
+    kvf_layer_size *sizes;       /* [n_layers] */
+    double *tau;                 /* [n_layers][n_kv_heads] */
+    uint32_t *scored;            /* [n_layers][n_kv_heads] */
+    kvf_layer_size *group_sizes; /* [n_layers][n_groups]: the layers', until they are dealt */
+    uint8_t *dealt;              /* [n_layers]: kvf__dealt */
+    uint32_t *rows;              /* [n_layers]: score window: rows collected since the last whole window */
 } kvf__policy_seq;
 
 struct kvf_policy_state {
@@ -48,6 +53,11 @@ struct kvf_policy_state {
     double *scratch;       /* [4 * n_layers], for budgets */
     uint32_t *integers;    /* [2 * n_layers] */
     kvf_layer_size *sizes; /* [n_layers], for a change of the budget */
+    uint32_t *layer_slots; /* [n_layers] */
+    /* For groups.c; values: with one group there are none. */
+    double *values, *group_next; /* [n_groups][max_slots]; [n_groups] */
+    uint32_t *group_counts;      /* [n_groups] */
+    kvf_event *group_events;     /* [n_groups] */
 };
 
 /* The sequence if it is open, else NULL. */
@@ -129,8 +139,20 @@ typedef struct kvf__share {
 } kvf__share;
 kvf__share kvf__layer_share(const kvf_policy_options *o, uint32_t n_layers, uint32_t block_size, uint32_t n_prompt,
                             uint32_t budget, uint32_t lo, bool clamp);
-/* Fills the sizes of a budgeted sequence. clamp: no layer above the prompt's length. */
+/* Fills the layers' sizes of a budgeted sequence, and not the groups'. clamp: no layer above the prompt's length. */
 void kvf__policy_size(kvf_policy_state *state, kvf__policy_seq *s, bool clamp);
+
+/* ---- due.c, groups.c --------------------------------------------------------------------------------- */
+
+/* Computes the sizes where this moment is the one to do so. most: slots of the longest table. Returns how far above its size a
+ * table must be to have an event now, 0 for none. */
+uint32_t kvf__policy_due_above(kvf_policy_state *state, kvf__policy_seq *s, kvf_moment moment, uint32_t most);
+/* Whether the groups of a layer have sizes of their own. */
+bool kvf__groups_adapt(const kvf_policy_state *state, const kvf__policy_seq *s);
+/* The layers' sizes have changed: the groups are to be dealt theirs anew. */
+void kvf__groups_reset(const kvf_policy_state *state, kvf__policy_seq *s);
+const kvf_layer_size *kvf__size_of(const kvf_policy_state *state, const kvf__policy_seq *s, uint32_t layer,
+                                   uint32_t kv_head);
 
 /* ---- The calls of the vtables -------------------------------------------------------------------- */
 

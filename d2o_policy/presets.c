@@ -61,6 +61,7 @@ static kvf_policy_options defaults(void) {
         .score_pool = 1,
         .score_decay = 1.0,
         .cam_tokens = 32,
+        .head_floor = 0.2, /* arXiv 2407.11550 */
     };
 }
 

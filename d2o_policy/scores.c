@@ -67,7 +67,8 @@ void kvf__event_scores(const kvf__call *c, const kvf_event *e, uint32_t kv_head,
     kvf__roles r = kvf__score_roles(&s->options);
     if (r.n == 0) return;
     if (kvf__of_prompt(b, e)) {
-        uint32_t scored = KVF__MIN(s->scored[e->layer], h.n_slots); /* what was scored before this segment */
+        uint32_t scored = KVF__MIN(s->scored[(size_t)e->layer * c->state->config.n_kv_heads + kv_head],
+                                   h.n_slots); /* what was scored before this segment */
         read_prompt(c, e, kv_head, &h, &r, scored, x->score);
         if (scored) add_pages(b, &h, &s->options, &r, scored, x->score);
         if (r.v_norm != KVF__NONE) norms_of_v(c, &h, x, x->score[r.v_norm]);

@@ -24,6 +24,8 @@ static kvf_status check_config(const kvf_policy_state_config *c, kvf_error *err)
         return kvf__fail(err, KVF_E_INVALID, "head_dim %u: must be a multiple of 8, at most 256", c->head_dim);
     if (c->block_size < 8 || c->block_size > 256 || (c->block_size & (c->block_size - 1)))
         return kvf__fail(err, KVF_E_INVALID, "block_size %u: must be a power of two in [8, 256]", c->block_size);
+    if (c->n_groups > c->n_kv_heads || c->n_kv_heads % c->n_groups)
+        return kvf__fail(err, KVF_E_INVALID, "n_groups %u: must divide n_kv_heads %u", c->n_groups, c->n_kv_heads);
     return KVF_OK;
 }
 
@@ -39,21 +41,36 @@ static void lay_out(kvf__slab *slab, const kvf_policy_state_config *c) {
     double *density = kvf__slab_take(slab, seqs * n, sizeof *density);
     kvf_layer_size *sizes = kvf__slab_take(slab, seqs * n, sizeof *sizes);
     double *tau = kvf__slab_take(slab, seqs * heads, sizeof *tau);
-    uint32_t *scored = kvf__slab_take(slab, seqs * n, sizeof *scored);
+    uint32_t *scored = kvf__slab_take(slab, seqs * heads, sizeof *scored);
     uint32_t *rows = kvf__slab_take(slab, seqs * n, sizeof *rows);
+    kvf_layer_size *group_sizes = kvf__slab_take(slab, seqs * n * c->n_groups, sizeof *group_sizes);
+    uint8_t *dealt = kvf__slab_take(slab, seqs * n, sizeof *dealt);
+    uint32_t *layer_slots = kvf__slab_take(slab, n, sizeof *layer_slots);
+    uint32_t *group_counts = kvf__slab_take(slab, c->n_groups, sizeof *group_counts);
+    double *group_next = kvf__slab_take(slab, c->n_groups, sizeof *group_next);
+    kvf_event *group_events = kvf__slab_take(slab, c->n_groups, sizeof *group_events);
+    size_t n_values = c->n_groups > 1 ? (size_t)c->n_groups * c->max_slots : 0;
+    double *values = n_values ? kvf__slab_take(slab, n_values, sizeof *values) : NULL;
     if (!slab->base || slab->bad) return;
     state->config = *c;
     state->seqs = list;
     state->scratch = scratch;
     state->integers = integers;
     state->sizes = changed;
+    state->layer_slots = layer_slots;
+    state->group_counts = group_counts;
+    state->group_next = group_next;
+    state->group_events = group_events;
+    state->values = values;
     for (size_t i = 0; i < seqs; i++) {
         list[i].weights = weights + i * n;
         list[i].density = density + i * n;
         list[i].sizes = sizes + i * n;
         list[i].tau = tau + i * heads;
-        list[i].scored = scored + i * n;
+        list[i].scored = scored + i * heads;
         list[i].rows = rows + i * n;
+        list[i].group_sizes = group_sizes + i * n * c->n_groups;
+        list[i].dealt = dealt + i * n;
     }
 }
 
@@ -64,6 +81,7 @@ kvf_status kvf_policy_state_create(const kvf_policy_state_config *config, kvf_po
     if (!out) return kvf__fail(err, KVF_E_INVALID, "kvf_policy_state_create: out is NULL");
     c.struct_size = sizeof c;
     if (c.n_q_heads_total == 0) c.n_q_heads_total = c.n_q_heads;
+    if (c.n_groups == 0) c.n_groups = 1;
     st = check_config(&c, err);
     if (!st) st = kvf__allocator_resolve(&c.allocator, &c.allocator, err);
     if (st) return st;
@@ -109,7 +127,8 @@ kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_poli
     s->counts = (kvf_policy_counts){0};
     size_t heads = (size_t)state->config.n_layers * state->config.n_kv_heads;
     for (size_t i = 0; i < heads; i++) s->tau[i] = NAN;
-    memset(s->scored, 0, state->config.n_layers * sizeof *s->scored);
+    memset(s->dealt, 0, state->config.n_layers * sizeof *s->dealt);
+    memset(s->scored, 0, heads * sizeof *s->scored);
     memset(s->rows, 0, state->config.n_layers * sizeof *s->rows);
     return KVF_OK;
 }
@@ -126,13 +145,17 @@ kvf_status kvf_policy_fork(kvf_policy_state *state, uint32_t src, uint32_t dst) 
     b->tau = own.tau;
     b->scored = own.scored;
     b->rows = own.rows;
+    b->group_sizes = own.group_sizes;
+    b->dealt = own.dealt;
     size_t n = state->config.n_layers;
     memcpy(b->weights, a->weights, n * sizeof *b->weights);
     memcpy(b->density, a->density, n * sizeof *b->density);
     memcpy(b->sizes, a->sizes, n * sizeof *b->sizes);
     memcpy(b->tau, a->tau, n * state->config.n_kv_heads * sizeof *b->tau);
-    memcpy(b->scored, a->scored, n * sizeof *b->scored);
+    memcpy(b->scored, a->scored, n * state->config.n_kv_heads * sizeof *b->scored);
     memcpy(b->rows, a->rows, n * sizeof *b->rows);
+    memcpy(b->group_sizes, a->group_sizes, n * state->config.n_groups * sizeof *b->group_sizes);
+    memcpy(b->dealt, a->dealt, n * sizeof *b->dealt);
     return KVF_OK;
 }
 

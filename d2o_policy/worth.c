@@ -60,7 +60,7 @@ void kvf__slots_fill(const kvf__call *c, const kvf_event *e, uint32_t kv_head, c
     }
     *out = (kvf_policy_slots){.struct_size = sizeof *out,
                               .options = &s->options,
-                              .size = &s->sizes[e->layer],
+                              .size = kvf__size_of(c->state, s, e->layer, kv_head),
                               .layer = e->layer,
                               .kv_head = kv_head,
                               .n_slots = h.n_slots,

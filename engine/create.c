@@ -208,7 +208,8 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
                                  .block_size = c->block_size,
                                  .max_seqs = c->max_running,
                                  .max_slots = c->max_context,
-                                 .allocator = e->allocator};
+                                 .allocator = e->allocator,
+                                 .n_groups = e->n_groups};
     if ((st = kvf_policy_state_create(&p, &e->policies, err))) return st;
     kvf_sched_config s = kvf_sched_config_default();
     s.manager = e->manager;
@@ -233,7 +234,7 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
 
 static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
     const kvf_model_info *info = e->info;
-    size_t n = e->max_running, n_events = n * info->n_layers;
+    size_t n = e->max_running, n_events = n * e->n_tables;
     kvf_status st = kvf_policy_workspace_bytes(kvf_stream_n_threads(e->stream), info->head_dim, info->n_kv_heads,
                                                e->config.max_context, &e->workspace_bytes);
     if (st) return kvf__fail(err, st, "policy workspace: sizes of the model are out of range");
@@ -253,7 +254,8 @@ static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
               TAKE(targets, e->max_batch_tokens) && TAKE(target_logprobs, e->max_batch_tokens) && TAKE(batch_sums, n) &&
               TAKE(batch_last, n) && TAKE(batch_squares, n) && TAKE(batch_logprobs, n) && TAKE(row, row_floats) &&
               TAKE(logits, logit_floats) && TAKE(events, n_events) && TAKE(batch_events, n_events) &&
-              TAKE(items, n_events) && TAKE(item_of_event, n_events) && TAKE(batch_items, n_events);
+              TAKE(items, n_events) && TAKE(item_of_event, n_events) && TAKE(batch_items, n_events) &&
+              TAKE(group_keep, n_events);
 #undef TAKE
     if (!ok)
         return kvf__fail(err, KVF_E_NO_MEMORY,
@@ -266,8 +268,7 @@ static kvf_status create_small(kvf_engine *e, kvf_error *err) {
     kvf__slab slab = {0};
     for (int pass = 0; pass < 2; pass++) {
         slab.used = 0;
-        e->slots = kvf__slab_take(&slab, n_layers, sizeof *e->slots);
-        e->keep = kvf__slab_take(&slab, n_layers, sizeof *e->keep);
+        e->keep = kvf__slab_take(&slab, e->n_tables, sizeof *e->keep);
         e->table_slots = kvf__slab_take(&slab, e->n_tables, sizeof *e->table_slots);
         e->layers = kvf__slab_take(&slab, n_layers, sizeof *e->layers);
         e->result_layers = kvf__slab_take(&slab, n_layers, sizeof *e->result_layers);

@@ -50,8 +50,13 @@ static kvf_status run_batch(kvf_engine *e, const kvf_policy_ops *policy, kvf_pol
     return st;
 }
 
-static uint32_t layer_slots(const kvf_engine *e, uint32_t row, uint32_t layer) {
-    return e->view.n_slots[((size_t)row * e->info->n_layers + layer) * e->n_groups];
+/* Slots of the tables of an event, which have equally many; and how many KV heads they are. */
+static uint32_t event_slots(const kvf_engine *e, const kvf_event *event) {
+    uint32_t group = event->n_groups ? event->group_begin : 0;
+    return e->view.n_slots[((size_t)event->row * e->info->n_layers + event->layer) * e->n_groups + group];
+}
+static uint32_t event_heads(const kvf_engine *e, const kvf_event *event) {
+    return event->n_groups ? event->n_groups * e->pages.heads_per_group : e->info->n_kv_heads;
 }
 
 /* The accumulators of each row that its policy needs. sums: where its columns begin, NULL: it has none. */
@@ -88,7 +93,7 @@ static kvf_status run_batches(kvf_engine *e, uint32_t n_events, const kvf_compac
     for (uint32_t i = 0; i < n_events; i++) {
         const kvf_event *event = &e->events[i];
         const kvf_policy_ops *next = e->rows[event->row]->policy.ops;
-        uint64_t more = (uint64_t)(layer_slots(e, event->row, event->layer) - event->n_keep) * e->info->n_kv_heads;
+        uint64_t more = (uint64_t)(event_slots(e, event) - event->n_keep) * event_heads(e, event);
         if (b.n_events &&
             (next != ops || entries + more > e->plan->entry_capacity || b.n_events == e->plan->event_capacity)) {
             if ((st = run_batch(e, ops, &b, err))) return st;
@@ -102,15 +107,29 @@ static kvf_status run_batches(kvf_engine *e, uint32_t n_events, const kvf_compac
     return b.n_events ? run_batch(e, ops, &b, err) : KVF_OK;
 }
 
-/* Notes which item of the compaction each event is; returns how many items there are. */
+/* The item of an event of some groups: that of the layer, in which the others keep what they have until their own. */
+static void list_group(kvf_engine *e, const kvf_event *event, bool new_item, uint32_t item) {
+    uint32_t *keep = e->group_keep + (size_t)item * e->n_groups;
+    const uint32_t *slots = e->view.n_slots + ((size_t)event->row * e->info->n_layers + event->layer) * e->n_groups;
+    if (new_item) memcpy(keep, slots, e->n_groups * sizeof *keep);
+    for (uint32_t g = 0; g < event->n_groups; g++) keep[event->group_begin + g] = event->n_keep;
+    e->items[item].n_keep_group = keep;
+}
+
+/* Notes which item of the compaction each event is; returns how many items there are. The events of a layer's groups stand
+ * together. */
 static uint32_t list_items(kvf_engine *e, uint32_t n_events) {
-    uint32_t n_items = 0;
+    uint32_t n_items = 0, row = UINT32_MAX, layer = UINT32_MAX;
     for (uint32_t i = 0; i < n_events; i++) {
         const kvf_event *event = &e->events[i];
         e->item_of_event[i] = UINT32_MAX;
-        if (event->n_keep >= layer_slots(e, event->row, event->layer)) continue;
-        e->item_of_event[i] = n_items;
-        e->items[n_items++] = (kvf_compact_item){e->seqs[event->row], event->layer, event->n_keep};
+        if (event->n_keep >= event_slots(e, event)) continue;
+        bool new_item = event->row != row || event->layer != layer;
+        row = event->row;
+        layer = event->layer;
+        if (new_item) e->items[n_items++] = (kvf_compact_item){e->seqs[row], layer, event->n_keep, NULL};
+        e->item_of_event[i] = n_items - 1;
+        if (event->n_groups) list_group(e, event, new_item, n_items - 1);
     }
     return n_items;
 }
@@ -145,21 +164,43 @@ static kvf_status run_events(kvf_engine *e, uint32_t n_events, float *const *sum
     return st;
 }
 
-/* Adds the due layers of a row to e->events; returns the new count. */
-static uint32_t collect(kvf_engine *e, uint32_t row, kvf_moment moment, kvf_event_kind kind, uint32_t n_events) {
-    for (uint32_t l = 0; l < e->info->n_layers; l++) e->slots[l] = layer_slots(e, row, l);
-    if (!kvf_policy_due(e->policies, e->view.seq_index[row], moment, e->slots, e->keep)) return n_events;
-    for (uint32_t l = 0; l < e->info->n_layers; l++)
-        if (e->keep[l]) e->events[n_events++] = (kvf_event){row, l, e->keep[l], (uint32_t)kind};
-    return n_events;
+/* Tables that have an event together: a layer's, or one where the layer's groups have sizes of their own. */
+static uint32_t event_tables(const kvf_engine *e, uint32_t row) {
+    return kvf_policy_group_sizes(e->policies, e->view.seq_index[row]) ? 1 : e->n_groups;
+}
+
+static kvf_event event_of(const kvf_engine *e, uint32_t row, uint32_t table, uint32_t n_tables, uint32_t n_keep,
+                          kvf_event_kind kind) {
+    kvf_event event = {row, table / e->n_groups, n_keep, (uint32_t)kind, 0, 0};
+    if (n_tables < e->n_groups) {
+        event.group_begin = table % e->n_groups;
+        event.n_groups = 1;
+    }
+    return event;
+}
+
+/* Adds the due tables of a row to e->events. sums: as for run_events. */
+static kvf_status collect(kvf_engine *e, uint32_t row, kvf_moment moment, kvf_event_kind kind, float *const *sums,
+                          uint32_t *n_events, kvf_error *err) {
+    kvf_policy_batch b = batch_base(e);
+    uint32_t n_due = 0;
+    if (sums) accumulators(e, sums, &b);
+    kvf_status st = kvf_policy_due_tables(e->policies, e->stream, &b, row, moment, e->keep, &n_due, err);
+    if (st || !n_due) return st;
+    uint32_t step = event_tables(e, row);
+    for (uint32_t t = 0; t < e->n_tables; t += step)
+        if (e->keep[t]) e->events[(*n_events)++] = event_of(e, row, t, step, e->keep[t], kind);
+    return KVF_OK;
 }
 
 /* The first events of a row, with the promise that they need where blocks are shared. */
-static kvf_status collect_first(kvf_engine *e, uint32_t row, kvf_moment moment, uint32_t *n_events, kvf_error *err) {
-    uint32_t n = collect(e, row, moment, KVF_EVENT_PROMPT, *n_events);
-    bool any = n > *n_events;
-    *n_events = n;
-    kvf_status st = any ? kvf_sched_event_room(e->sched, e->rows[row]->id) : KVF_OK;
+static kvf_status collect_first(kvf_engine *e, uint32_t row, kvf_moment moment, float *const *sums, uint32_t *n_events,
+                                kvf_error *err) {
+    uint32_t n = *n_events;
+    kvf_status st = collect(e, row, moment, KVF_EVENT_PROMPT, sums, n_events, err);
+    if (st) return st;
+    bool any = *n_events > n;
+    st = any ? kvf_sched_event_room(e->sched, e->rows[row]->id) : KVF_OK;
     return st ? kvf__fail(err, st, "%s", kvf_sched_error(e->sched)) : KVF_OK;
 }
 
@@ -183,7 +224,7 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     if (st) return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
     uint32_t n_events = 0;
     for (uint32_t row = 0; row < n; row++)
-        if ((st = collect_first(e, row, KVF_BEFORE_APPEND, &n_events, err))) return st;
+        if ((st = collect_first(e, row, KVF_BEFORE_APPEND, NULL, &n_events, err))) return st;
     if (n_events && (st = run_events(e, n_events, NULL, err))) return st;
     for (uint32_t row = 0; row < n; row++)
         if (e->rows[row] && kvf_policy_sizes(e->policies, e->view.seq_index[row]) &&
@@ -206,19 +247,21 @@ static kvf_status find_sizes(kvf_engine *e, uint32_t row, kvf_error *err) {
     return ops.budget(e->policies, e->view.seq_index[row], has_metric ? e->variance : NULL, r->n_seen, err);
 }
 
-/* Score pages for a row whose events are the last of *n_events, from begin on. Layers without an event have one that moves
+/* Score pages for a row whose events are the last of *n_events, from begin on. Tables without an event have one that moves
  * their scores out of the sums. */
 static kvf_status take_scores(kvf_engine *e, uint32_t row, uint32_t begin, uint32_t *n_events, kvf_error *err) {
     kvf__live *r = e->rows[row];
-    uint32_t n_layers = e->info->n_layers, due = begin;
-    for (uint32_t l = 0; l < n_layers; l++) {
-        uint32_t n_slots = layer_slots(e, row, l);
-        uint32_t keep = due < *n_events && e->events[due].layer == l ? e->events[due++].n_keep : n_slots;
-        e->batch_events[l] = (kvf_event){row, l, keep, KVF_EVENT_PROMPT};
-        for (uint32_t g = 0; g < e->n_groups; g++) e->table_slots[l * e->n_groups + g] = keep;
+    uint32_t step = event_tables(e, row), due = begin, n = 0;
+    for (uint32_t t = 0; t < e->n_tables; t += step) {
+        kvf_event event = event_of(e, row, t, step, 0, KVF_EVENT_PROMPT);
+        const kvf_event *next = &e->events[due];
+        bool is_due = due < *n_events && next->layer == event.layer && next->group_begin == event.group_begin;
+        event.n_keep = is_due ? e->events[due++].n_keep : event_slots(e, &event);
+        e->batch_events[n++] = event;
+        for (uint32_t i = 0; i < step; i++) e->table_slots[t + i] = event.n_keep;
     }
-    memcpy(e->events + begin, e->batch_events, n_layers * sizeof *e->events);
-    *n_events = begin + n_layers;
+    memcpy(e->events + begin, e->batch_events, n * sizeof *e->events);
+    *n_events = begin + n;
     if (r->n_seen > r->n_prompt) return KVF_OK; /* it has them since its first prompt */
     kvf_status st;
     while ((st = kvf_seq_take_scores(e->manager, r->seq, e->table_slots)) == KVF_E_NO_BLOCKS) {
@@ -238,11 +281,23 @@ kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row_begin, uint32_t ro
         if (!(kvf_policy_needs(&r->policy) & ~(uint32_t)KVF_NEEDS_ROW)) e->prompt_sums[row] = NULL; /* others' */
         uint32_t begin = n_events;
         if ((st = find_sizes(e, row, err))) return st;
-        if ((st = collect_first(e, row, KVF_AT_PROMPT_END, &n_events, err))) return st;
+        if ((st = collect_first(e, row, KVF_AT_PROMPT_END, e->prompt_sums, &n_events, err))) return st;
         if (!kvf_policy_n_arrays(&r->policy) || !e->prompt_sums[row]) continue;
         if ((st = take_scores(e, row, begin, &n_events, err))) return st;
     }
     return n_events ? run_events(e, n_events, e->prompt_sums, err) : KVF_OK;
+}
+
+/* A layer that is compacted first in decode deals its groups their sizes then. */
+static void note_group_sizes(kvf_engine *e, uint32_t index) {
+    const kvf_layer_size *groups = kvf_policy_group_sizes(e->policies, index);
+    for (uint32_t t = 0; groups && t < e->n_tables; t++) e->table_slots[t] = groups[t].keep;
+}
+static bool group_sizes_differ(const kvf_engine *e, uint32_t index) {
+    const kvf_layer_size *groups = kvf_policy_group_sizes(e->policies, index);
+    bool differ = false;
+    for (uint32_t t = 0; groups && t < e->n_tables; t++) differ |= e->table_slots[t] != groups[t].keep;
+    return differ;
 }
 
 kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error *err) {
@@ -253,11 +308,14 @@ kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error
         if (!r || !kvf_policy_evicts(&r->policy)) continue;
         uint32_t index = e->view.seq_index[row];
         int first = r->policy.defer_first_decode && !kvf_policy_sizes(e->policies, index);
+        note_group_sizes(e, index);
         if (!first)
-            n_events = collect(e, row, KVF_AFTER_STEP, KVF_EVENT_DECODE, n_events);
-        else if ((st = collect_first(e, row, KVF_AFTER_STEP, &n_events, err)))
-            return st;
-        e->out_rows[row] = (uint32_t)(first && kvf_policy_sizes(e->policies, index));
+            st = collect(e, row, KVF_AFTER_STEP, KVF_EVENT_DECODE, NULL, &n_events, err);
+        else
+            st = collect_first(e, row, KVF_AFTER_STEP, NULL, &n_events, err);
+        if (st) return st;
+        e->out_rows[row] =
+            (uint32_t)(first ? kvf_policy_sizes(e->policies, index) != NULL : group_sizes_differ(e, index));
     }
     st = n_events ? run_events(e, n_events, NULL, err) : KVF_OK;
     for (uint32_t row = 0; row < n_decode && !st; row++) {

@@ -209,12 +209,11 @@ struct kvf_engine {
     void *sample_scratch;                                /* [n_threads][n_vocab] of 8 bytes */
     void *workspace;                                     /* for match, gate and apply */
     size_t workspace_bytes;
-    kvf_event *events; /* [max_running * n_layers], as are the next three */
+    kvf_event *events; /* [max_running * n_tables], as are the next five */
     kvf_event *batch_events;
     kvf_compact_item *items;
-    uint32_t *item_of_event, *batch_items;
-    uint32_t *slots, *keep; /* [n_layers] */
-    uint32_t *table_slots;  /* [n_tables] */
+    uint32_t *item_of_event, *batch_items, *group_keep; /* group_keep: of items whose head groups differ */
+    uint32_t *keep, *table_slots;                       /* [n_tables] */
     kvf_layer_occupancy *layers, *result_layers;
     /* Figures of the only request in the pool before a plan that may end it: afterwards its sequence is gone. */
     kvf_result lone;

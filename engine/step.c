@@ -246,11 +246,13 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
 
 /* Blocks of a row: by its sizes; what never evicts, and all without sizes, counts with what it holds. */
 static uint64_t blocks_of(const kvf_engine *e, uint32_t row, const kvf_layer_size *sizes) {
+    const kvf_layer_size *groups = kvf_policy_group_sizes(e->policies, e->view.seq_index[row]);
     uint64_t blocks = 0;
-    for (uint32_t l = 0; l < e->info->n_layers; l++) {
-        uint32_t held = e->view.n_slots[((size_t)row * e->info->n_layers + l) * e->n_groups];
-        uint32_t slots = sizes && sizes[l].reserve != UINT32_MAX ? sizes[l].reserve : held;
-        blocks += (uint64_t)kvf__ceil_div(slots, e->pages.block_size) * e->n_groups;
+    for (uint32_t t = 0; t < e->n_tables; t++) {
+        uint32_t slots = e->view.n_slots[(size_t)row * e->n_tables + t];
+        const kvf_layer_size *size = !sizes ? NULL : groups ? &groups[t] : &sizes[t / e->n_groups];
+        if (size && size->reserve != UINT32_MAX) slots = size->reserve;
+        blocks += kvf__ceil_div(slots, e->pages.block_size);
     }
     return blocks;
 }

@@ -110,8 +110,9 @@ static kvf_status compress(const kvf_seq *seqs, uint32_t n) {
             if (!keep[layer]) keep[layer] = n_slots[layer]; /* nothing to evict, but the sums become scores */
             int evicts = keep[layer] < n_slots[layer];
             item_of[batch.n_events] = evicts ? n_items : UINT32_MAX;
-            if (evicts) items[n_items++] = (kvf_compact_item){seqs[i], layer, keep[layer]};
-            events[batch.n_events++] = (kvf_event){i, layer, keep[layer], n ? KVF_EVENT_PROMPT : KVF_EVENT_DECODE};
+            if (evicts) items[n_items++] = (kvf_compact_item){seqs[i], layer, keep[layer], NULL};
+            events[batch.n_events++] =
+                (kvf_event){i, layer, keep[layer], n ? KVF_EVENT_PROMPT : KVF_EVENT_DECODE, 0, 0};
         }
     }
     if (!batch.n_events) return KVF_OK;

@@ -58,7 +58,7 @@ static kvf_status compress(kvf_policy_options *o, kvf_policy_state *state, kvf_p
     if (!st) st = kvf_policy_open(state, 0, o, err);
     if (!st) st = call.budget(state, 0, NULL, TOKENS, err);
     kvf_policy_due(state, 0, KVF_AT_PROMPT_END, &n_slots, &keep);
-    kvf_event event = {0, 0, keep, KVF_EVENT_PROMPT};
+    kvf_event event = {0, 0, keep, KVF_EVENT_PROMPT, 0, 0};
     b.events = &event, b.n_events = 1;
     if (!st) st = call.match(state, NULL, &b, plan, err);
     if (!st) st = call.gate(state, NULL, &b, plan, err);

@@ -149,12 +149,18 @@ static void want_blocks(kvf_sched *s, uint64_t n_blocks) {
         s->want[t] = (uint32_t)KVF__MIN((uint64_t)s->want[t] * s->block_size, s->max_slots);
 }
 
+/* The slots that a table is counted with: its head group's, where the groups of a layer have sizes of their own. */
+static kvf_layer_size size_of(const kvf_sched *s, const kvf_layer_size *sizes, const kvf_layer_size *groups,
+                              uint32_t t) {
+    return groups ? groups[t] : sizes[t / s->n_groups];
+}
+
 /* By the sizes: S + k in each layer that evicts, nothing in one that never does. Returns false when a table still
  * holds more (its first event is put off): then it is promised the token until that event, and is not yet sized. */
-static bool want_sized(kvf_sched *s, const kvf__req *r, const kvf_layer_size *sizes) {
+static bool want_sized(kvf_sched *s, const kvf__req *r, const kvf_layer_size *sizes, const kvf_layer_size *groups) {
     bool sized = true;
     for (uint32_t t = 0; t < s->n_tables; t++) {
-        uint32_t layer = t / s->n_groups, n_slots = 0, reserve = sizes[layer].reserve;
+        uint32_t layer = t / s->n_groups, n_slots = 0, reserve = size_of(s, sizes, groups, t).reserve;
         s->want[t] = 0;
         if (reserve == UINT32_MAX) continue;
         kvf_status status = kvf_seq_table(s->config.manager, r->seq, layer, t % s->n_groups, &n_slots, NULL, NULL);
@@ -206,7 +212,7 @@ kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
     if (!sizes && r->bounded) return KVF_OK;
     bool sized = false;
     if (sizes)
-        sized = want_sized(s, r, sizes);
+        sized = want_sized(s, r, sizes, kvf_policy_group_sizes(s->config.policies, r->seq_index));
     else
         want_blocks(s, 0);
     kvf_status status = promise_want(s, r);
@@ -222,8 +228,9 @@ kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
 kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r) {
     const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
     if (!sizes) return KVF_OK;
+    const kvf_layer_size *groups = kvf_policy_group_sizes(s->config.policies, r->seq_index);
     for (uint32_t t = 0; t < s->n_tables; t++) {
-        kvf_layer_size size = sizes[t / s->n_groups];
+        kvf_layer_size size = size_of(s, sizes, groups, t);
         uint32_t reserve = size.reserve == UINT32_MAX ? size.keep : size.reserve; /* it may grow after its event */
         s->want[t] = reserve == UINT32_MAX ? 0 : KVF__MIN(reserve, r->max_table_slots);
     }
@@ -238,7 +245,7 @@ kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *
     bool in_prompt = r->state != KVF__REQ_DECODE && r->state != KVF__REQ_PAUSED;
     if (in_prompt && !to->bounded) return KVF_OK; /* what it was promised for its prompt */
     if (!in_prompt && sized)
-        (void)want_sized(s, r, s->sizes);
+        (void)want_sized(s, r, s->sizes, NULL); /* groups are dealt theirs by the event */
     else
         want_blocks(s, to->bounded ? to->n_blocks : 0);
     return promise_want(s, r);
@@ -336,9 +343,11 @@ void kvf__sched_release(kvf_sched *s, kvf__req *r) {
 /* The blocks its tables need to go on where they are: by the sizes, else for one token more. */
 static uint32_t present_blocks(kvf_sched *s, const kvf__req *r) {
     const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
+    const kvf_layer_size *groups = kvf_policy_group_sizes(s->config.policies, r->seq_index);
     uint32_t n = 0;
     for (uint32_t t = 0; t < s->n_tables; t++) {
-        uint32_t layer = t / s->n_groups, n_slots = 0, reserve = sizes ? sizes[layer].reserve : UINT32_MAX;
+        uint32_t layer = t / s->n_groups, n_slots = 0;
+        uint32_t reserve = sizes ? size_of(s, sizes, groups, t).reserve : UINT32_MAX;
         kvf_status status = kvf_seq_table(s->config.manager, r->seq, layer, t % s->n_groups, &n_slots, NULL, NULL);
         if (status != KVF_OK) return 0;
         if (reserve == UINT32_MAX || reserve <= n_slots) reserve = n_slots + 1;

@@ -287,8 +287,8 @@ static inline void hand_events(struct hand *h, kvf_moment moment, uint32_t kind,
         uint32_t to = keep[l] ? keep[l] : slots[l];
         slots[l] = to;
         item_of[n_events] = keep[l] ? n_items : UINT32_MAX;
-        if (keep[l]) items[n_items++] = (kvf_compact_item){h->r.seqs[0], l, to};
-        events[n_events++] = (kvf_event){0, l, to, kind};
+        if (keep[l]) items[n_items++] = (kvf_compact_item){h->r.seqs[0], l, to, NULL};
+        events[n_events++] = (kvf_event){0, l, to, kind, 0, 0};
     }
     if (!n_events) return;
     if (pages) hand_ok(h, kvf_seq_take_scores(h->r.manager, h->r.seqs[0], slots));

@@ -79,7 +79,7 @@ static int work(kvf_manager *m) {
         }
         if (kvf_copies_done(m, &copies)) return 1;
         if (kvf_seq_table(m, *s, 1, 0, &n, NULL, NULL)) return 1;
-        kvf_compact_item shrink = {*s, 1, n / 2};
+        kvf_compact_item shrink = {*s, 1, n / 2, NULL};
         kvf_compaction c;
         if (n > 20 && !kvf_compact_begin(m, &shrink, 1, &c) && kvf_compact_commit(m)) return 1;
         if (x >> 61 == 1 && !kvf_seq_fork(m, *s, &copies, &child) && kvf_seq_free(m, child)) return 1;

@@ -344,7 +344,7 @@ static inline void op_begin(world *w, uint32_t n_items, const uint32_t *q, const
         good &= !w->windows[layer[i]];
         for (uint32_t g = 0; good && g < n_groups; g++) good = s->n_slots[layer[i] * n_groups + g] > n_keep[i];
         for (uint32_t j = 0; good && j < n; j++) good = w->items[j].seq != s->handle || w->items[j].layer != layer[i];
-        if (good) w->items[n++] = (kvf_compact_item){s->handle, layer[i], n_keep[i]};
+        if (good) w->items[n++] = (kvf_compact_item){s->handle, layer[i], n_keep[i], NULL};
     }
     if (!n) return;
     bool needs = false; /* a block that somebody else holds; else it must succeed */

@@ -188,7 +188,7 @@ Test(blockmgr, stale_and_foreign_handles_are_refused) {
         uint32_t n = 77, slots1[1] = {8};
         const uint32_t *row = NULL;
         kvf_append_item item[2] = {{a, 1}, {bad[i], 1}};
-        kvf_compact_item ci = {bad[i], 0, 1};
+        kvf_compact_item ci = {bad[i], 0, 1, NULL};
         kvf_compaction c;
         kvf_view v;
         kvf_layer_occupancy lo;
@@ -285,9 +285,9 @@ Test(blockmgr, bad_arguments_are_refused) {
     FAILS(KVF_E_LIMIT, kvf_seq_create(m, &b));
     FAILS(KVF_E_LIMIT, kvf_seq_fork(m, a, list_of(&l), &b));
     kvf_compaction c;
-    const kvf_compact_item bad[] = {{a, 0, 0}, {a, 0, 8}, {a, 2, 1}, {b, 0, 1}};
+    const kvf_compact_item bad[] = {{a, 0, 0, NULL}, {a, 0, 8, NULL}, {a, 2, 1, NULL}, {b, 0, 1, NULL}};
     for (size_t i = 0; i < 4; i++) FAILS(KVF_E_INVALID, kvf_compact_begin(m, &bad[i], 1, &c));
-    const kvf_compact_item again[] = {{a, 1, 1}, {a, 0, 1}, {a, 1, 2}};
+    const kvf_compact_item again[] = {{a, 1, 1, NULL}, {a, 0, 1, NULL}, {a, 1, 2, NULL}};
     FAILS(KVF_E_INVALID, kvf_compact_begin(m, again, 3, &c));
     FAILS(KVF_E_INVALID, kvf_compact_begin(m, again, 5, &c)); /* beyond max_seqs * n_layers: not even read */
     FAILS(KVF_E_STATE, kvf_compact_commit(m));
@@ -368,7 +368,7 @@ Test(blockmgr, report_a5_growth_over_layers_is_transactional) {
     OK(kvf_seq_reserve(m, a, none, 0));
     OK(append(m, a, 16, list_of(&l)));
     kvf_compaction c;
-    const kvf_compact_item shrink[2] = {{a, 0, 8}, {a, 1, 8}};
+    const kvf_compact_item shrink[2] = {{a, 0, 8, NULL}, {a, 1, 8, NULL}};
     OK(kvf_compact_begin(m, shrink, 2, &c));
     OK(kvf_compact_commit(m)); /* 1 + 1 + 2 blocks, 2 free */
     kvf_block taken[2];
@@ -555,7 +555,7 @@ Test(blockmgr, a_held_block_is_not_written) {
     OK(kvf_block_release(m, h));
     kvf_block first;
     OK(kvf_block_hold(m, block(m, a, 0, 0), &first)); /* a table that was never forked */
-    const kvf_compact_item item = {a, 0, 9};
+    const kvf_compact_item item = {a, 0, 9, NULL};
     kvf_compaction c;
     OK(kvf_compact_begin(m, &item, 1, &c));
     cr_assert(c.dst_row[0] && c.dst_row[0][0] != kvf_block_id(first));

@@ -47,7 +47,7 @@ Test(blockmgr_audit, every_damage_is_found) {
     set_up(&s);
     kvf_manager *m = s.m;
     kvf_compaction c;
-    const kvf_compact_item item = {s.b, 1, 9};
+    const kvf_compact_item item = {s.b, 1, 9, NULL};
     OK(kvf_compact_begin(m, &item, 1, &c));
     cr_assert_not_null(c.dst_row[0]);
     AUDIT(m);
@@ -200,7 +200,7 @@ Test(blockmgr_audit, private_tables_are_not_scanned) {
     AUDIT(m);
     /* A fresh block that is held before the commit. */
     kvf_compaction c;
-    const kvf_compact_item item = {b, 0, 8};
+    const kvf_compact_item item = {b, 0, 8, NULL};
     OK(kvf_compact_begin(m, &item, 1, &c));
     kvf_block h2;
     OK(kvf_block_hold(m, c.dst_row[0][0], &h2));

@@ -130,7 +130,7 @@ Test(blockmgr_classes, a5_what_one_class_lacks_takes_nothing_from_the_others) {
         expect_ids(m, a, &s);
         OK(kvf_seq_fork(m, a, NULL, &child));
         compact(m, a, (short_of + 1) % 3, 3); /* to a fresh block: that class has one */
-        kvf_compact_item item = {a, short_of, 3};
+        kvf_compact_item item = {a, short_of, 3, NULL};
         kvf_compaction c;
         FAILS(KVF_E_NO_BLOCKS, kvf_compact_begin(m, &item, 1, &c));
         AUDIT(m);

@@ -16,7 +16,7 @@ Test(blockmgr_compact, compaction_leaves_exactly_what_is_needed) {
             kvf_compact_item items[4];
             uint32_t held = 0;
             for (uint32_t i = 0; i < 4; i++) {
-                items[i] = (kvf_compact_item){a, i, keep[i]};
+                items[i] = (kvf_compact_item){a, i, keep[i], NULL};
                 held += (keep[i] + bs - 1) / bs * groups;
             }
             kvf_compaction c;
@@ -50,6 +50,60 @@ Test(blockmgr_compact, compaction_leaves_exactly_what_is_needed) {
         }
 }
 
+static void table_is(const kvf_manager *m, kvf_seq seq, uint32_t group, uint32_t want_slots, uint32_t want_blocks) {
+    uint32_t n_slots, n_blocks;
+    OK(kvf_seq_table(m, seq, 0, group, &n_slots, &n_blocks, NULL));
+    cr_assert(n_slots == want_slots && n_blocks == want_blocks, "group %u: %u slots, %u blocks", group, n_slots,
+              n_blocks);
+}
+
+Test(blockmgr_compact, each_group_of_a_layer_keeps_a_number_of_its_own) {
+    static list l;
+    kvf_manager *m = make((shape){1, 3, 1, 8, 30, 30, 4, 64});
+    kvf_seq a = new_seq(m), b;
+    OK(append(m, a, 24, list_of(&l)));
+    uint32_t keep[3] = {3, 24, 17};
+    kvf_compact_item item = {a, 0, 0, keep};
+    kvf_compaction c;
+    OK(kvf_compact_begin(m, &item, 1, &c));
+    keep[0] = 99; /* it has been read */
+    cr_assert(!c.dst_row[0] && !c.dst_row[1] && !c.dst_row[2]);
+    AUDIT(m);
+    OK(kvf_compact_commit(m));
+    AUDIT(m);
+    table_is(m, a, 0, 3, 1);
+    table_is(m, a, 1, 24, 3);
+    table_is(m, a, 2, 17, 3);
+    cr_assert_eq(n_free(m), 23);
+    const uint32_t bad[4][3] = {{3, 24, 17}, {0, 9, 9}, {4, 9, 9}, {2, 25, 9}}; /* nothing shrinks, none, grow */
+    for (size_t i = 0; i < 4; i++) {
+        item.n_keep_group = bad[i];
+        FAILS(KVF_E_INVALID, kvf_compact_begin(m, &item, 1, &c));
+    }
+    item = (kvf_compact_item){a, 0, 3, NULL}; /* all of the first group's */
+    FAILS(KVF_E_INVALID, kvf_compact_begin(m, &item, 1, &c));
+    /* Of shared tables those that shrink take fresh blocks; one that stays goes on sharing. */
+    OK(append(m, a, 1, list_of(&l)));
+    OK(kvf_seq_fork(m, a, list_of(&l), &b));
+    const uint32_t more[3] = {4, 10, 9};
+    item = (kvf_compact_item){b, 0, 0, more};
+    uint32_t before = n_free(m);
+    OK(kvf_compact_begin(m, &item, 1, &c));
+    cr_assert(!c.dst_row[0] && c.dst_row[1] && c.dst_row[2] && n_free(m) == before - 4);
+    AUDIT(m);
+    OK(kvf_compact_cancel(m));
+    cr_assert_eq(n_free(m), before);
+    OK(kvf_compact_begin(m, &item, 1, &c));
+    OK(kvf_compact_commit(m));
+    AUDIT(m);
+    table_is(m, a, 1, 25, 4);
+    table_is(m, b, 0, 4, 1);
+    table_is(m, b, 1, 10, 2);
+    table_is(m, b, 2, 9, 2);
+    cr_assert_eq(block(m, a, 0, 0), block(m, b, 0, 0));
+    kvf_manager_destroy(m);
+}
+
 Test(blockmgr_compact, compaction_of_shared_tables_takes_fresh_blocks) {
     static list l;
     kvf_manager *m = make((shape){2, 1, 1, 8, 10, 10, 4, 64});
@@ -58,7 +112,7 @@ Test(blockmgr_compact, compaction_of_shared_tables_takes_fresh_blocks) {
     OK(kvf_seq_fork(m, a, list_of(&l), &b));
     OK(append(m, b, 1, list_of(&l))); /* private tail blocks are no targets */
     kvf_compaction c;
-    const kvf_compact_item items[2] = {{b, 1, 9}, {b, 0, 3}};
+    const kvf_compact_item items[2] = {{b, 1, 9, NULL}, {b, 0, 3, NULL}};
     uint32_t old = block(m, b, 0, 0);
     FAILS(KVF_E_NO_BLOCKS, kvf_compact_begin(m, items, 2, &c)); /* 3 fresh, 2 free */
     AUDIT(m);
@@ -95,7 +149,7 @@ Test(blockmgr_compact, of_several_owners_the_last_stays_in_place) {
     OK(append(m, s[0], 24, list_of(&l)));
     OK(kvf_seq_fork(m, s[0], list_of(&l), &s[1]));
     OK(kvf_seq_fork(m, s[1], list_of(&l), &s[2]));
-    const kvf_compact_item items[3] = {{s[2], 0, 10}, {s[0], 0, 4}, {s[1], 0, 17}};
+    const kvf_compact_item items[3] = {{s[2], 0, 10, NULL}, {s[0], 0, 4, NULL}, {s[1], 0, 17, NULL}};
     kvf_compaction c;
     OK(kvf_compact_begin(m, items, 3, &c));
     cr_assert(c.dst_row[0] && c.dst_row[1] && c.dst_row[2] && c.dst_row[3] && !c.dst_row[4] && !c.dst_row[5]);
@@ -105,7 +159,7 @@ Test(blockmgr_compact, of_several_owners_the_last_stays_in_place) {
     AUDIT(m);
     cr_assert_eq(n_free(m), 16 - 2 * (2 + 1 + 3));
     cr_assert_eq(occupancy(m).blocks.n_shared, 0);
-    OK(kvf_compact_begin(m, (kvf_compact_item[]){{s[2], 0, 1}, {s[1], 0, 1}}, 2, &c));
+    OK(kvf_compact_begin(m, (kvf_compact_item[]){{s[2], 0, 1, NULL}, {s[1], 0, 1, NULL}}, 2, &c));
     for (int t = 0; t < 4; t++) cr_assert_null(c.dst_row[t]);
     OK(kvf_compact_commit(m));
     AUDIT(m);
@@ -121,7 +175,7 @@ Test(blockmgr_compact, compaction_does_not_write_a_pinned_block) {
     OK(append(m, b, 1, list_of(&l)));
     OK(kvf_seq_free(m, b)); /* a is the only holder, but the copy still reads its last block */
     kvf_compaction c;
-    const kvf_compact_item item = {a, 0, 8};
+    const kvf_compact_item item = {a, 0, 8, NULL};
     OK(kvf_compact_begin(m, &item, 1, &c));
     cr_assert_not_null(c.dst_row[0]);
     OK(kvf_compact_cancel(m));
@@ -199,7 +253,7 @@ Test(blockmgr_compact, a_fork_is_promised_the_whole_reservation) {
     for (int i = 0; i < 3; i++) OK(kvf_block_take(m, &rest[i]));
     FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, &h));
     kvf_compaction k;
-    const kvf_compact_item item = {b, 0, 17};
+    const kvf_compact_item item = {b, 0, 17, NULL};
     OK(kvf_compact_begin(m, &item, 1, &k));
     cr_assert_eq(occupancy(m).blocks.n_promised, 0);
     OK(kvf_compact_cancel(m)); /* gives the promise back */
@@ -218,7 +272,7 @@ Test(blockmgr_compact, reserving_during_a_compaction_counts_fresh_blocks) {
     kvf_seq a = new_seq(m), b;
     OK(append(m, a, 24, list_of(&l)));
     OK(kvf_seq_fork(m, a, list_of(&l), &b));
-    const kvf_compact_item item = {b, 0, 16};
+    const kvf_compact_item item = {b, 0, 16, NULL};
     const uint32_t r[1] = {32}, small[1] = {8};
     kvf_compaction k;
     OK(kvf_compact_begin(m, &item, 1, &k));

@@ -70,7 +70,8 @@ typedef struct world {
     int compacting;
     uint32_t n_items;
     kvf_compact_item ci[SEQS * LAYERS];
-    uint32_t ci_seq[SEQS * LAYERS];
+    uint32_t ci_seq[SEQS * LAYERS], ci_keep[SEQS * LAYERS][GROUPS_MAX]; /* of each group */
+    int ci_left[SEQS * LAYERS * GROUPS_MAX];                            /* the table stays as it is */
     uint32_t held_max, class_held_max[CLASSES], pages_held_max, layer_max[LAYERS];
     /* where the manager keeps a profile */
     int profiled;

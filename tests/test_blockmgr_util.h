@@ -99,7 +99,7 @@ static inline kvf_occupancy occupancy(const kvf_manager *m) {
 static inline uint32_t n_free(const kvf_manager *m) { return occupancy(m).blocks.n_free; }
 
 static inline void compact(kvf_manager *m, kvf_seq seq, uint32_t layer, uint32_t n_keep) {
-    kvf_compact_item item = {seq, layer, n_keep};
+    kvf_compact_item item = {seq, layer, n_keep, NULL};
     kvf_compaction c;
     OK(kvf_compact_begin(m, &item, 1, &c));
     AUDIT(m);

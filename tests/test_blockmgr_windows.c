@@ -154,7 +154,7 @@ Test(blockmgr_windows, what_cannot_be_done_to_a_window_is_refused) {
     kvf_compaction c;
     for (uint32_t i = 0; i < 30; i++) OK(append(m, s, 1, NULL));
     for (uint32_t l = 0; l < 3; l += 2) {
-        kvf_compact_item item = {s, l, 3};
+        kvf_compact_item item = {s, l, 3, NULL};
         FAILS(KVF_E_INVALID, kvf_compact_begin(m, &item, 1, &c));
         cr_assert(strstr(kvf_manager_error(m), l ? "keeps nothing" : "keeps a window"), "%s", kvf_manager_error(m));
     }

@@ -23,7 +23,7 @@ static kvf_manager *make(kvf_seq *seqs) {
         const kvf_append_item item = {seqs[i], tokens[i]};
         if (tokens[i]) cr_assert_eq(kvf_append(m, &item, 1, NULL), KVF_OK);
     }
-    const kvf_compact_item shrink = {seqs[0], 1, 9};
+    const kvf_compact_item shrink = {seqs[0], 1, 9, NULL};
     kvf_compaction out;
     cr_assert_eq(kvf_compact_begin(m, &shrink, 1, &out), KVF_OK);
     cr_assert_eq(kvf_compact_commit(m), KVF_OK);

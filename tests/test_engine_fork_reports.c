@@ -97,7 +97,7 @@ Test(engine_fork_reports, C8_beams_that_split_read_their_own_entries) {
     uint64_t own, shared;
     cr_assert_eq(kvf_seq_create(x->m, &parent), KVF_OK);
     append(x, parent, 12, 0);
-    kvf_compact_item item = {parent, 1, 6};
+    kvf_compact_item item = {parent, 1, 6, NULL};
     kvf_compaction c;
     cr_assert_eq(kvf_compact_begin(x->m, &item, 1, &c), KVF_OK);
     cr_assert_eq(kvf_compact_commit(x->m), KVF_OK);

@@ -223,7 +223,7 @@ Test(policy_baselines_edges, least_of_everything) {
         cr_assert_eq(kvf_policy_due(r->state, 0, KVF_AT_PROMPT_END, &one, &keep), 0, "%s", policies[p]);
         rig_free(r);
         begin(&w, 40, 1);
-        kvf_event e = {0, 0, 40, KVF_EVENT_PROMPT};
+        kvf_event e = {0, 0, 40, KVF_EVENT_PROMPT, 0, 0};
         kvf_policy_batch b = rig_batch(w.r);
         float *none[1] = {NULL}, *some[1] = {w.last};
         OK(kvf_policy_ops_resolve(w.o.ops).budget(w.r->state, 0, NULL, L, err));

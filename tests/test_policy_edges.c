@@ -71,7 +71,7 @@ Test(policy_edges, scores_of_long_runs_stay_true) {
         for (int s = 0; s < 4; s++) sums[q][s] = 2100.0f - s;
     r->prompt_sums[0] = &sums[0][0];
     r->prompt_stride = 4;
-    kvf__policy_seq_get(r->state, 0)->scored[0] = 0; /* a first prompt */
+    memset(kvf__policy_seq_get(r->state, 0)->scored, 0, r->c.n_kv * sizeof(uint32_t)); /* a first prompt */
     rig_event0(r, 4, KVF_EVENT_PROMPT, 0);
     for (uint32_t s = 0; s < 4; s++) cr_assert_eq(*rig_score(r, 0, 0, 0, 0, s), 32 * (2100.0f - s));
     rig_free(r);
@@ -422,7 +422,7 @@ Test(policy_edges, large_events_find_the_nearest_key) {
         }
         r->next_pos[0] = 800;
         rig_set_slots(r, 0, 0, 800);
-        kvf_event e = {0, 0, 101, KVF_EVENT_PROMPT};
+        kvf_event e = {0, 0, 101, KVF_EVENT_PROMPT, 0, 0};
         kvf_policy_batch b = rig_batch(r);
         b.events = &e;
         b.n_events = 1;

@@ -374,7 +374,7 @@ static void load(rig *r, const json_t *K, const json_t *V, const json_t *score) 
 }
 
 static void event(rig *r, uint32_t keep, uint32_t kind) {
-    kvf_event e = {0, 0, keep, kind};
+    kvf_event e = {0, 0, keep, kind, 0, 0};
     rig_events(r, &e, 1, 0);
 }
 
@@ -499,7 +499,7 @@ static void tau_first_and_gate(const json_t *in, const json_t *out) {
                 *rig_score(r, 0, 0, h, 0, i) = 1;
             }
         rig_set_slots(r, 0, 0, 5);
-        kvf_event e = {0, 0, 2, KVF_EVENT_PROMPT};
+        kvf_event e = {0, 0, 2, KVF_EVENT_PROMPT, 0, 0};
         kvf_policy_batch b = rig_batch(r);
         b.events = &e;
         b.n_events = 1;
@@ -540,7 +540,7 @@ static void merge_apply(const json_t *in, const json_t *out) {
             *rig_score(r, 0, 0, 0, 0, i) = 1;
         }
         rig_set_slots(r, 0, 0, 5);
-        kvf_event e = {0, 0, 2, KVF_EVENT_PROMPT};
+        kvf_event e = {0, 0, 2, KVF_EVENT_PROMPT, 0, 0};
         kvf_policy_batch b = rig_batch(r);
         b.events = &e;
         b.n_events = 1;

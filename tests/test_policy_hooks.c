@@ -304,7 +304,7 @@ Test(policy_hooks, a_prompt_without_what_is_needed_is_refused) {
     for (uint32_t i = 0; i < 10; i++) rig_put2(r, 1, i, i, 1);
     float sums[10] = {0}, squares[10] = {1, 2}, *of_squares[1] = {squares};
     const float logprobs[10] = {0, -1, -2}, *of_logprobs[1] = {logprobs};
-    kvf_event e = {0, 0, 8, KVF_EVENT_PROMPT};
+    kvf_event e = {0, 0, 8, KVF_EVENT_PROMPT, 0, 0};
     kvf_policy_batch b = rig_batch(r);
     kvf_policy_ops call = kvf_policy_ops_resolve(&ops);
     b.events = &e, b.n_events = 1, b.prompt_stride = 10;

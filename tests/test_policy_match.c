@@ -33,7 +33,7 @@ static void match(rig *r, const char *value, uint32_t keep) {
     kvf_policy_options o = rig_policy("d2o", NULL);
     OK(kvf_policy_option_set(&o, "match", value, err));
     rig_open_sized(r, 0, &o, keep / 2, keep - keep / 2);
-    kvf_event e = {0, 0, keep, KVF_EVENT_PROMPT};
+    kvf_event e = {0, 0, keep, KVF_EVENT_PROMPT, 0, 0};
     kvf_policy_batch b = rig_batch(r);
     b.events = &e;
     b.n_events = 1;

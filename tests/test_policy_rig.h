@@ -153,9 +153,10 @@ static inline rig *rig_new(rig_config c) {
                                   .head_dim = c.d,
                                   .block_size = c.bs,
                                   .max_seqs = c.n_seqs + 4,
-                                  .max_slots = c.cap};
+                                  .max_slots = c.cap,
+                                  .n_groups = r->n_groups};
     OK(kvf_policy_state_create(&sc, &r->state, err));
-    uint32_t events = c.n_seqs * c.n_layers;
+    uint32_t events = r->n_tables;
     OK(kvf_plan_create(NULL, c.n_kv, events, (uint64_t)events * c.n_kv * c.cap, &r->plan, err));
     if (c.threads > 1) OK(kvf_stream_create_cpu(NULL, c.threads, &r->stream, err));
     OK(kvf_policy_workspace_bytes(c.threads ? c.threads : 1, c.d, c.n_kv, c.cap, &r->workspace_bytes));
@@ -249,6 +250,12 @@ static inline void rig_observe(rig *r, uint32_t layer, float *row, size_t stride
     if (kvf_policy_observes(o)) OK(kvf_policy_ops_resolve(o->ops).observe(r->state, r->stream, &b, err));
 }
 
+/* The tables [begin, end) of an event, as groups of its layer. */
+static inline uint32_t rig_group_begin(const kvf_event *e) { return e->n_groups ? e->group_begin : 0; }
+static inline uint32_t rig_group_end(const rig *r, const kvf_event *e) {
+    return e->n_groups ? e->group_begin + e->n_groups : r->n_groups;
+}
+
 /* match, gate, apply and what commit would do. fresh: a bit per event and group (modulo 64) says that the table moves
  * to fresh blocks; all others are in place. */
 static inline void rig_events(rig *r, const kvf_event *events, uint32_t n, uint64_t fresh) {
@@ -258,13 +265,13 @@ static inline void rig_events(rig *r, const kvf_event *events, uint32_t n, uint6
     const uint32_t **dst = calloc((size_t)n * n_groups, sizeof *dst);
     for (uint32_t i = 0; i < n; i++) {
         item_of[i] = UINT32_MAX;
-        if (events[i].n_keep == rig_slots(r, events[i].row, events[i].layer)) continue;
-        for (uint32_t g = 0; g < n_groups; g++) {
+        if (events[i].n_keep == r->n_slots[kvf__part_of(&r->view, &events[i]).table]) continue;
+        for (uint32_t g = rig_group_begin(&events[i]); g < rig_group_end(r, &events[i]); g++) {
             if (!(fresh >> ((i * n_groups + g) % 64) & 1)) continue;
             n_spare -= (events[i].n_keep + r->c.bs - 1) / r->c.bs;
             dst[n_items * n_groups + g] = r->spare + n_spare;
         }
-        items[n_items] = (kvf_compact_item){1, events[i].layer, events[i].n_keep};
+        items[n_items] = (kvf_compact_item){1, events[i].layer, events[i].n_keep, NULL};
         item_of[i] = n_items++;
     }
     kvf_compaction compaction = {items, n_items, n_groups, dst};
@@ -280,7 +287,8 @@ static inline void rig_events(rig *r, const kvf_event *events, uint32_t n, uint6
     OK(ops.gate(r->state, r->stream, &b, r->plan, err));
     OK(ops.apply(r->state, r->stream, &b, r->plan, err));
     for (uint32_t i = 0; i < n; i++) {
-        for (uint32_t g = 0; g < n_groups && item_of[i] != UINT32_MAX; g++) {
+        for (uint32_t g = rig_group_begin(&events[i]); g < rig_group_end(r, &events[i]); g++) {
+            if (item_of[i] == UINT32_MAX) continue;
             const uint32_t *from = dst[item_of[i] * n_groups + g];
             uint64_t t = kvf__table_index(&r->view, events[i].row, events[i].layer, g * r->c.hpg);
             for (uint32_t k = 0; from && k < (events[i].n_keep + r->c.bs - 1) / r->c.bs; k++) {
@@ -289,7 +297,8 @@ static inline void rig_events(rig *r, const kvf_event *events, uint32_t n, uint6
                 r->spare[at] = old; /* the old block is free again */
             }
         }
-        rig_set_slots(r, events[i].row, events[i].layer, events[i].n_keep);
+        for (uint32_t g = rig_group_begin(&events[i]); g < rig_group_end(r, &events[i]); g++)
+            r->n_slots[kvf__table_index(&r->view, events[i].row, events[i].layer, g * r->c.hpg)] = events[i].n_keep;
     }
     free(items);
     free(item_of);
@@ -304,7 +313,7 @@ static inline uint32_t rig_due(rig *r, uint32_t row, kvf_moment moment, uint32_t
     uint32_t n_due = kvf_policy_due(r->state, r->seq_index[row], moment, slots, keep), seen = 0;
     for (uint32_t l = 0; l < r->c.n_layers; l++) {
         seen += keep[l] != 0;
-        if (keep[l] || all) events[n++] = (kvf_event){row, l, keep[l] ? keep[l] : slots[l], kind};
+        if (keep[l] || all) events[n++] = (kvf_event){row, l, keep[l] ? keep[l] : slots[l], kind, 0, 0};
     }
     cr_assert_eq(seen, n_due);
     return n;
@@ -314,7 +323,8 @@ static inline uint32_t rig_due(rig *r, uint32_t row, kvf_moment moment, uint32_t
 static inline unsigned char *rig_dump(const rig *r, uint32_t row, size_t *n) {
     size_t row_bytes = r->c.d * kvf_dtype_bytes(r->c.dtype), cap = 0;
     for (uint32_t l = 0; l < r->c.n_layers; l++)
-        cap += (size_t)r->c.n_kv * (16 + rig_slots(r, row, l) * (2 * row_bytes + 16 + 4 * r->c.n_arrays));
+        for (uint32_t h = 0; h < r->c.n_kv; h++)
+            cap += 16 + r->n_slots[kvf__table_index(&r->view, row, l, h)] * (2 * row_bytes + 16 + 4 * r->c.n_arrays);
     unsigned char *out = malloc(cap), *p = out;
     for (uint32_t l = 0; l < r->c.n_layers; l++)
         for (uint32_t h = 0; h < r->c.n_kv; h++) {
@@ -391,7 +401,7 @@ static inline void rig_put2(rig *r, double k0, double k1, double v0, double scor
 }
 
 static inline void rig_event0(rig *r, uint32_t keep, uint32_t kind, uint64_t fresh) {
-    kvf_event e = {0, 0, keep, kind};
+    kvf_event e = {0, 0, keep, kind, 0, 0};
     rig_events(r, &e, 1, fresh);
 }
 

@@ -118,7 +118,7 @@ Test(policy_edges, ids_are_reused_interleaved_and_forked) {
     /* A fork of row 1 into row 3: state, blocks and score pages; both go on by themselves. */
     OK(kvf_policy_fork(used->state, 1, 3));
     for (uint32_t l = 0; l < 2; l++) /* where the scores of the pages end */
-        cr_assert_eq(kvf__policy_seq_get(used->state, 3)->scored[l], rig_slots(used, 1, l));
+        cr_assert_eq(kvf__policy_seq_get(used->state, 3)->scored[l * used->c.n_kv], rig_slots(used, 1, l));
     for (uint32_t l = 0; l < 2; l++) {
         uint32_t n = rig_slots(used, 1, l);
         rig_set_slots(used, 3, l, n);
@@ -271,7 +271,7 @@ Test(policy_edges, wrong_calls_are_refused_and_change_nothing) {
     for (int i = 0; i < 20; i++) rig_put2(r, rig_normal(&seed), rig_normal(&seed), i, rig_uniform(&seed));
     size_t n_before, n_after;
     unsigned char *before = rig_dump(r, 0, &n_before);
-    kvf_event e = {0, 1, 8, KVF_EVENT_PROMPT};
+    kvf_event e = {0, 1, 8, KVF_EVENT_PROMPT, 0, 0};
     kvf_policy_batch good = rig_batch(r), b;
     good.events = &e;
     good.n_events = 1;
@@ -315,12 +315,12 @@ Test(policy_edges, wrong_calls_are_refused_and_change_nothing) {
     e.n_keep = 9;
     FAILS(ops->apply(r->state, NULL, &b, r->plan, err), KVF_E_STATE, "event 0 is not the one");
     e.n_keep = 8;
-    kvf_compact_item item = {1, 0, 8};
+    kvf_compact_item item = {1, 0, 8, NULL};
     const uint32_t *dst[1] = {NULL};
     kvf_compaction compaction = {&item, 1, 1, dst};
     b.compaction = &compaction;
     FAILS(ops->apply(r->state, NULL, &b, r->plan, err), KVF_E_INVALID, "item 0 of the compaction");
-    item = (kvf_compact_item){1, 1, 9};
+    item = (kvf_compact_item){1, 1, 9, NULL};
     FAILS(ops->apply(r->state, NULL, &b, r->plan, err), KVF_E_INVALID, "item 0 of the compaction");
     item.n_keep = 8;
     dst[0] = (uint32_t[]){r->n_blocks};

@@ -315,7 +315,7 @@ Test(prefix_rules, a_compaction_leaves_the_cache_alone_when_it_can) {
         kvf_manager *m = make_cache((plan){.blocks = 8 + spare * 2, .layers = 2});
         kvf_prefix_key k = key(count_from(1), 4 * BS);
         kvf_seq s = run_cold(m, k, 0);
-        kvf_compact_item items[2] = {{s, 0, BS - 1}, {s, 1, BS - 1}};
+        kvf_compact_item items[2] = {{s, 0, BS - 1, NULL}, {s, 1, BS - 1, NULL}};
         kvf_compaction c;
         OK(kvf_compact_begin(m, items, 2, &c));
         AUDIT(m);
@@ -346,7 +346,7 @@ Test(prefix_rules, a_compaction_leaves_other_owners_alone) {
     for (int i = 0; i < 4; i++) OK(kvf_block_take(m, &taken[i]));
     dump before, after;
     dump_take(&before, m, (kvf_seq[]){a, b}, 2);
-    kvf_compact_item item = {b, 0, BS + 1};
+    kvf_compact_item item = {b, 0, BS + 1, NULL};
     kvf_compaction c;
     FAILS(KVF_E_NO_BLOCKS, kvf_compact_begin(m, &item, 1, &c)); /* two fresh blocks, one is free */
     dump_take(&after, m, (kvf_seq[]){a, b}, 2);
@@ -366,7 +366,7 @@ Test(prefix_rules, out_of_the_cache_sequence_by_sequence) {
     kvf_manager *m = make_cache((plan){.blocks = 7, .layers = 1});
     kvf_prefix_key ka = key(count_from(1), 3 * BS), kb = key(count_from(500), 3 * BS);
     kvf_seq a = run_cold(m, ka, 0), b = run_cold(m, kb, 0);
-    kvf_compact_item items[2] = {{a, 0, BS}, {b, 0, BS}};
+    kvf_compact_item items[2] = {{a, 0, BS, NULL}, {b, 0, BS, NULL}};
     kvf_compaction c;
     OK(kvf_compact_begin(m, items, 2, &c)); /* one spare block: a's are taken out, b's stay */
     AUDIT(m);

@@ -61,7 +61,7 @@ Test(profile, figures_of_one_life_by_hand) {
     IS(p.seqs, 1);
 
     r.now = 110; /* 9 of 20 slots go: 11 fill 2 blocks, 1 falls free */
-    kvf_compact_item item = {s, 1, 11};
+    kvf_compact_item item = {s, 1, 11, NULL};
     kvf_compaction c;
     OK(kvf_compact_begin(r.m, &item, 1, &c));
     r.now = 117;
@@ -178,7 +178,7 @@ Test(profile, events_tell_what_happened_in_order) {
     OK(append(r.m, b, 1, list_of(&copies)));
     OK(kvf_copies_done(r.m, &copies.list));
     r.now = 9;
-    kvf_compact_item item = {a, 0, 8};
+    kvf_compact_item item = {a, 0, 8, NULL};
     kvf_compaction c;
     OK(kvf_compact_begin(r.m, &item, 1, &c)); /* its first block is b's too: a fresh row */
     r.now = 12;

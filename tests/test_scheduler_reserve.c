@@ -101,7 +101,7 @@ Test(scheduler_reserve, a_reservation_set_too_early_is_settled_by_the_next_plan)
     kvf_compaction compaction;
     uint32_t n = 0;
     for (uint32_t l = 0; l < 3; l++)
-        if (keep[l]) items[n++] = (kvf_compact_item){r->seq, l, keep[l]};
+        if (keep[l]) items[n++] = (kvf_compact_item){r->seq, l, keep[l], NULL};
     OK(kvf_compact_begin(g->manager, items, n, &compaction));
     OK(kvf_compact_commit(g->manager));
     kvf_step step;

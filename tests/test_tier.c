@@ -227,7 +227,7 @@ Test(tier, a_swapped_sequence_is_refused_and_may_be_freed) {
     FAILS(KVF_E_STALE, kvf_swap_out(m, (kvf_seq[]){b, 12345}, 2, copies));
     FAILS(KVF_E_INVALID, kvf_swap_out(m, NULL, 1, copies));
     FAILS(KVF_E_STATE, kvf_swap_in(m, &a, 1, 0, copies));
-    kvf_compact_item item = {a, 1, 4};
+    kvf_compact_item item = {a, 1, 4, NULL};
     kvf_compaction c;
     OK(kvf_compact_begin(m, &item, 1, &c));
     FAILS(KVF_E_STATE, kvf_swap_out(m, &a, 1, copies));

@@ -175,7 +175,7 @@ static void op_compact(world *w) {
     if (i == NONE || w->s[i].t[first].n_slots < 2) return;
     seq *s = &w->s[i];
     uint32_t n_keep = 1 + rnd(w, s->t[first].n_slots - 1);
-    kvf_compact_item item = {s->handle, layer, n_keep};
+    kvf_compact_item item = {s->handle, layer, n_keep, NULL};
     kvf_compaction c;
     kvf_status status = kvf_compact_begin(w->m, &item, 1, &c);
     if (s->swapped) STATUS(w, status, KVF_E_STATE);

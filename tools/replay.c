@@ -158,7 +158,7 @@ static bool collect(replay *r, const request *q, kvf_moment moment) {
             return fail("table", kvf_manager_error(r->manager));
     if (!kvf_policy_due(r->policies, index, moment, r->slots, r->keep)) return true;
     for (uint32_t l = 0; l < r->config->n_layers; l++)
-        if (r->keep[l]) r->items[r->n_items++] = (kvf_compact_item){q->seq, l, r->keep[l]};
+        if (r->keep[l]) r->items[r->n_items++] = (kvf_compact_item){q->seq, l, r->keep[l], NULL};
     return true;
 }
 

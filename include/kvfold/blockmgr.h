@@ -319,15 +319,19 @@ KVF_API KVF_CHECK kvf_status kvf_seq_is_swapped(const kvf_manager *manager, kvf_
 
 /* ---- Compaction: begin, let the policy write, commit -------------------------------------- */
 
-/* One (sequence, layer) that shrinks to n_keep slots in each of its tables; no layer of a window. */
+/* One (sequence, layer) that shrinks to n_keep slots in each of its tables, or each table to a number of its own; no layer of
+ * a window. */
 typedef struct kvf_compact_item {
     kvf_seq seq;
     uint32_t layer;
-    uint32_t n_keep; /* 1..n_slots - 1 */
+    uint32_t n_keep; /* 1..n_slots - 1; not read where n_keep_group is given */
+    /* [n_groups], read in kvf_compact_begin; NULL: n_keep in each. 1..n_slots of the group's table: one that keeps all its slots
+     * is left as it is (it may be read, but not written), and at least one shrinks. */
+    const uint32_t *n_keep_group;
 } kvf_compact_item;
 
 /* Where the kept slots go. Per item and group t = item * n_groups + group: in place when
- * dst_row[t] is NULL, else into these fresh blocks, ceil(n_keep / block_size) of them. Writers must
+ * dst_row[t] is NULL, else into these fresh blocks, ceil(n_keep / block_size) of them (n_keep of that table). Writers must
  * finish every table with a dst_row before they write one in place: a later in-place table may
  * hold blocks that an earlier one still reads. */
 typedef struct kvf_compaction {

@@ -49,6 +49,7 @@ typedef enum kvf_score_norm { KVF_SCORE_NORM_NONE, KVF_SCORE_NORM_V } kvf_score_
 typedef enum kvf_cam_mode { KVF_CAM_EXPECTED, KVF_CAM_SAMPLE } kvf_cam_mode;
 typedef enum kvf_match { KVF_MATCH_KEY, KVF_MATCH_VALUE } kvf_match;
 typedef enum kvf_scope { KVF_SCOPE_HEAD, KVF_SCOPE_LAYER } kvf_scope;
+typedef enum kvf_head_budget { KVF_HEAD_BUDGET_EQUAL, KVF_HEAD_BUDGET_ADAPTIVE } kvf_head_budget;
 typedef enum kvf_merge {
     KVF_MERGE_PAPER,
     KVF_MERGE_AUTHORS,
@@ -102,6 +103,8 @@ typedef struct kvf_policy_options {
     kvf_cam_mode cam_mode;
     uint32_t cam_seed; /* of the draws of cam_mode sample */
     kvf_match match;   /* whose cosines find the nearest kept token, and are gated and weighed: keys', or values' */
+    kvf_head_budget head_budget; /* how the head groups of a layer share its slots */
+    double head_floor;           /* head_budget adaptive: share of the equal budget that every group keeps, [0, 1] */
 } kvf_policy_options;
 
 typedef struct kvf_policy_option_info {
@@ -235,6 +238,8 @@ typedef struct kvf_policy_state_config {
     uint32_t q_head_begin;                    /* first query head of this rank in the whole model */
     uint32_t head_dim, block_size, max_seqs, max_slots;
     kvf_allocator allocator;
+    uint32_t
+        n_groups; /* head groups of a layer, each with tables of its own; 0: 1. Only head_budget adaptive goes by it */
 } kvf_policy_state_config;
 
 /** Creates the state for max_seqs sequences.
@@ -292,6 +297,12 @@ KVF_API const kvf_policy_options *kvf_policy_get_options(const kvf_policy_state 
  *  @threads as the state. @errors none. @cost O(1). */
 KVF_API const kvf_layer_size *kvf_policy_sizes(const kvf_policy_state *state, uint32_t seq);
 
+/** The sizes of each table, [n_layers][n_groups], where head_budget adaptive gives the groups of a layer different ones. Until a
+ *  layer is compacted first its groups have the layer's size.
+ *  @param state a state. @param seq index. @own the state's, until the next call that changes seq. @threads as the state.
+ *  @errors none: NULL while the sizes are not known, with head_budget equal, and with one group a layer. @cost O(1). */
+KVF_API const kvf_layer_size *kvf_policy_group_sizes(const kvf_policy_state *state, uint32_t seq);
+
 /** The layers' densities F, [n_layers], NULL before kvf_policy_budget or for a policy without a metric.
  *  @param state a state. @param seq index. @own the state's. @threads as the state. @errors none. @cost O(1). */
 KVF_API const double *kvf_policy_density(const kvf_policy_state *state, uint32_t seq);
@@ -303,7 +314,7 @@ KVF_API double kvf_policy_tau(const kvf_policy_state *state, uint32_t seq, uint3
 
 typedef struct kvf_policy_counts {
     uint64_t merged, dropped; /* evicted tokens, per KV head and layer */
-    uint64_t n_events;        /* (layer, event) pairs that evicted */
+    uint64_t n_events;        /* (layer, event) pairs that evicted; events of a layer's groups count each */
     uint64_t raised_tokens;   /* slots over all layers by which the layers' minima lift the total above the budget */
 } kvf_policy_counts;
 
@@ -321,7 +332,8 @@ typedef enum kvf_moment {
 
 /** Which layers of a sequence have an event now, and to how many slots they shrink. Computes the sizes where the rule says so.
  *  @param state a state. @param seq open. @param moment when. @param n_slots [n_layers], slots of the layer's tables now.
- *  @param keep [n_layers]: slots to shrink to, 0 for a layer without an event.
+ *  @param keep [n_layers]: slots to shrink to, 0 for a layer without an event. For head_budget adaptive with several groups see
+ *  kvf_policy_due_tables; here it has none.
  *  @own nothing is kept. @threads as the state. @errors none: 0 when not open. @cost O(n_layers).
  *  Returns how many layers have an event. @source d2o_policy/README.md, "When". */
 KVF_API uint32_t kvf_policy_due(kvf_policy_state *state, uint32_t seq, kvf_moment moment, const uint32_t *n_slots,
@@ -339,6 +351,9 @@ typedef struct kvf_event {
     uint32_t layer;
     uint32_t n_keep; /* may equal the table's slots: then nothing is evicted and only scores move (prompt) */
     uint32_t kind;   /* kvf_event_kind */
+    /* Head groups whose tables take part, all of equally many slots; n_groups 0: all of the layer's. Groups of a layer may
+     * have events of their own in one batch, each group one. */
+    uint32_t group_begin, n_groups;
 } kvf_event;
 
 /* What a call works on. All sequences of one batch share ops. */
@@ -357,8 +372,9 @@ typedef struct kvf_policy_batch {
     const kvf_event *events;
     uint32_t n_events;
     const kvf_compaction *compaction; /* item e is events[e] where that evicts; NULL: all in place */
-    const uint32_t *compaction_item;  /* [n_events]: item of compaction, UINT32_MAX: none (nothing is evicted) */
-    void *workspace;                  /* kvf_policy_workspace_bytes, 64-byte aligned */
+    /* [n_events]: item of compaction, which events of one layer's groups may share; UINT32_MAX: none (nothing is evicted) */
+    const uint32_t *compaction_item;
+    void *workspace; /* kvf_policy_workspace_bytes, 64-byte aligned */
     size_t workspace_bytes;
     kvf_cpu_path path;
     /* What needs ask beside the sums, by row; NULL: none. */
@@ -367,6 +383,21 @@ typedef struct kvf_policy_batch {
     const float *const *prompt_logprobs; /* by position: log p of each prompt token (KVF_NEEDS_LOGPROBS) */
     const float *logprobs;               /* observe: [n_seqs], log p of the token just appended */
 } kvf_policy_batch;
+
+/** Which tables of a sequence have an event now: kvf_policy_due for every head group. With head_budget adaptive it shares the
+ *  slots of a layer out among its groups, when it is compacted first and whenever its size has changed: its total is n_groups
+ *  times the layer's size, and by what the slots are worth that the view, pages and scores hold (with the running prompt's sums
+ *  at its end, as the event itself). Groups with different sizes have an event each.
+ *  @param state a state. @param stream or NULL. @param batch view, pages, scores, sums, workspace, path. @param row of the view.
+ *  @param moment when. @param keep [n_layers][n_groups]: slots to shrink to, 0 for a table without an event.
+ *  @param n_due how many tables have one. @param err detail, or NULL.
+ *  @own nothing is kept. @threads as the state.
+ *  @errors KVF_E_INVALID, KVF_E_STATE (score pages): as match. None when the sequence is not open: 0. Nothing changes on failure.
+ *  @cost O(n_tables), with head_budget adaptive O(slots log slots) where it shares out.
+ *  @source arXiv 2407.11550; d2o_policy/README.md, "Groups". */
+KVF_API KVF_CHECK kvf_status kvf_policy_due_tables(kvf_policy_state *state, kvf_stream *stream,
+                                                   const kvf_policy_batch *batch, uint32_t row, kvf_moment moment,
+                                                   uint32_t *keep, uint32_t *n_due, kvf_error *err);
 
 typedef struct kvf_plan_entry {
     uint32_t slot;   /* evicted, before the event; entries of a head ascend by position */
@@ -378,7 +409,7 @@ typedef struct kvf_plan_entry {
 typedef struct kvf_plan_event {
     kvf_event event;
     uint32_t n_before, n_evict;
-    uint64_t entry_begin;  /* entries [n_kv_heads][n_evict] */
+    uint64_t entry_begin;  /* entries [KV heads of the event][n_evict] */
     uint64_t reduce_begin; /* scope layer: n_evict sums of u over this rank's heads, then their number */
 } kvf_plan_event;
 
@@ -389,7 +420,9 @@ typedef struct kvf_plan {
     uint32_t n_events, event_capacity;
     kvf_plan_entry *entries;
     uint64_t n_entries, entry_capacity;
-    double *tau; /* [n_events][n_kv_heads]: the threshold each head used, NaN where none; the state takes it in apply */
+    /* [n_events][n_kv_heads]: the threshold each head used, NaN where none and for heads of no part in the event; the state takes
+     * it in apply. */
+    double *tau;
     double *reduce;
     uint64_t n_reduce, reduce_capacity; /* n_reduce 0: nothing to reduce */
     size_t bytes;

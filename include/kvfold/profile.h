@@ -129,8 +129,9 @@ typedef enum kvf_profile_kind {
     KVF_PROFILE_EVICT = 6, /* n_blocks fell out of the prefix cache, over all layers; idle ones fell free */
     KVF_PROFILE_SWAP =
         7, /* n_blocks moved to (other 0) or from (other 1) the host: a sequence's, or the prefix cache's */
-    KVF_PROFILE_COMPACT = 8, /* a layer of a sequence went from slots_before to slots_after; duration: since begin */
-    KVF_PROFILE_KINDS = 9    /* one more than the last of this version */
+    KVF_PROFILE_COMPACT =
+        8, /* a layer of a sequence, its longest table, went from slots_before to slots_after; duration: since begin */
+    KVF_PROFILE_KINDS = 9 /* one more than the last of this version */
 } kvf_profile_kind;
 
 /* 48 bytes. What does not apply is 0, a layer or sequence UINT32_MAX, a block KVF_NO_BLOCK. */

@@ -1,0 +1,243 @@
+/* Budgets per head group inside a layer: the layer's slots go to the groups whose slots are worth most (README.md, groups).
+ *
+ * Source: Ada-KV, arXiv 2407.11550, algorithm 1 and its safeguard: the best slots of all heads together, and at least a share
+ * of the equal budget for each (head_floor, its alpha, 0.2). A table here holds all heads of a group, so what competes is the
+ * i-th best slot of each of its heads together, and whole blocks of such slots with budget_unit block. */
+#include <float.h>
+#include <math.h>
+
+#include "d2o_policy/pages.h"
+
+#define FLOOR_SLACK 1e-6 /* 0.2 of 100 is 20 */
+
+typedef struct deal_job {
+    kvf__call call;
+    kvf_policy_state *state;
+    const kvf__policy_seq *seq;
+    const kvf_event *events; /* of the layer, one a group */
+} deal_job;
+
+bool kvf__groups_adapt(const kvf_policy_state *state, const kvf__policy_seq *s) {
+    return s->options.head_budget == KVF_HEAD_BUDGET_ADAPTIVE && state->config.n_groups > 1;
+}
+
+const kvf_layer_size *kvf__size_of(const kvf_policy_state *state, const kvf__policy_seq *s, uint32_t layer,
+                                   uint32_t kv_head) {
+    uint32_t n = state->config.n_groups;
+    if (!kvf__groups_adapt(state, s)) return &s->sizes[layer];
+    return &s->group_sizes[(size_t)layer * n + kv_head / (state->config.n_kv_heads / n)];
+}
+
+void kvf__groups_reset(const kvf_policy_state *state, kvf__policy_seq *s) {
+    uint32_t n = state->config.n_groups;
+    for (uint32_t l = 0; l < state->config.n_layers; l++) {
+        for (uint32_t g = 0; g < n; g++) s->group_sizes[(size_t)l * n + g] = s->sizes[l];
+        if (s->dealt[l]) s->dealt[l] = KVF__DEALT_BEFORE;
+    }
+}
+
+/* The score of a key; NaN, and what is protected whatever its score, are the ends of the range. */
+static double score_of(uint64_t key) {
+    uint32_t rank = ~(uint32_t)(key >> 31), bits = rank >> 31 ? rank & 0x7fffffffu : ~rank;
+    float score;
+    if (!(key >> 63)) return (double)FLT_MAX;
+    if (rank == 0) return (double)-FLT_MAX;
+    memcpy(&score, &bits, sizeof score);
+    return (double)KVF__MIN(KVF__MAX(score, -FLT_MAX), FLT_MAX);
+}
+
+/* values[i] of a group: what its heads' i-th best slots are worth together; falling. */
+static void value_group(void *ctx, uint32_t group, uint32_t thread) {
+    const deal_job *job = ctx;
+    const kvf__call *c = &job->call;
+    const kvf_event *e = &job->events[group];
+    const kvf_view *v = c->batch->view;
+    double *values = job->state->values + (size_t)group * job->state->config.max_slots;
+    kvf__scratch x = kvf__call_scratch(c, thread);
+    kvf__event_part part = kvf__part_of(v, e);
+    uint32_t next_pos = v->next_pos[e->row], window = KVF__MIN(job->seq->sizes[e->layer].window, next_pos);
+    for (uint32_t kv_head = part.head_begin; kv_head < part.head_begin + part.n_heads; kv_head++) {
+        kvf__head h = kvf__head_of(v, c->batch->pages, e->row, e->layer, kv_head);
+        const float *worth = kvf__event_worth(c, e, kv_head, &x);
+        for (uint32_t slot = 0; slot < h.n_slots; slot++)
+            x.keys[slot] = kvf__select_key(worth[slot], h.pages->pos[kvf__slot_index(&h, slot)] & KVF__MAX_POSITION,
+                                           next_pos - window, job->seq->options.sinks);
+        kvf__sort_u64(x.keys, h.n_slots);
+        for (uint32_t i = 0; i < h.n_slots; i++)
+            values[i] = (kv_head == part.head_begin ? 0.0 : values[i]) + score_of(x.keys[i]);
+    }
+}
+
+/* Units (slots, or blocks) of a layer: size(c) = c * unit - off slots. */
+typedef struct units {
+    uint32_t unit, off, floor, all; /* of an equal group */
+} units;
+
+static units units_of(const kvf_policy_state *state, const kvf__policy_seq *s, uint32_t layer) {
+    const kvf_policy_options *o = &s->options;
+    kvf_layer_size z = s->sizes[layer];
+    units u = {.unit = 1};
+    if (o->budget_unit == KVF_BUDGET_BLOCK) {
+        u.unit = state->config.block_size;
+        u.off = kvf__policy_room(o, u.unit);
+    }
+    uint64_t least = KVF__MAX((uint64_t)floor(o->head_floor * z.keep + FLOOR_SLACK), s->lo);
+    least = KVF__MAX(least, (uint64_t)o->sinks + z.window + 1);
+    least = KVF__MIN(least, z.keep);
+    u.all = (z.keep + u.off) / u.unit;
+    u.floor = (uint32_t)KVF__MIN((least + u.off + u.unit - 1) / u.unit, u.all);
+    return u;
+}
+
+/* What one unit more is worth to a group that has c, -infinity where it has no slot for it. */
+static double marginal(const double *values, uint32_t n_slots, const units *u, uint32_t c) {
+    uint64_t begin = (uint64_t)c * u->unit - KVF__MIN(u->off, (uint64_t)c * u->unit), end = begin + u->unit;
+    if (begin >= n_slots) return -HUGE_VAL;
+    double sum = 0.0;
+    for (uint64_t i = begin; i < KVF__MIN(end, n_slots); i++) sum += values[i];
+    return sum;
+}
+
+/* Units of each group: the floor, then one by one to whom the next is worth most, ties to the lower group. What the groups
+ * have no slots for is spread evenly, the rest over the first. */
+static void share_units(const deal_job *job, const units *u, uint32_t *counts, double *next) {
+    const kvf_policy_state *state = job->state;
+    const uint32_t *n_slots = job->call.batch->view->n_slots + kvf__part_of(job->call.batch->view, job->events).table;
+    uint32_t n = state->config.n_groups, max = state->config.max_slots;
+    uint64_t left = (uint64_t)n * (u->all - u->floor);
+    for (uint32_t g = 0; g < n; g++) {
+        counts[g] = u->floor;
+        next[g] = marginal(state->values + (size_t)g * max, n_slots[g], u, counts[g]);
+    }
+    for (; left; left--) {
+        uint32_t best = 0;
+        for (uint32_t g = 1; g < n; g++)
+            if (next[g] > next[best]) best = g;
+        if (next[best] == -HUGE_VAL) break;
+        counts[best]++;
+        next[best] = marginal(state->values + (size_t)best * max, n_slots[best], u, counts[best]);
+    }
+    for (uint32_t g = 0; g < n; g++) counts[g] += (uint32_t)(left / n) + (g < left % n);
+}
+
+static void deal(const deal_job *job, kvf_stream *stream, kvf__policy_seq *s) {
+    kvf_policy_state *state = job->state;
+    uint32_t n = state->config.n_groups, layer = job->events->layer;
+    kvf_layer_size z = s->sizes[layer];
+    units u = units_of(state, s, layer);
+    kvf__stream_for(stream, n, value_group, (void *)(uintptr_t)job);
+    share_units(job, &u, state->group_counts, state->group_next);
+    for (uint32_t g = 0; g < n; g++) {
+        kvf_layer_size *to = &s->group_sizes[(size_t)layer * n + g];
+        uint32_t keep = state->group_counts[g] * u.unit - u.off;
+        *to = (kvf_layer_size){keep, keep - z.window, z.window,
+                               z.reserve == UINT32_MAX ? UINT32_MAX : z.reserve - z.keep + keep};
+    }
+    s->dealt[layer] = KVF__DEALT;
+}
+
+/* The events of a layer, one a group, that its slots are valued by. */
+static void list_events(const kvf_policy_state *state, const kvf_policy_batch *b, uint32_t row, uint32_t layer,
+                        uint32_t keep, uint32_t kind) {
+    for (uint32_t g = 0; g < state->config.n_groups; g++) {
+        kvf_event e = {row, layer, 1, kind, g, 1};
+        e.n_keep = KVF__MIN(keep, b->view->n_slots[kvf__part_of(b->view, &e).table]);
+        state->group_events[g] = e;
+    }
+}
+
+/* Whether a layer's groups are dealt sizes now: when it holds more than all of them may together, and whenever it was dealt
+ * others before. */
+static bool wants_deal(const kvf_policy_state *state, const kvf__policy_seq *s, const uint32_t *n_slots, uint32_t layer,
+                       uint32_t above) {
+    uint64_t n = state->config.n_groups, total = (uint64_t)s->sizes[layer].keep * n, sum = 0;
+    if (s->sizes[layer].keep == UINT32_MAX || s->dealt[layer] == KVF__DEALT) return false;
+    for (uint32_t g = 0; g < n; g++) sum += n_slots[(size_t)layer * n + g];
+    return s->dealt[layer] == KVF__DEALT_BEFORE || (sum > total && sum - total >= above * n);
+}
+
+/* Deals, or with check alone sees whether all is there that it takes. */
+static kvf_status deal_layers(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
+                              uint32_t above, uint32_t kind, bool check, kvf_error *err) {
+    const kvf_view *v = batch->view;
+    kvf__policy_seq *s = kvf__policy_seq_get(state, v->seq_index[row]);
+    const uint32_t *n_slots = v->n_slots + kvf__table_index(v, row, 0, 0);
+    kvf_policy_batch b = *batch;
+    b.events = state->group_events;
+    b.n_events = state->config.n_groups;
+    for (uint32_t l = 0; l < state->config.n_layers; l++) {
+        if (!wants_deal(state, s, n_slots, l, above)) continue;
+        list_events(state, &b, row, l, s->sizes[l].keep, kind);
+        deal_job job = {.state = state, .seq = s, .events = state->group_events};
+        kvf_status st = kvf__batch_check(state, stream, &b, "due", &job.call, err);
+        if (st) return st;
+        if (!check) deal(&job, stream, s);
+    }
+    return KVF_OK;
+}
+
+/* Tables above their groups' sizes. */
+static uint32_t due_groups(const kvf_policy_state *state, const kvf__policy_seq *s, const uint32_t *n_slots,
+                           uint32_t above, uint32_t *keep) {
+    uint32_t n = state->config.n_groups, n_due = 0;
+    for (uint32_t t = 0; t < state->config.n_layers * n; t++) {
+        uint32_t to = s->group_sizes[t].keep;
+        if (s->dealt[t / n] != KVF__DEALT || n_slots[t] <= to || n_slots[t] - to < above) continue;
+        keep[t] = to;
+        n_due++;
+    }
+    return n_due;
+}
+
+/* As kvf_policy_due, spread over the groups. */
+static uint32_t due_layers(kvf_policy_state *state, const kvf_view *v, uint32_t row, kvf_moment moment,
+                           uint32_t *keep) {
+    uint32_t n_layers = state->config.n_layers, n_due = 0, *layer_keep = state->integers,
+             *layer_slots = state->layer_slots;
+    for (uint32_t l = 0; l < n_layers; l++) layer_slots[l] = v->n_slots[kvf__table_index(v, row, l, 0)];
+    (void)kvf_policy_due(state, v->seq_index[row], moment, layer_slots, layer_keep);
+    for (uint32_t t = 0; t < n_layers * v->n_groups; t++) {
+        keep[t] = layer_keep[t / v->n_groups];
+        n_due += keep[t] != 0;
+    }
+    return n_due;
+}
+
+kvf_status kvf_policy_due_tables(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
+                                 uint32_t row, kvf_moment moment, uint32_t *keep, uint32_t *n_due, kvf_error *err) {
+    kvf_status st = kvf__view_check(state, batch, "due", err);
+    if (st) return st;
+    const kvf_view *v = batch->view;
+    if (row >= v->n_seqs || !keep || !n_due)
+        return kvf__fail(err, KVF_E_INVALID, "due: row %u of %u; keep and n_due must be set", row, v->n_seqs);
+    kvf__policy_seq *s = kvf__policy_seq_get(state, v->seq_index[row]);
+    *n_due = 0;
+    memset(keep, 0, (size_t)v->n_layers * v->n_groups * sizeof *keep);
+    if (!s || !kvf__groups_adapt(state, s)) {
+        *n_due = due_layers(state, v, row, moment, keep);
+        return KVF_OK;
+    }
+    if (v->n_groups != state->config.n_groups)
+        return kvf__fail(err, KVF_E_INVALID, "due: the view has %u groups, the state %u", v->n_groups,
+                         state->config.n_groups);
+    const uint32_t *n_slots = v->n_slots + kvf__table_index(v, row, 0, 0);
+    uint32_t most = 0;
+    for (uint32_t t = 0; t < v->n_layers * v->n_groups; t++) most = KVF__MAX(most, n_slots[t]);
+    kvf__policy_seq before = *s;
+    uint32_t kind = moment == KVF_AFTER_STEP && s->sized ? KVF_EVENT_DECODE : KVF_EVENT_PROMPT;
+    uint32_t above = kvf__policy_due_above(state, s, moment, most);
+    if (!above) return KVF_OK;
+    st = deal_layers(state, stream, batch, row, above, kind, true, err);
+    if (st) {
+        *s = before;
+        return st;
+    }
+    st = deal_layers(state, stream, batch, row, above, kind, false, err);
+    *n_due = due_groups(state, s, n_slots, above, keep);
+    return st;
+}
+
+const kvf_layer_size *kvf_policy_group_sizes(const kvf_policy_state *state, uint32_t seq) {
+    const kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
+    return s && s->sized && kvf__groups_adapt(state, s) ? s->group_sizes : NULL;
+}
