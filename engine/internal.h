@@ -249,11 +249,11 @@ void kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step);
 kvf_status kvf__engine_set_prefix(kvf_engine *e, const kvf__live *r);
 
 /* turn.c */
-typedef struct kvf__run {
+typedef struct kvf__stretch {
     uint32_t begin, end;
-} kvf__run;
+} kvf__stretch;
 
-kvf__run kvf__live_run(const kvf__live *r, uint32_t at);   /* the prompt, or the segment, that has that token */
+kvf__stretch kvf__live_stretch(const kvf__live *r, uint32_t at);   /* the prompt, or the segment, that has that token */
 bool kvf__live_turns(const kvf__live *r, uint32_t at);     /* a segment begins there */
 uint32_t kvf__live_seen(const kvf__live *r, uint32_t end); /* prompt tokens before that one */
 /* Its answer has ended: it is delivered, and the request stays open if it is to and can. */

@@ -94,7 +94,7 @@ static float *columns(kvf_engine *e, const kvf_step_item *item, bool wanted, flo
 static void want_logprobs(kvf_engine *e, const kvf_step_item *item, uint32_t i) {
     const kvf__live *r = item->user;
     bool decode = item->kind == KVF_STEP_DECODE;
-    uint32_t end = decode ? 0 : kvf__live_run(r, item->token_begin).end;
+    uint32_t end = decode ? 0 : kvf__live_stretch(r, item->token_begin).end;
     for (uint32_t t = 0; t < item->n_tokens; t++) {
         uint32_t next = item->token_begin + t + 1;
         if (next >= end && !kvf__live_turns(r, next)) continue;
@@ -116,8 +116,8 @@ static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_
     e->added_sums[i] = columns(e, item, needs & KVF_NEEDS_COL_SUMS, e->sums, e->info->n_q_heads);
     e->added_last[i] = columns(e, item, needs & KVF_NEEDS_LAST_ROWS, e->last_sums, e->info->n_q_heads);
     e->added_squares[i] = columns(e, item, needs & KVF_NEEDS_SQUARES, e->squares, e->info->n_kv_heads);
-    kvf__run run = kvf__live_run(r, item->token_begin);
-    e->last_begin[i] = run.end - KVF__MIN(prompt.score_window, run.end - run.begin);
+    kvf__stretch stretch = kvf__live_stretch(r, item->token_begin);
+    e->last_begin[i] = stretch.end - KVF__MIN(prompt.score_window, stretch.end - stretch.begin);
     if (needs & KVF_NEEDS_LOGPROBS) want_logprobs(e, item, i);
     bool found =
         item->match && item->match->n_snapshot_tokens; /* else none of those that share the prompt needs them */

@@ -1,10 +1,10 @@
 /* Dialogues: requests that stay open when their answer has ended, and their next turns. */
 #include "engine/internal.h"
 
-kvf__run kvf__live_run(const kvf__live *r, uint32_t at) {
+kvf__stretch kvf__live_stretch(const kvf__live *r, uint32_t at) {
     for (uint32_t i = 0; i < r->n_segments && at >= r->n_prompt; i++)
-        if (at < r->segments[i].end) return (kvf__run){r->segments[i].begin, r->segments[i].end};
-    return (kvf__run){0, r->n_prompt};
+        if (at < r->segments[i].end) return (kvf__stretch){r->segments[i].begin, r->segments[i].end};
+    return (kvf__stretch){0, r->n_prompt};
 }
 
 bool kvf__live_turns(const kvf__live *r, uint32_t at) {

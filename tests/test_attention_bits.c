@@ -159,7 +159,7 @@ Test(attention_bits, options_do_not_leak_into_results) {
 }
 
 /* Unused slots, blocks that nobody lists and padding entries of a table may hold anything. */
-Test(attention_bits, rubbish_beyond_the_length_does_not_matter) {
+Test(attention_bits, e1_rubbish_beyond_the_length_does_not_matter) {
     static const float fills[] = {0.0f, NAN, INFINITY, 6e4f};
     static const uint32_t lengths[] = {1, 8, 9, 16, 521};
     for (size_t l = 0; l < 5; l++)

@@ -199,7 +199,7 @@ Test(attention_pages, copies_go_to_the_host_and_back) {
 
 /* Zero queries and value = position: the answer is the mean of the positions seen. Reported of masks that align to the
  * first key instead of the last. */
-Test(attention_pages, causal_mask_ends_at_the_newest_key) {
+Test(attention_pages, e4_causal_mask_ends_at_the_newest_key) {
     static const struct { uint32_t context, tokens, chunk; } cases[] = {{3, 2, 2}, {0, 5, 5}, {4, 1, 1}, {0, 5, 3}};
     for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX512; path++)
         for (size_t i = 0; kvf_cpu_has_path(path) && i < 4; i++) {
@@ -221,7 +221,7 @@ Test(attention_pages, causal_mask_ends_at_the_newest_key) {
 }
 
 /* Keys and queries of 256 with head size 128: the product is far beyond half precision. */
-Test(attention_pages, products_beyond_half_precision_stay_finite) {
+Test(attention_pages, d7_products_beyond_half_precision_stay_finite) {
     world *w = make_world((shape){1, 1, 2, 128, 16, 1, {20}, {4}, KVF_F16, false, 0, 0}, 4);
     world *single = make_world((shape){1, 1, 2, 128, 16, 1, {20}, {4}, KVF_F32, false, 0, 0}, 4);
     for (size_t i = 0; i < w->n_total * w->q_stride; i++) w->q[i] = single->q[i] = i % 3 ? 256.0f : -256.0f;
@@ -248,7 +248,7 @@ Test(attention_pages, products_beyond_half_precision_stay_finite) {
 }
 
 /* Block 131,072 of 16 x 8 x 128 halves begins at byte 2^32 of K: 32-bit arithmetic would find block 0. */
-Test(attention_pages, addresses_past_4_gib) {
+Test(attention_pages, e3_addresses_past_4_gib) {
     const uint32_t block = 131072, n_blocks = block + 2, d = 128, heads = 8, bs = 16;
     const size_t half = (size_t)heads * bs * d * 2, pool_bytes = n_blocks * half, slots = (size_t)n_blocks * heads * bs;
     void *pool[2];
@@ -335,7 +335,7 @@ Test(attention_pages, addresses_past_4_gib) {
 
 /* Head size 2 at one radian a position, padded to 8 with zeros; 10 tokens, {3, 4} and then {5} evicted, then an append.
  * Original positions are kept, so the newest query sees the key of position 9 one step away. */
-Test(attention_pages, positions_survive_evictions) {
+Test(attention_pages, d4_positions_survive_evictions) {
     world *w = make_world((shape){1, 1, 1, 8, 8, 1, {7}, {1}, KVF_F32, false, 0, 0}, 1);
     static const uint32_t kept[] = {0, 1, 2, 6, 7, 8, 9};
     memset(w->dense_k, 0, 8 * 8 * 4);

@@ -300,7 +300,7 @@ Test(blockmgr, bad_arguments_are_refused) {
 /* ---- Field reports ----------------------------------------------------------------------------------- */
 
 /* A reference taken again on a block that had fallen to its last holder puts it on the free list only once. */
-Test(blockmgr, report_a1_no_phantom_on_the_free_list) {
+Test(blockmgr, a1_no_phantom_on_the_free_list) {
     static list l;
     kvf_manager *m = make((shape){1, 1, 1, 8, 3, 3, 4, 64});
     kvf_seq a = new_seq(m);
@@ -329,7 +329,7 @@ Test(blockmgr, report_a1_no_phantom_on_the_free_list) {
 }
 
 /* A failed growth changes nothing; the retry keeps the blocks there were. */
-Test(blockmgr, report_a4_failed_append_keeps_the_table) {
+Test(blockmgr, a4_failed_append_keeps_the_table) {
     static list l;
     kvf_manager *m = make((shape){1, 1, 1, 8, 4, 4, 4, 64});
     for (int i = 0; i < 1000; i++) {
@@ -353,7 +353,7 @@ Test(blockmgr, report_a4_failed_append_keeps_the_table) {
 }
 
 /* Layers of different lengths: a growth that fails at a later layer leaves the earlier ones as they were. */
-Test(blockmgr, report_a5_growth_over_layers_is_transactional) {
+Test(blockmgr, a5_growth_over_layers_is_transactional) {
     static list l;
     static dump before, after;
     kvf_manager *m = make((shape){3, 1, 1, 8, 6, 6, 4, 64});
@@ -395,7 +395,7 @@ Test(blockmgr, report_a5_growth_over_layers_is_transactional) {
 }
 
 /* Beams that split: copy-on-write of the last block of each layer, once; nothing leaks into the next use. */
-Test(blockmgr, report_c8_forks_copy_the_last_block_once) {
+Test(blockmgr, c8_forks_copy_the_last_block_once) {
     static list l;
     kvf_manager *m = make((shape){2, 1, 1, 8, 12, 12, 4, 64});
     kvf_seq parent = new_seq(m), child, f1, f2;

@@ -514,6 +514,36 @@ Test(engine, bad_configs_are_refused_by_name) {
     cr_expect_null(e);
 }
 
+/* D2: whatever is left of a prompt of few tokens, there is something to attend to. */
+Test(engine, d2_short_prompts_leave_something_to_attend_to) {
+    kvf_engine_config c = config_of(400);
+    c.n_score_arrays = 4;
+    const char *name;
+    for (uint32_t p = 1; (name = kvf_policy_name(p)); p++)
+        for (uint32_t n = 1; n <= 3; n++) {
+            struct answer a;
+            char policy[64];
+            snprintf(policy, sizeof policy, "%s rho=0.4 min_tokens=0", name);
+            answer_alone(&c, &a, n, p, 20, policy);
+            cr_assert_eq(a.n_tokens, 20u, "%s: %u tokens", policy, a.n_tokens);
+            for (uint32_t i = 0; i < 20; i++)
+                cr_assert(isfinite(a.logprobs[i]), "%s of %u tokens: token %u: %g", policy, n, i, a.logprobs[i]);
+            cr_assert_geq(a.held, 3u, "%s of %u tokens: holds %llu", policy, n, (unsigned long long)a.held);
+        }
+}
+
+/* D8: blocks hold the heads of keys and values, however many query heads share one. */
+Test(engine, d8_blocks_hold_kv_heads) {
+    kvf_engine_config c = config_of(10);
+    const kvf_model_info *info = kvf_model_get_info(model);
+    kvf_engine *e = create(&c);
+    kvf_engine_stats s = {.struct_size = sizeof s};
+    cr_assert_eq(kvf_engine_get_stats(e, &s), KVF_OK);
+    cr_assert(info->n_q_heads == 4 && info->n_kv_heads == 2);
+    cr_expect_eq(s.block_bytes, (uint64_t)2 * BLOCK * 2 * 16 * 4, "%llu bytes", (unsigned long long)s.block_bytes);
+    kvf_engine_destroy(e);
+}
+
 /* ---- Failing allocations --------------------------------------------------------------------------------------------- */
 
 struct failing {

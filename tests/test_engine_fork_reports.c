@@ -91,7 +91,7 @@ static void expect_values(memory *x, kvf_seq seq, uint32_t layer, const uint32_t
 }
 
 /* The report's scenario with blocks twice as large: a parent of 12, of which layer 0 keeps 12 and layer 1 keeps 6. */
-Test(engine_fork_reports, C8_beams_that_split_read_their_own_entries) {
+Test(engine_fork_reports, c8_beams_that_split_read_their_own_entries) {
     memory *x = memory_create();
     kvf_seq parent, child, middle, third;
     uint64_t own, shared;
@@ -143,7 +143,7 @@ Test(engine_fork_reports, C8_beams_that_split_read_their_own_entries) {
 
 /* One engine with room for few sequences, whose indices are used again and again, forks included: each request is bit for
  * bit what a fresh engine gives. */
-Test(engine_fork_reports, D6_nothing_of_an_earlier_sequence_or_a_sibling_is_left) {
+Test(engine_fork_reports, d6_nothing_of_an_earlier_sequence_or_a_sibling_is_left) {
     static const char *const kinds[] = {"d2o rho=0.3 min_tokens=16",
                                         "d2o rho=0.3 min_tokens=16 scope=layer gqa=max evict_every=3",
                                         "h2o rho=0.3 min_tokens=16", "d2o budget_tokens=24"};
@@ -175,7 +175,7 @@ Test(engine_fork_reports, D6_nothing_of_an_earlier_sequence_or_a_sibling_is_left
 }
 
 /* A fork copies the state: whatever a sibling's events do, and when it goes, another's stays what it is alone. */
-Test(engine_fork_reports, D6_forks_that_both_evict_do_not_touch_each_other) {
+Test(engine_fork_reports, d6_forks_that_both_evict_do_not_touch_each_other) {
     uint32_t prompt[MAX_TOKENS];
     kvf_engine_config c = config_of(900);
     struct job all, some;

@@ -2,6 +2,8 @@
 #define _DEFAULT_SOURCE
 #include "tests/engine_rig.h"
 
+#include "blockmgr/manager.h"
+
 TestSuite(engine_prefix, .init = open_model, .fini = close_model);
 
 /* full and streaming find any block, the others a snapshot. */
@@ -62,10 +64,12 @@ struct figures {
 };
 
 /* Five prompts: three that share 70 tokens, the first of them once more, and its first 48 tokens alone. */
-static void run_five(int cache, uint32_t end, const char *policy, struct figures *f) {
+static void run_five(int cache, uint32_t end, const char *policy,
+                     struct figures *f) { /* cache: 2: all hashes are equal */
     const uint32_t n[5] = {100, 90, 75, 100, 48}, own[5] = {0, 1, 2, 0, 0};
-    kvf_engine_config c = small_chunks(2000, cache);
+    kvf_engine_config c = small_chunks(2000, cache != 0);
     kvf_engine *e = create(&c);
+    e->manager->cache.zero_hash = cache == 2;
     for (int i = 0; i < 5; i++) {
         submit_shared(e, &f->a[i], KVF__MIN(70, n[i]), n[i], own[i], KVF__MIN(end, n[i]), policy);
         if (i == 0 || i == 2) run(e); /* the others in pairs */
@@ -90,6 +94,22 @@ Test(engine_prefix, results_are_those_without) {
             free(off);
             free(on);
         }
+}
+
+/* B6: tokens tell blocks apart, not their hashes. */
+Test(engine_prefix, b6_equal_hashes_change_no_result) {
+    for (int p = 0; p < 4; p++) {
+        struct figures *off = calloc(1, sizeof *off), *on = calloc(1, sizeof *on), *equal = calloc(1, sizeof *equal);
+        run_five(0, 0, policies[p], off);
+        run_five(1, 0, policies[p], on);
+        run_five(2, 0, policies[p], equal);
+        for (int i = 0; i < 5; i++) expect_same(&off->a[i], &equal->a[i], 0, policies[p]);
+        cr_expect(equal->prefix.hits == 4 && equal->prefix.hit_tokens == on->prefix.hit_tokens, "%s: %llu hits",
+                  policies[p], (unsigned long long)equal->prefix.hits);
+        free(off);
+        free(on);
+        free(equal);
+    }
 }
 
 /* The second finds no sums and computes the prompt anew: of its blocks the cache takes the partly filled last one alone, and

@@ -48,7 +48,7 @@ Test(policy_edges, all_ties_keep_the_lower_positions_and_sinks_come_first) {
 }
 
 /* D7 (ii): thousands of small additions; (iii): a group's sum beyond what half precision holds. */
-Test(policy_edges, scores_of_long_runs_stay_true) {
+Test(policy_edges, d7_scores_of_long_runs_stay_true) {
     rig *r = rig_new((rig_config){.n_seqs = 1,
                                   .n_layers = 1,
                                   .n_kv = 1,
@@ -78,7 +78,7 @@ Test(policy_edges, scores_of_long_runs_stay_true) {
 }
 
 /* D8: one query head of a group decides for its KV head alone, whichever place in the group it has. */
-Test(policy_edges, a_query_head_speaks_for_its_own_group) {
+Test(policy_edges, d8_a_query_head_speaks_for_its_own_group) {
     /* One KV head, two, and as many as query heads. */
     for (uint32_t n_kv = 1; n_kv <= 4; n_kv *= 2)
         for (uint32_t i = 0; i < 12; i++) {
@@ -104,7 +104,7 @@ Test(policy_edges, a_query_head_speaks_for_its_own_group) {
 /* ---- Keys, positions, merging ----------------------------------------------------------------------------------- */
 
 /* D3: a zero key has cosine 0; the threshold lives through an event that merges nothing. */
-Test(policy_edges, zero_and_broken_keys_have_cosine_zero) {
+Test(policy_edges, d3_zero_and_broken_keys_have_cosine_zero) {
     static const kvf_cpu_path paths[] = {KVF_CPU_SCALAR, KVF_CPU_AUTO};
     for (int p = 0; p < 2; p++)
         for (int broken = 0; broken < 3; broken++) {
@@ -138,6 +138,37 @@ Test(policy_edges, zero_and_broken_keys_have_cosine_zero) {
             cr_assert(c.n_events == 3 && c.merged + c.dropped == 4 && c.dropped >= 2);
             rig_free(r);
         }
+}
+
+/* D3: an event whose tokens are all below the threshold, and one that evicts nothing, leave one to go by. A key of
+ * (u, sqrt(1 - u^2)) has cosine u with the one that is kept. */
+Test(policy_edges, d3_events_that_merge_nothing_leave_the_threshold) {
+    static const double rounds[4][4] = {{0.9, 0.8, -0.2, -0.3}, {0}, {-0.5, -0.6, -0.7, -0.8}, {0.9}};
+    static const uint32_t n[4] = {4, 0, 4, 1}, merged[4] = {2, 2, 2, 3}, evicted[4] = {4, 4, 8, 9};
+    static const double taus[4] = {0.3, 0.3, -0.365, 0.5205}; /* .7 of the mean and .3 of the one before */
+    for (int fixed = 0; fixed < 2; fixed++) {
+        rig *r = rig_small(1, 1, 1);
+        kvf_policy_options o = rig_policy("d2o", NULL);
+        o.sinks = 0;
+        o.merge_keys = 0; /* the kept key stays where it points */
+        if (fixed) o.gate = 0;
+        rig_open_sized(r, 0, &o, 1, 0);
+        rig_put2(r, 1, 0, 0, 100);
+        for (int i = 0; i < 4; i++) {
+            for (uint32_t k = 0; k < n[i]; k++) rig_put2(r, rounds[i][k], sqrt(1 - rounds[i][k] * rounds[i][k]), 0, 0);
+            rig_event0(r, 1, i ? KVF_EVENT_DECODE : KVF_EVENT_PROMPT, 0);
+            kvf_policy_counts c = kvf_policy_get_counts(r->state, 0);
+            double tau = kvf_policy_tau(r->state, 0, 0, 0);
+            cr_assert_str_eq(rig_held(r, 0), "0");
+            cr_assert(c.merged == merged[i] && c.merged + c.dropped == evicted[i], "round %d: %llu merged", i,
+                      (unsigned long long)c.merged);
+            if (fixed)
+                cr_assert(isnan(tau), "a fixed gate keeps no threshold");
+            else
+                cr_assert_float_eq(tau, taus[i], 1e-6, "round %d: %.9g", i, tau);
+        }
+        rig_free(r);
+    }
 }
 
 /* Rounding must not take a cosine above 1 (a gate of 1 would turn on it), nor a norm out of range to infinity. */
@@ -291,7 +322,7 @@ Test(policy_edges, one_victim_finds_the_same_key_on_every_path) {
 }
 
 /* D4: keys keep their rotation and the next position never follows from what is held. */
-Test(policy_edges, positions_outlive_eviction) {
+Test(policy_edges, d4_positions_outlive_eviction) {
     rig *r = rig_small(2, 1, 1);
     kvf_policy_options o = rig_policy("h2o", NULL);
     rig_open_sized(r, 0, &o, 7, 1);
@@ -318,7 +349,7 @@ Test(policy_edges, positions_outlive_eviction) {
 
 /* D10: equal values stay exactly what they are, joint folding has no order, the last slot can receive, and a shared
  * block is only read. */
-Test(policy_edges, weights_add_up) {
+Test(policy_edges, d10_weights_add_up) {
     static const kvf_merge merges[] = {KVF_MERGE_PAPER, KVF_MERGE_AVERAGE, KVF_MERGE_MASS};
     for (int m = 0; m < 3; m++) {
         rig *r = rig_small(1, 1, 1);

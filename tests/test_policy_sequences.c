@@ -81,7 +81,7 @@ static void same(const rig *a, uint32_t row_a, const rig *b, uint32_t row_b, con
 }
 
 /* D6: nothing of an earlier user of an id is left; sequences do not touch each other; a fork copies. */
-Test(policy_edges, ids_are_reused_interleaved_and_forked) {
+Test(policy_edges, d6_ids_are_reused_interleaved_and_forked) {
     kvf_policy_options o = rig_policy("d2o", NULL);
     o.budget_tokens = 24;
     rig *used = seq_rig(4), *fresh = seq_rig(4);

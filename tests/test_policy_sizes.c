@@ -252,24 +252,27 @@ Test(policy_sizes, deferred_full_and_rho_1) {
 }
 
 /* D2: ratios and budgets that come to nothing keep one token, and a budget above the length evicts nothing. */
-Test(policy_sizes, nothing_is_ever_left_with_no_token) {
+Test(policy_sizes, d2_nothing_is_ever_left_with_no_token) {
     uint64_t seed = 5;
     for (uint32_t L = 1; L <= 40; L++)
-        for (int p = 0; p < 6; p++) {
+        for (int p = 0; p < 7; p++) {
             static const char *const names[][2] = {{"d2o", "paper"}, {"d2o", "serving"},  {"d2o", "authors"},
-                                                   {"h2o", NULL},    {"streaming", NULL}, {"d2o", "paper"}};
+                                                   {"h2o", NULL},    {"streaming", NULL}, {"d2o", "paper"},
+                                                   {"d2o", "paper"}};
             kvf_policy_options o = init(names[p][0], names[p][1]);
-            o.rho = L % 3 ? 0.4 : 0.01;
+            o.rho = L % 4 ? 0.4 : 0.01;
             o.min_tokens = 0;
             o.n_full_layers = 0;
             o.defer_first_decode = 0;
             if (p == 5) o.redistribute = 0;
+            if (p == 6) o.window = 2, o.sinks = 1; /* more than budgets of 1 and 2 hold */
             kvf_policy_state *s = new_state(3, 4, 8);
             prompt(s, &o, L, NULL, &seed);
             const kvf_layer_size *z = kvf_policy_sizes(s, 0);
             cr_assert_eq(z == NULL, kvf__budget_tokens(&o, L) >= L);
             for (uint32_t l = 0; l < 3 && z; l++) cr_assert(z[l].keep >= 1 && z[l].hh + z[l].window == z[l].keep);
             if (p == 4 && z) cr_assert(z[0].hh == (z[0].keep > 4 ? 4 : z[0].keep - 1));
+            if (p == 6 && z) cr_assert(z[0].window == KVF__MIN(2, z[0].keep));
             kvf_policy_state_destroy(s);
         }
     kvf_policy_options o = init("d2o", NULL);

@@ -160,7 +160,7 @@ Test(scheduler, bounded_requests_are_refused_by_the_larger_of_prompt_and_budget)
 /* ---- Field reports, at twice their block size ---------------------------------------------------------- */
 
 /* A request that can never fit, an empty prompt, one that fits now and not later, one of no answer. */
-Test(scheduler, field_report_c1_never_fits_is_not_not_now) {
+Test(scheduler, c1_never_fits_is_not_not_now) {
     rig *g = rig_create(rig_pool(1, 1, 4), rig_config(8));
     kvf_policy_options full = rig_options("full", NULL);
     expect_refusal(g, KVF_E_NEVER_FITS, 40, 4, full, TEXTS("needs 5 blocks", "the pool has 4"));
@@ -183,7 +183,7 @@ Test(scheduler, field_report_c1_never_fits_is_not_not_now) {
 }
 
 /* Two long prompts that together do not fit. Admission counts whole prompts, so the second waits for the first. */
-Test(scheduler, field_report_c2_part_loaded_prompts_never_block_each_other) {
+Test(scheduler, c2_part_loaded_prompts_never_block_each_other) {
     rig *g = rig_create(rig_pool(1, 1, 6), rig_config(16));
     rig_request *r1 = rig_submit(g, 1, 40, 4, rig_options("full", NULL));
     rig_request *r2 = rig_submit(g, 2, 40, 4, rig_options("full", NULL));
@@ -203,7 +203,7 @@ Test(scheduler, field_report_c2_part_loaded_prompts_never_block_each_other) {
 }
 
 /* Preempted while decoding and again while its known tokens are prefilled: counts go on where they were. */
-Test(scheduler, field_report_c4_a_preempted_request_goes_on_where_it_was) {
+Test(scheduler, c4_a_preempted_request_goes_on_where_it_was) {
     rig *g = rig_create(rig_pool(2, 1, 32), rig_config(8));
     kvf_block held[32];
     rig_request *first = rig_submit(g, 1, 24, 60, rig_options("full", NULL));

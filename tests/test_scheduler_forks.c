@@ -138,7 +138,7 @@ Test(scheduler_forks, samples_that_never_fit_together_run_in_parts) {
 }
 
 /* C5. A group of two with 2 shared blocks and one of its own each fills the device; another request needs a block. */
-Test(scheduler_forks, C5_a_group_is_recomputed_and_nothing_aborts) {
+Test(scheduler_forks, c5_a_group_is_recomputed_and_nothing_aborts) {
     kvf_manager_config mc = rig_pool(1, 1, 4);
     rig *g = rig_create(mc, rig_config(16));
     rig_request *r = submit_group(g, 5, 2, 16, 12, rig_options("full", NULL));
