@@ -466,4 +466,39 @@ static inline const char *path_name(kvf_cpu_path path) {
     return names[path];
 }
 
+/* A world on every path against the naive model: as prefill, or as decode of the sequences' first four tokens. */
+static inline void against_naive(const shape *s, size_t i, bool decode, double bound) {
+    static const uint8_t gqa[MAX_SEQS] = {KVF_GQA_SUM, KVF_GQA_MAX, KVF_GQA_FIRST};
+    shape cut = *s;
+    for (uint32_t seq = 0; seq < s->n_seqs && decode; seq++) cut.tokens[seq] = KVF__MIN(s->tokens[seq], 4);
+    world *w = make_world(cut, i + 1);
+    results want = run_naive(w, gqa);
+    for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_AVX512; path++) {
+        char what[100];
+        if (!kvf_cpu_has_path(path)) continue;
+        snprintf(what, sizeof what, "shape %zu, %s, %s", i, path_name(path), decode ? "decode" : "prefill");
+        results got = run_plan(w, (plan){.path = path, .n_threads = 2, .decode = decode, .gqa = gqa});
+        expect_near(&got, &want, bound, what, !decode, decode);
+        free_results(&got);
+    }
+    free_results(&want);
+    free_world(w);
+}
+
+/* One shape of random, in chunks of some length and in decode. state: goes on. */
+static inline void random_against_naive(const shape *s, uint64_t seed, uint64_t *state, double bound) {
+    world *w = make_world(*s, seed);
+    results want = run_naive(w, NULL);
+    char what[100];
+    for (int decode = 0; decode < 2; decode++) {
+        snprintf(what, sizeof what, "seed %llu, decode %d", (unsigned long long)seed, decode);
+        uint32_t chunk = decode ? 0 : 1 + next_random(state) % 9;
+        results got = run_plan(w, (plan){.n_threads = 2, .decode = decode, .chunk = chunk});
+        expect_near(&got, &want, bound, what, !decode, decode);
+        free_results(&got);
+    }
+    free_results(&want);
+    free_world(w);
+}
+
 #endif

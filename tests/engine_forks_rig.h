@@ -84,29 +84,6 @@ static inline void submit(kvf_engine *e, struct job *j, kvf_generate g, const ch
     cr_assert_eq(kvf_engine_submit(e, &g, &j->id, &err), KVF_OK, "%s", err.text);
 }
 
-static inline void step(kvf_engine *e, int *more) {
-    kvf_error err = {""};
-    cr_assert_eq(kvf_engine_step(e, more, &err), KVF_OK, "%s", err.text);
-    cr_assert_eq(kvf_audit(e->manager, &err), KVF_OK, "%s", err.text);
-}
-
-static inline kvf_engine_stats stats_of(kvf_engine *e) {
-    kvf_engine_stats s = {.struct_size = sizeof s};
-    cr_assert_eq(kvf_engine_get_stats(e, &s), KVF_OK);
-    return s;
-}
-
-static inline void run(kvf_engine *e) {
-    int more = 1;
-    for (int n = 0; more; n++) {
-        step(e, &more);
-        cr_assert_lt(n, 5000, "no end");
-    }
-    kvf_engine_stats s = stats_of(e);
-    cr_expect(s.occupancy.blocks.n_held == 0 && s.occupancy.blocks.n_promised == 0, "blocks are left behind");
-    cr_expect(s.occupancy.score_pages.n_held == 0 && s.occupancy.n_seqs == 0);
-}
-
 static inline void answer_alone(const kvf_engine_config *c, struct job *j, kvf_generate g, const char *policy) {
     kvf_engine *e = create(c);
     submit(e, j, g, policy);
@@ -116,27 +93,14 @@ static inline void answer_alone(const kvf_engine_config *c, struct job *j, kvf_g
 }
 
 static inline void expect_same(const struct answer *a, const struct answer *b, double bound, const char *what) {
-    cr_assert_eq(a->n_tokens, b->n_tokens, "%s: %u and %u tokens", what, a->n_tokens, b->n_tokens);
-    for (uint32_t i = 0; i < a->n_tokens; i++) {
-        cr_assert_eq(a->tokens[i], b->tokens[i], "%s: token %u", what, i);
-        cr_assert_leq(fabs(a->logprobs[i] - b->logprobs[i]), bound, "%s: token %u: %.9f and %.9f", what, i,
-                      a->logprobs[i], b->logprobs[i]);
-    }
+    expect_tokens(a->tokens, a->logprobs, a->n_tokens, b->tokens, b->logprobs, b->n_tokens, bound, what);
     cr_assert_str_eq(a->text, b->text);
     cr_expect_eq(a->held, b->held, "%s: holds %llu and %llu", what, (unsigned long long)a->held,
                  (unsigned long long)b->held);
 }
 
 static const char *const policies[] = {
-    "full",
-    "streaming rho=0.3 min_tokens=16",
-    "h2o rho=0.3 min_tokens=16",
-    "d2o rho=0.3 min_tokens=16",
-    "d2o serving rho=0.4 min_tokens=16",
-    "d2o authors rho=0.3",
-    "d2o rho=0.3 min_tokens=16 merge=mass merge_keys=0 gate=0.2",
-    "fold rho=0.3 min_tokens=16 gate=0.2",
-    "d2o rho=0.3 min_tokens=16 scope=layer gqa=max sinks_extra=1 score=prompt_plus_current score_norm=v evict_every=5",
+    ENGINE_POLICIES,
     "roco rho=0.4 min_tokens=16 evict_every=3",
     "snapkv rho=0.4 min_tokens=16 window=16 score_window=16",
     "pyramidkv rho=0.4 min_tokens=16 window=8 score_window=8 budget_unit=block",
@@ -144,7 +108,6 @@ static const char *const policies[] = {
     "cam h2o rho=0.4 min_tokens=16 cam_mode=sample cam_seed=5 evict_every=4",
     "sirllm rho=0.4 min_tokens=16",
     "d2o rho=0.3 min_tokens=16 score=window score_window=12 evict_every=2",
-    "d2o budget_tokens=64",
 };
 enum { N_POLICIES = sizeof policies / sizeof *policies };
 

@@ -4,25 +4,15 @@
 
 #include <criterion/criterion.h>
 #include <math.h>
-#include <unistd.h>
 
 #include "engine/internal.h"
-#include "tests/gguf_writer.h"
+#include "tests/open_tiny.h"
 
 enum { BLOCK = 8, N_LAYERS = 3 };
 
 static kvf_model *model;
 
-static inline void open_model(void) {
-    char path[256];
-    gw_temp_path(path, sizeof path);
-    struct tiny_model_params params = {.n_layers = N_LAYERS, .seed = 7};
-    kvf_test_write_tiny_model(path, &params);
-    kvf_model_config config = {.struct_size = sizeof config};
-    kvf_error err = {""};
-    cr_assert_eq(kvf_model_open(path, &config, &model, &err), KVF_OK, "%s", err.text);
-    unlink(path);
-}
+static inline void open_model(void) { model = open_tiny(&(struct tiny_model_params){.n_layers = N_LAYERS, .seed = 7}); }
 
 static inline void close_model(void) { kvf_model_close(model); }
 
@@ -31,6 +21,30 @@ static inline kvf_engine *create(const kvf_engine_config *c) {
     kvf_error err = {""};
     cr_assert_eq(kvf_engine_create(c, &e, &err), KVF_OK, "%s", err.text);
     return e;
+}
+
+static inline void step(kvf_engine *e, int *more) {
+    kvf_error err = {""};
+    cr_assert_eq(kvf_engine_step(e, more, &err), KVF_OK, "%s", err.text);
+    cr_assert_eq(kvf_audit(kvf_engine_manager(e, NULL), &err), KVF_OK, "%s", err.text);
+}
+
+static inline kvf_engine_stats stats_of(kvf_engine *e) {
+    kvf_engine_stats s = {.struct_size = sizeof s};
+    cr_assert_eq(kvf_engine_get_stats(e, &s), KVF_OK);
+    return s;
+}
+
+/* Until all have ended, and nothing is left of them. */
+static inline void run(kvf_engine *e) {
+    int more = 1;
+    for (int n = 0; more; n++) {
+        step(e, &more);
+        cr_assert_lt(n, 5000, "no end");
+    }
+    kvf_engine_stats s = stats_of(e);
+    cr_expect(s.occupancy.blocks.n_held == 0 && s.occupancy.blocks.n_promised == 0, "blocks are left behind");
+    cr_expect(s.occupancy.score_pages.n_held == 0 && s.occupancy.n_seqs == 0);
 }
 
 /* An engine over the model with so many blocks. */
@@ -47,11 +61,32 @@ static inline kvf_engine_config model_config(uint32_t n_blocks, uint32_t max_run
     return c;
 }
 
+/* What most tests of the engine run: every kind of policy and of a moment at which it evicts. */
+#define ENGINE_POLICIES                                                                                       \
+    "full", "streaming rho=0.3 min_tokens=16", "h2o rho=0.3 min_tokens=16", "d2o rho=0.3 min_tokens=16",      \
+        "d2o serving rho=0.4 min_tokens=16", "d2o authors rho=0.3",                                           \
+        "d2o rho=0.3 min_tokens=16 merge=mass merge_keys=0 gate=0.2", "fold rho=0.3 min_tokens=16 gate=0.2",  \
+        "d2o rho=0.3 min_tokens=16 scope=layer gqa=max sinks_extra=1 score=prompt_plus_current score_norm=v " \
+        "evict_every=5",                                                                                      \
+        "d2o budget_tokens=64"
+
 /* n tokens that are bytes. */
 static inline void random_prompt(uint32_t *prompt, uint32_t n, uint64_t seed) {
     for (uint32_t i = 0; i < n; i++) prompt[i] = TINY_BYTE_0 + (uint32_t)(gw_random(&seed) % 250);
 }
 
+/* Tokens of an answer are those of another, and their log-probabilities no farther off than the bound. */
+static inline void expect_tokens(const uint32_t *a, const double *a_logprobs, uint32_t n_a, const uint32_t *b,
+                                 const double *b_logprobs, uint32_t n_b, double bound, const char *what) {
+    cr_assert_eq(n_a, n_b, "%s: %u and %u tokens", what, n_a, n_b);
+    for (uint32_t i = 0; i < n_a; i++) {
+        cr_assert_eq(a[i], b[i], "%s: token %u", what, i);
+        cr_assert_leq(fabs(a_logprobs[i] - b_logprobs[i]), bound, "%s: token %u: %.17g and %.17g", what, i,
+                      a_logprobs[i], b_logprobs[i]);
+    }
+}
+
+/* "POLICY [PRESET] [NAME=VALUE ...]" */
 static inline kvf_policy_options options_of(const char *text) {
     char words[256], *save = NULL;
     snprintf(words, sizeof words, "%s", text);

@@ -91,21 +91,6 @@ static inline void submit(kvf_engine *e, struct answer *a, uint32_t n, uint32_t 
     cr_assert_eq(kvf_engine_submit(e, &g, &a->id, &err), KVF_OK, "%s", err.text);
 }
 
-static inline void run(kvf_engine *e) {
-    kvf_error err = {""};
-    int more = 1, steps = 0;
-    for (; more; steps++) {
-        cr_assert_eq(kvf_engine_step(e, &more, &err), KVF_OK, "%s", err.text);
-        cr_assert_eq(kvf_audit(e->manager, &err), KVF_OK, "%s", err.text);
-        cr_assert_lt(steps, 5000, "no end");
-    }
-    kvf_engine_stats s = {.struct_size = sizeof s};
-    cr_assert_eq(kvf_engine_get_stats(e, &s), KVF_OK);
-    cr_expect_eq(s.occupancy.blocks.n_held, 0u, "blocks are left behind");
-    cr_expect_eq(s.occupancy.blocks.n_promised, 0u);
-    cr_expect_eq(s.occupancy.score_pages.n_held, 0u);
-}
-
 static inline void answer_alone(const kvf_engine_config *c, struct answer *a, uint32_t n, uint32_t seed,
                                 uint32_t max_tokens, const char *policy) {
     kvf_engine *e = create(c);
@@ -117,12 +102,7 @@ static inline void answer_alone(const kvf_engine_config *c, struct answer *a, ui
 }
 
 static inline void expect_same(const struct answer *a, const struct answer *b, double bound, const char *what) {
-    cr_assert_eq(a->n_tokens, b->n_tokens, "%s: %u and %u tokens", what, a->n_tokens, b->n_tokens);
-    for (uint32_t i = 0; i < a->n_tokens; i++) {
-        cr_assert_eq(a->tokens[i], b->tokens[i], "%s: token %u", what, i);
-        cr_assert_leq(fabs(a->logprobs[i] - b->logprobs[i]), bound, "%s: token %u: %.9f and %.9f", what, i,
-                      a->logprobs[i], b->logprobs[i]);
-    }
+    expect_tokens(a->tokens, a->logprobs, a->n_tokens, b->tokens, b->logprobs, b->n_tokens, bound, what);
     cr_expect_eq(a->held, b->held, "%s: holds %llu and %llu", what, (unsigned long long)a->held,
                  (unsigned long long)b->held);
 }

@@ -64,17 +64,13 @@ static inline void expect_talk(const struct talk *a, const struct talk *b, const
 /* ---- Through the engine ---------------------------------------------------------------------------------------- */
 
 static inline kvf_engine_config config_of(uint32_t n_blocks, uint32_t chunk) {
-    kvf_engine_config c = kvf_engine_config_default();
-    c.model = model;
-    c.kv_dtype = KVF_F32;
-    c.n_threads = 2;
+    kvf_engine_config c = model_config(n_blocks * 16 / BLOCK, 8);
+    c.want_mass_bias = 0;
     c.block_size = 16;
     c.chunk = chunk;
-    c.max_running = 8;
     c.max_context = SLOTS;
     c.n_score_arrays = N_ARRAYS;
     c.deterministic = 1;
-    c.kv_bytes = (uint64_t)n_blocks * 16 * 2 * 16 * 2 * 4; /* slots, heads, head size, K and V, floats */
     return c;
 }
 
@@ -147,17 +143,9 @@ static inline void begin_talk(kvf_engine *e, struct talk *t, const char *policy,
     cr_assert_eq(kvf_engine_submit(e, &g, &t->id, &err), KVF_OK, "%s", err.text);
 }
 
-static inline kvf_engine_stats stats_of(kvf_engine *e) {
-    kvf_engine_stats s = {.struct_size = sizeof s};
-    cr_assert_eq(kvf_engine_get_stats(e, &s), KVF_OK);
-    return s;
-}
-
 static inline int one_step(kvf_engine *e) {
-    kvf_error err = {""};
     int more;
-    cr_assert_eq(kvf_engine_step(e, &more, &err), KVF_OK, "%s", err.text);
-    cr_assert_eq(kvf_audit(e->manager, &err), KVF_OK, "%s", err.text);
+    step(e, &more);
     return more;
 }
 

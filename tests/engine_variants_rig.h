@@ -112,29 +112,6 @@ static inline void submit(kvf_engine *e, struct job *j, kvf_generate g, const ch
     cr_assert_eq(kvf_engine_submit(e, &g, &j->id, &err), KVF_OK, "%s", err.text);
 }
 
-static inline void step(kvf_engine *e, int *more) {
-    kvf_error err = {""};
-    cr_assert_eq(kvf_engine_step(e, more, &err), KVF_OK, "%s", err.text);
-    cr_assert_eq(kvf_audit(e->manager, &err), KVF_OK, "%s", err.text);
-}
-
-static inline kvf_engine_stats stats_of(kvf_engine *e) {
-    kvf_engine_stats s = {.struct_size = sizeof s};
-    cr_assert_eq(kvf_engine_get_stats(e, &s), KVF_OK);
-    return s;
-}
-
-static inline void run(kvf_engine *e) {
-    int more = 1;
-    for (int n = 0; more; n++) {
-        step(e, &more);
-        cr_assert_lt(n, 5000, "no end");
-    }
-    kvf_engine_stats s = stats_of(e);
-    cr_expect(s.occupancy.blocks.n_held == 0 && s.occupancy.blocks.n_promised == 0, "blocks are left behind");
-    cr_expect(s.occupancy.score_pages.n_held == 0 && s.occupancy.n_seqs == 0);
-}
-
 static inline void answer_alone(const kvf_engine_config *c, struct job *j, kvf_generate g, const char *const *policies,
                                 uint32_t n) {
     kvf_engine *e = create(c);
@@ -146,13 +123,9 @@ static inline void answer_alone(const kvf_engine_config *c, struct job *j, kvf_g
 }
 
 static inline void expect_bits(const struct answer *a, const struct answer *b, const char *what) {
-    cr_assert_eq(a->n_tokens, b->n_tokens, "%s: %u and %u tokens", what, a->n_tokens, b->n_tokens);
-    for (uint32_t i = 0; i < a->n_tokens; i++) {
-        cr_assert_eq(a->tokens[i], b->tokens[i], "%s: token %u", what, i);
-        cr_assert(a->logprobs[i] == b->logprobs[i], "%s: token %u: %.17g and %.17g", what, i, a->logprobs[i],
-                  b->logprobs[i]);
+    expect_tokens(a->tokens, a->logprobs, a->n_tokens, b->tokens, b->logprobs, b->n_tokens, 0, what);
+    for (uint32_t i = 0; i < a->n_tokens; i++)
         cr_assert_eq(a->kept[i], b->kept[i], "%s: token %u: other positions are kept", what, i);
-    }
     cr_assert_str_eq(a->text, b->text);
     cr_expect(a->held == b->held && a->merged == b->merged && a->dropped == b->dropped, "%s", what);
 }

@@ -2,10 +2,12 @@
 #ifndef KVF_TESTS_FORWARD_RIG_H
 #define KVF_TESTS_FORWARD_RIG_H
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "kvfold/model.h"
 
 enum { RIG_SEQS = 40 };
@@ -36,6 +38,10 @@ static inline void *rig_memory(size_t bytes) {
     memset(p, 0xff, bytes); /* NaN in fp32 and fp16 */
     return p;
 }
+
+static inline float *rig_floats(size_t n) { return rig_memory(n * sizeof(float)); }
+
+static const uint32_t rig_first = 0; /* the sequence that most tests use */
 
 /* windows: of the layers, or NULL. */
 static inline void rig_open_windows(forward_rig *r, const kvf_model *model, kvf_dtype dtype, uint32_t n_threads,
@@ -127,6 +133,32 @@ static inline void rig_reset(forward_rig *r) {
     for (int i = 0; i < RIG_SEQS; i++) {
         rig_check(kvf_seq_free(r->manager, r->seqs[i]), "free", "");
         rig_check(kvf_seq_create(r->manager, &r->seqs[i]), "sequence", "");
+    }
+}
+
+static inline double rig_worst_of(const float *a, const float *b, size_t n) {
+    double worst = 0;
+    for (size_t i = 0; i < n; i++)
+        worst = isnan(a[i]) || isnan(b[i]) ? INFINITY : fmax(worst, fabs((double)a[i] - b[i]));
+    return worst;
+}
+
+/* Logits of every row of one new sequence of n tokens, in chunks; the last n_decode tokens one by one through the
+ * decode path. */
+static inline void rig_run_all(forward_rig *r, const uint32_t *ids, uint32_t n, uint32_t chunk, uint32_t n_decode,
+                               kvf_cpu_path path, float *logits) {
+    uint32_t rows[1024];
+    rig_reset(r);
+    for (uint32_t at = 0; at < n;) {
+        int decode = at + n_decode >= n;
+        uint32_t step = decode ? 1 : KVF__MIN(chunk, n - n_decode - at);
+        kvf_forward f =
+            rig_append(r, &rig_first, &step, 1, decode ? 1 : 0, ids + at, rows, logits + (size_t)at * r->info->n_vocab);
+        for (uint32_t i = 0; i < step; i++) rows[i] = i;
+        f.n_out = step;
+        f.path = path;
+        rig_check(kvf_model_forward(r->model, r->activations, r->stream, &f, &r->err), "forward", r->err.text);
+        at += step;
     }
 }
 

@@ -14,24 +14,8 @@ static const shape shapes[] = {
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
 Test(attention_windows, every_path_matches_the_naive_model) {
-    static const uint8_t gqa[MAX_SEQS] = {KVF_GQA_SUM, KVF_GQA_MAX, KVF_GQA_FIRST};
     for (size_t i = 0; i < N_SHAPES; i++)
-        for (int decode = 0; decode < 2; decode++) {
-            shape s = shapes[i];
-            for (uint32_t seq = 0; seq < s.n_seqs && decode; seq++) s.tokens[seq] = KVF__MIN(s.tokens[seq], 4);
-            world *w = make_world(s, i + 1);
-            results want = run_naive(w, gqa);
-            for (kvf_cpu_path path = KVF_CPU_REF; path <= KVF_CPU_AVX512; path++) {
-                char what[100];
-                if (!kvf_cpu_has_path(path)) continue;
-                snprintf(what, sizeof what, "shape %zu, %s, %s", i, path_name(path), decode ? "decode" : "prefill");
-                results got = run_plan(w, (plan){.path = path, .n_threads = 2, .decode = decode, .gqa = gqa});
-                expect_near(&got, &want, 2e-5, what, !decode, decode);
-                free_results(&got);
-            }
-            free_results(&want);
-            free_world(w);
-        }
+        for (int decode = 0; decode < 2; decode++) against_naive(&shapes[i], i, decode, 2e-5);
 }
 
 Test(attention_windows, random_windows_match_the_naive_model) {
@@ -52,18 +36,7 @@ Test(attention_windows, random_windows_match_the_naive_model) {
             s.context[i] = next_random(&state) % 2 ? next_random(&state) % 90 : 480 + next_random(&state) % 290;
             s.tokens[i] = 1 + next_random(&state) % 18;
         }
-        world *w = make_world(s, seed);
-        results want = run_naive(w, NULL);
-        char what[100];
-        for (int decode = 0; decode < 2; decode++) {
-            snprintf(what, sizeof what, "seed %llu, decode %d", (unsigned long long)seed, decode);
-            uint32_t chunk = decode ? 0 : 1 + next_random(&state) % 9;
-            results got = run_plan(w, (plan){.n_threads = 2, .decode = decode, .chunk = chunk});
-            expect_near(&got, &want, 2e-5, what, !decode, decode);
-            free_results(&got);
-        }
-        free_results(&want);
-        free_world(w);
+        random_against_naive(&s, seed, &state, 2e-5);
     }
 }
 

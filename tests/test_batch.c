@@ -7,8 +7,7 @@
 #include <zlib.h>
 #include <zstd.h>
 
-#include "kvfold/model.h"
-#include "tests/gguf_writer.h"
+#include "tests/open_tiny.h"
 #include "tools/answer.h"
 #include "tools/jsonl.h"
 #include "tools/reader.h"
@@ -18,14 +17,7 @@ static kvf__cli cli;
 static kvf__line_rules rules;
 
 static void open_model(void) {
-    char path[256];
-    gw_temp_path(path, sizeof path);
-    struct tiny_model_params params = {.seed = 1};
-    kvf_test_write_tiny_model(path, &params);
-    kvf_error err = {""};
-    kvf_model_config config = {.struct_size = sizeof config, .tokenizer_only = 1};
-    cr_assert_eq(kvf_model_open(path, &config, &model, &err), KVF_OK, "%s", err.text);
-    unlink(path);
+    model = open_tiny_words(&(struct tiny_model_params){.seed = 1});
     cli = kvf__cli_default();
     rules = (kvf__line_rules){.cli = &cli,
                               .tokenizer = kvf_model_tokenizer(model),

@@ -7,13 +7,11 @@
 #ifndef KVF_TEST_BLOCKMGR_MODEL_H
 #define KVF_TEST_BLOCKMGR_MODEL_H
 
-#include <criterion/criterion.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvfold/profile.h"
+#include "seeded.h"
 #include "view_mirror.h"
 
 enum { SEQS = 6, LAYERS = 3, GROUPS_MAX = 2, TABLES_MAX = LAYERS * GROUPS_MAX, BS = 8, ROW = 6, SLOTS = ROW * BS - 3 };
@@ -82,29 +80,12 @@ typedef struct world {
     view_mirror mirror;
 } world;
 
-#define CHECK(w, cond, ...)                                                                                          \
-    do {                                                                                                             \
-        if (!(cond)) {                                                                                               \
-            fprintf(stderr, "seed %llu, step %u, %s: ", (unsigned long long)(w)->seed, (w)->step, (w)->op);          \
-            fprintf(stderr, __VA_ARGS__);                                                                            \
-            cr_assert_fail("%s (seed %llu, step %u, %s)", #cond, (unsigned long long)(w)->seed, (w)->step, (w)->op); \
-        }                                                                                                            \
-    } while (0)
-#define STATUS(w, got, want) CHECK(w, (got) == (want), "%s, not %s\n", kvf_status_name(got), kvf_status_name(want))
-
-static inline uint32_t rnd(world *w, uint32_t n) {
-    w->rng ^= w->rng << 13;
-    w->rng ^= w->rng >> 7;
-    w->rng ^= w->rng << 17;
-    return (uint32_t)((w->rng * 0x2545f4914f6cdd1du) >> 33) % n;
-}
+static inline uint32_t rnd(world *w, uint32_t n) { return seeded_next(&w->rng, n); }
 static inline uint32_t window_of(const world *w, uint32_t k) { return w->windows[k / w->n_groups]; }
 static inline uint32_t class_at(const world *w, uint32_t k) { return w->layer_class[k / w->n_groups]; }
 static inline uint32_t class_of_id(const world *w, uint32_t id) { return id >= w->class_end[0]; }
 static inline uint32_t spare(const refs *r, uint32_t c) { return r->n_free[c] - r->n_promised[c]; }
 static inline uint32_t ceil_bs(uint32_t n) { return (n + BS - 1) / BS; }
-static inline uint32_t over(uint32_t a, uint32_t b) { return a > b ? a - b : 0; }
-static inline uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 /* ---- Counting ------------------------------------------------------------------------------------ */
 

@@ -1,21 +1,11 @@
 /* The engine on a tiny random model: equal results however the work is cut, exact memory, refusals, aborts, preemption. */
 #define _DEFAULT_SOURCE
 #include "tests/engine_rig.h"
+#include "tests/failing.h"
 
 TestSuite(engine, .init = open_model, .fini = close_model);
 
-static const char *const policies[] = {
-    "full",
-    "streaming rho=0.3 min_tokens=16",
-    "h2o rho=0.3 min_tokens=16",
-    "d2o rho=0.3 min_tokens=16",
-    "d2o serving rho=0.4 min_tokens=16",
-    "d2o authors rho=0.3",
-    "d2o rho=0.3 min_tokens=16 merge=mass merge_keys=0 gate=0.2",
-    "fold rho=0.3 min_tokens=16 gate=0.2",
-    "d2o rho=0.3 min_tokens=16 scope=layer gqa=max sinks_extra=1 score=prompt_plus_current score_norm=v evict_every=5",
-    "d2o budget_tokens=64",
-};
+static const char *const policies[] = {ENGINE_POLICIES};
 enum { N_POLICIES = sizeof policies / sizeof *policies };
 
 /* ---- Results ------------------------------------------------------------------------------------------------ */
@@ -545,23 +535,6 @@ Test(engine, d8_blocks_hold_kv_heads) {
 }
 
 /* ---- Failing allocations --------------------------------------------------------------------------------------------- */
-
-struct failing {
-    int64_t left, alive;
-};
-
-static void *failing_alloc(void *ctx, size_t bytes, size_t align) {
-    struct failing *f = ctx;
-    if (f->left-- <= 0) return NULL;
-    f->alive++;
-    return aligned_alloc(align, (bytes + align - 1) / align * align);
-}
-
-static void failing_free(void *ctx, void *p, size_t bytes) {
-    (void)bytes;
-    ((struct failing *)ctx)->alive--;
-    free(p);
-}
 
 Test(engine, every_allocation_may_fail_once) {
     struct failing f = {0, 0};

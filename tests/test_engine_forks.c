@@ -2,6 +2,7 @@
  * refusals. */
 #define _DEFAULT_SOURCE
 #include "tests/engine_forks_rig.h"
+#include "tests/failing.h"
 
 TestSuite(engine_forks, .init = open_model, .fini = close_model);
 
@@ -291,23 +292,6 @@ Test(engine_forks, what_cannot_be_is_refused_by_name) {
     run(e);
     cr_expect_eq(j.n_ended, 1u);
     kvf_engine_destroy(e);
-}
-
-struct failing {
-    int64_t left, alive;
-};
-
-static void *failing_alloc(void *ctx, size_t bytes, size_t align) {
-    struct failing *f = ctx;
-    if (f->left-- <= 0) return NULL;
-    f->alive++;
-    return aligned_alloc(align, (bytes + align - 1) / align * align);
-}
-
-static void failing_free(void *ctx, void *p, size_t bytes) {
-    (void)bytes;
-    ((struct failing *)ctx)->alive--;
-    free(p);
 }
 
 Test(engine_forks, every_allocation_of_a_submission_may_fail) {

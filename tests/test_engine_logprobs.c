@@ -1,11 +1,6 @@
 /* The likeliest tokens of each step: against forced runs, alone and in company, through preemption. */
 #define _DEFAULT_SOURCE
-#include <criterion/criterion.h>
-#include <math.h>
-#include <unistd.h>
-
-#include "kvfold/engine.h"
-#include "tests/gguf_writer.h"
+#include "tests/engine_model.h"
 
 enum { N_PROMPT = 20, N_NEW = 12, MAX_TOP = KVF_TOP_LOGPROBS_MAX };
 
@@ -14,36 +9,11 @@ typedef struct answer {
     double logprobs[N_NEW], top_logprobs[N_NEW * MAX_TOP];
 } answer;
 
-static kvf_model *model;
-
-static void open_model(void) {
-    char path[256];
-    gw_temp_path(path, sizeof path);
-    struct tiny_model_params params = {.n_layers = 2, .seed = 3};
-    kvf_test_write_tiny_model(path, &params);
-    kvf_error err = {""};
-    cr_assert_eq(kvf_model_open(path, NULL, &model, &err), KVF_OK, "%s", err.text);
-    unlink(path);
-}
-
-static void close_model(void) { kvf_model_close(model); }
-
 TestSuite(engine_logprobs, .init = open_model, .fini = close_model);
 
-static kvf_engine *create(uint32_t n_blocks) {
-    kvf_engine_config c = kvf_engine_config_default();
-    const kvf_model_info *info = kvf_model_get_info(model);
-    c.model = model;
-    c.kv_dtype = KVF_F32;
-    c.n_threads = 2;
-    c.block_size = 8;
-    c.chunk = 64;
-    c.max_running = 8;
-    c.kv_bytes = (uint64_t)n_blocks * 8 * info->n_kv_heads * info->head_dim * 2 * 4;
-    kvf_engine *e = NULL;
-    kvf_error err = {""};
-    cr_assert_eq(kvf_engine_create(&c, &e, &err), KVF_OK, "%s", err.text);
-    return e;
+static kvf_engine *create_of(uint32_t n_blocks) {
+    kvf_engine_config c = model_config(n_blocks, 8);
+    return create(&c);
 }
 
 static void on_finish(void *user, const kvf_result *r) {
@@ -61,7 +31,7 @@ static void on_finish(void *user, const kvf_result *r) {
 }
 
 static kvf_generate request_of(uint32_t *prompt, uint64_t seed, uint32_t n_top, answer *a) {
-    for (uint32_t i = 0; i < N_PROMPT; i++) prompt[i] = TINY_BYTE_0 + (uint32_t)(gw_random(&seed) % 250);
+    random_prompt(prompt, N_PROMPT, seed);
     memset(a, 0, sizeof *a);
     return (kvf_generate){.struct_size = sizeof(kvf_generate),
                           .tokens = prompt,
@@ -73,11 +43,6 @@ static kvf_generate request_of(uint32_t *prompt, uint64_t seed, uint32_t n_top, 
                           .n_top_logprobs = n_top};
 }
 
-static void run(kvf_engine *e) {
-    kvf_error err = {""};
-    for (int more = 1; more;) cr_assert_eq(kvf_engine_step(e, &more, &err), KVF_OK, "%s", err.text);
-}
-
 static void submit(kvf_engine *e, const kvf_generate *g) {
     kvf_error err = {""};
     cr_assert_eq(kvf_engine_submit(e, g, NULL, &err), KVF_OK, "%s", err.text);
@@ -86,7 +51,7 @@ static void submit(kvf_engine *e, const kvf_generate *g) {
 Test(engine_logprobs, are_those_that_forced_tokens_get) {
     uint32_t prompt[N_PROMPT], forced[N_NEW];
     answer a, b;
-    kvf_engine *e = create(200);
+    kvf_engine *e = create_of(200);
     kvf_generate g = request_of(prompt, 1, MAX_TOP, &a);
     submit(e, &g);
     run(e);
@@ -124,13 +89,13 @@ Test(engine_logprobs, survive_preemption) {
     uint32_t prompt[N_PROMPT], n_preempted = 0;
     answer alone[6], crowd[6];
     for (uint32_t i = 0; i < 6; i++) {
-        kvf_engine *e = create(200);
+        kvf_engine *e = create_of(200);
         kvf_generate g = request_of(prompt, i, 5, &alone[i]);
         submit(e, &g);
         run(e);
         kvf_engine_destroy(e);
     }
-    kvf_engine *e = create(20); /* a request ends with 4 blocks in each of 2 layers */
+    kvf_engine *e = create_of(30); /* a request ends with 4 blocks in each of 3 layers */
     for (uint32_t i = 0; i < 6; i++) {
         kvf_generate g = request_of(prompt, i, 5, &crowd[i]);
         submit(e, &g);
@@ -151,7 +116,7 @@ Test(engine_logprobs, survive_preemption) {
 Test(engine_logprobs, more_than_there_may_be_are_refused) {
     uint32_t prompt[N_PROMPT];
     answer a;
-    kvf_engine *e = create(100);
+    kvf_engine *e = create_of(100);
     kvf_generate g = request_of(prompt, 1, MAX_TOP + 1, &a);
     kvf_error err = {""};
     cr_expect_eq(kvf_engine_submit(e, &g, NULL, &err), KVF_E_INVALID);

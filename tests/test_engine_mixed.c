@@ -1,46 +1,14 @@
 /* A model some of whose layers have a sliding window: chunks, preemption, several answers, the prefix cache against the decoder
  * in double; what each layer holds; what a request is promised. */
 #define _DEFAULT_SOURCE
-#include "tests/engine_forks_rig.h"
-#include "tests/naive_llama.h"
+#include "tests/engine_windows_rig.h"
 
-enum { WINDOW = 24, N_PROMPT = 100, N_NEW = 30, N_ALL = N_PROMPT + N_NEW };
-
-/* The layers at both ends slide. */
 static void open_mixed(void) {
-    char path[256];
-    gw_temp_path(path, sizeof path);
-    struct tiny_model_params params = {
-        .arch = "mistral", .n_layers = N_LAYERS, .seed = 9, .sliding_window = WINDOW, .sliding_period = 2};
-    kvf_test_write_tiny_model(path, &params);
-    kvf_model_config config = {.struct_size = sizeof config};
-    kvf_error err = {""};
-    cr_assert_eq(kvf_model_open(path, &config, &model, &err), KVF_OK, "%s", err.text);
+    open_windows(9, 2); /* the layers at both ends slide */
     cr_assert_eq(kvf_model_get_info(model)->n_window_layers, 2u);
-    unlink(path);
 }
 
 TestSuite(engine_mixed, .init = open_mixed, .fini = close_model);
-
-/* Each token of a greedy answer is the naive decoder's likeliest. */
-static void expect_naive(const uint32_t *prompt, uint32_t n_prompt, const struct answer *a, const char *what) {
-    uint32_t ids[N_ALL];
-    memcpy(ids, prompt, n_prompt * sizeof *ids);
-    memcpy(ids + n_prompt, a->tokens, a->n_tokens * sizeof *ids);
-    double *logits = naive_logits(model, ids, n_prompt + a->n_tokens, NAIVE_PAIRS);
-    for (uint32_t i = 0; i < a->n_tokens; i++) {
-        const double *at = logits + (size_t)(n_prompt + i - 1) * TINY_N_VOCAB;
-        for (uint32_t v = 0; v < TINY_N_VOCAB; v++)
-            cr_assert_leq(at[v], at[a->tokens[i]] + 1e-4, "%s: token %u is not the likeliest", what, i);
-    }
-    free(logits);
-}
-
-static kvf_generate greedy(uint32_t *prompt, uint32_t n, uint32_t seed, uint32_t n_new) {
-    kvf_generate g = request_of(prompt, n, seed, n_new);
-    g.sampling.temperature = 0;
-    return g;
-}
 
 static uint32_t ceil_block(uint32_t n) { return (n + BLOCK - 1) / BLOCK; }
 /* What the tables of a request hold of so many tokens: two of a window, one of them all. */
@@ -67,67 +35,14 @@ Test(engine_mixed, every_chunk_size_gives_the_naive_answer_in_the_least_pool) {
     }
 }
 
-Test(engine_mixed, preempted_requests_give_the_same_answers) {
-    uint32_t prompts[6][MAX_TOKENS], n_preempted = 0;
-    static struct job jobs[6];
-    kvf_engine_config c = config_of(2 * blocks_of(N_ALL, 16) + 2);
-    c.chunk = 16;
-    kvf_engine *e = create(&c);
-    for (uint32_t i = 0; i < 6; i++)
-        submit(e, &jobs[i], greedy(prompts[i], i < 3 ? N_PROMPT : 9, 10 + i, N_NEW), "full");
-    run(e);
-    for (uint32_t i = 0; i < 6; i++) {
-        cr_assert_eq(jobs[i].answers[0].n_tokens, (uint32_t)N_NEW);
-        n_preempted += jobs[i].answers[0].n_preempted;
-        expect_naive(prompts[i], i < 3 ? N_PROMPT : 9, &jobs[i].answers[0], "preempted");
-    }
-    kvf_engine_destroy(e);
-    cr_assert_gt(n_preempted, 0, "nobody was preempted");
-}
+Test(engine_mixed, preempted_requests_give_the_same_answers) { expect_preempted_naive(2 * blocks_of(N_ALL, 16) + 2); }
 
 Test(engine_mixed, samples_and_the_prefix_cache_change_no_answer) {
-    uint32_t prompt[MAX_TOKENS];
-    struct job together, alone;
-    kvf_engine_config c = config_of(400);
-    kvf_generate g = request_of(prompt, N_PROMPT, 5, N_NEW);
-    c.chunk = 16;
-    g.n = 3;
-    answer_alone(&c, &together, g, "full");
-    for (uint32_t i = 0; i < 3; i++) {
-        kvf_generate one = g;
-        one.n = 0;
-        one.sampling.seed += i;
-        answer_alone(&c, &alone, one, "full");
-        expect_same(&alone.answers[0], &together.answers[i], 2e-4, "samples");
-    }
-    c.prefix_cache = 1;
-    kvf_engine *e = create(&c);
-    for (int i = 0; i < 3; i++) {
-        submit(e, &alone, greedy(prompt, N_PROMPT, 3, N_NEW), "full");
-        run(e);
-        expect_naive(prompt, N_PROMPT, &alone.answers[0], "cached");
-    }
-    kvf_prefix_stats s = {.struct_size = sizeof s};
-    cr_assert_eq(kvf_prefix_stats_read(e->manager, &s), KVF_OK);
-    cr_assert(s.hits == 2 && s.hit_tokens >= 2 * 96, "%llu hits", (unsigned long long)s.hits);
-    kvf_engine_destroy(e);
+    expect_samples_alone(3);
+    expect_cached_naive(400, true);
 }
 
-Test(engine_mixed, policies_that_evict_are_refused) {
-    uint32_t prompt[MAX_TOKENS];
-    kvf_engine_config c = config_of(200);
-    kvf_engine *e = create(&c);
-    kvf_error err = {""};
-    for (int p = 1; p < N_POLICIES; p++) {
-        kvf_policy_options o = options_of(policies[p]);
-        kvf_generate g = greedy(prompt, N_PROMPT, 3, N_NEW);
-        kvf_request id;
-        g.policy = &o;
-        cr_assert_eq(kvf_engine_submit(e, &g, &id, &err), KVF_E_UNSUPPORTED, "%s", policies[p]);
-        cr_assert(strstr(err.text, "sliding window of 24"), "%s", err.text);
-    }
-    kvf_engine_destroy(e);
-}
+Test(engine_mixed, policies_that_evict_are_refused) { expect_evicting_refused("sliding window"); }
 
 /* A pool for a long prompt and a short request beside it, to the block. What the long one is promised goes to the layer that
  * keeps all; promised to the windows, which cannot hold it, it would be missing there, and the other would have to go. */

@@ -1,256 +1,13 @@
-/* The forward pass against logits computed elsewhere, and against itself in other batches. */
+/* The forward pass: rotation, the same in other batches, chunks and threads, the mass it gives, and what it refuses. */
 #define _DEFAULT_SOURCE
 #include <criterion/criterion.h>
-#include <jansson.h>
 #include <math.h>
-#include <unistd.h>
 
 #include "tests/forward_rig.h"
 #include "tests/naive_llama.h"
-#include "tests/real_model.h"
 #include "tests/tiny_models.h"
 
-static const uint32_t first = 0; /* the sequence most tests use */
-
 static const struct tiny_model_params standard = {.weight_type = GW_Q4_1, .embd_type_p1 = GW_Q8_0 + 1, .seed = 31};
-
-static kvf_model *open_tiny(const struct tiny_model_params *params) {
-    char path[256];
-    kvf_error err;
-    kvf_model *model = NULL;
-    gw_temp_path(path, sizeof path);
-    cr_assert(kvf_test_write_tiny_model(path, params) == 0);
-    kvf_status st = kvf_model_open(path, NULL, &model, &err);
-    unlink(path);
-    cr_assert(st == KVF_OK, "%s", err.text);
-    return model;
-}
-
-static double worst_of(const float *a, const float *b, size_t n) {
-    double worst = 0;
-    for (size_t i = 0; i < n; i++)
-        worst = isnan(a[i]) || isnan(b[i]) ? INFINITY : fmax(worst, fabs((double)a[i] - b[i]));
-    return worst;
-}
-
-static float *floats(size_t n) { return rig_memory(n * sizeof(float)); }
-
-static void tiny_tokens(uint32_t *ids, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++) ids[i] = tiny_token(i);
-}
-
-/* Logits of every row of one new sequence of n tokens, in chunks; the last n_decode tokens one by one through the
- * decode path. */
-static void run_all(forward_rig *r, const uint32_t *ids, uint32_t n, uint32_t chunk, uint32_t n_decode,
-                    kvf_cpu_path path, float *logits) {
-    uint32_t rows[1024];
-    rig_reset(r);
-    for (uint32_t at = 0; at < n;) {
-        int decode = at + n_decode >= n;
-        uint32_t step = decode ? 1 : KVF__MIN(chunk, n - n_decode - at);
-        kvf_forward f =
-            rig_append(r, &first, &step, 1, decode ? 1 : 0, ids + at, rows, logits + (size_t)at * r->info->n_vocab);
-        for (uint32_t i = 0; i < step; i++) rows[i] = i;
-        f.n_out = step;
-        f.path = path;
-        cr_assert(kvf_model_forward(r->model, r->activations, r->stream, &f, &r->err) == KVF_OK, "%s", r->err.text);
-        at += step;
-    }
-}
-
-static json_t *load_json(const char *name) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", KVF_TEST_DATA, name);
-    json_error_t err;
-    json_t *j = json_load_file(path, 0, &err);
-    cr_assert(j != NULL, "%s: line %d: %s", path, err.line, err.text);
-    return j;
-}
-
-/* ---- Stored logits -------------------------------------------------------------------------------- */
-
-static void check_tiny_file(const struct tiny_case *c, const char *want) {
-    gw w = {0};
-    size_t n;
-    uint64_t h = 0xcbf29ce484222325u;
-    char have[17];
-    kvf_test_tiny_model(&w, &c->params);
-    unsigned char *bytes = gw_bytes(&w, &n);
-    for (size_t i = 0; i < n; i++) h = (h ^ bytes[i]) * 0x100000001b3u;
-    snprintf(have, sizeof have, "%016llx", (unsigned long long)h);
-    cr_assert_str_eq(have, want, "tiny model %s is another file than the stored logits are of: see tests/tiny_models.h",
-                     c->name);
-    free(bytes);
-    gw_free(&w);
-}
-
-static void check_tiny_case(const struct tiny_case *c, const json_t *want, uint32_t step) {
-    static const struct {
-        kvf_cpu_path path;
-        kvf_dtype dtype;
-        double bound; /* logits are up to 10 */
-    } runs[] = {{KVF_CPU_AUTO, KVF_F32, 1e-3},
-                {KVF_CPU_SCALAR, KVF_F32, 1e-3},
-                {KVF_CPU_REF, KVF_F32, 1e-3},
-                {KVF_CPU_AUTO, KVF_F16, 5e-2},
-                {KVF_CPU_AUTO, KVF_BF16, 2e-1}};
-    uint32_t ids[TINY_TOKENS];
-    float *logits = floats(TINY_TOKENS * TINY_N_VOCAB);
-    kvf_model *m = open_tiny(&c->params);
-    tiny_tokens(ids, TINY_TOKENS);
-    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        double worst = 0;
-        forward_rig r;
-        rig_open(&r, m, runs[i].dtype, 2, 0, 64, 64, 64);
-        run_all(&r, ids, TINY_TOKENS, TINY_TOKENS, 0, runs[i].path, logits);
-        for (uint32_t t = 0; t < TINY_TOKENS; t++)
-            for (uint32_t v = 0; v < TINY_N_VOCAB; v += step) {
-                double x = json_number_value(json_array_get(json_array_get(want, t), v / step));
-                double d = fabs(x - logits[t * TINY_N_VOCAB + v]);
-                worst = isnan(d) ? INFINITY : fmax(worst, d);
-            }
-        cr_assert(worst <= runs[i].bound, "%s, run %zu: off by %g", c->name, i, worst);
-        rig_close(&r);
-    }
-    kvf_model_close(m);
-    free(logits);
-}
-
-Test(forward, tiny_models_of_every_type_have_the_stored_logits) {
-    json_t *j = load_json("tiny_logits.json"), *cases = json_object_get(j, "cases");
-    uint32_t step = (uint32_t)json_integer_value(json_object_get(j, "step"));
-    cr_assert_eq(json_array_size(cases), (size_t)TINY_CASES);
-    for (size_t i = 0; i < TINY_CASES; i++) {
-        json_t *c = json_array_get(cases, i);
-        cr_assert_str_eq(json_string_value(json_object_get(c, "name")), tiny_cases[i].name);
-        check_tiny_file(&tiny_cases[i], json_string_value(json_object_get(c, "fnv1a")));
-        check_tiny_case(&tiny_cases[i], json_object_get(c, "logits"), step);
-    }
-    json_decref(j);
-}
-
-static void check_nll(const json_t *want, const uint32_t *ids, const float *logits, size_t n_vocab) {
-    for (size_t i = 0; i < json_array_size(want); i++) {
-        const float *x = logits + i * n_vocab;
-        double max = x[0], sum = 0;
-        for (size_t v = 0; v < n_vocab; v++) max = fmax(max, x[v]);
-        for (size_t v = 0; v < n_vocab; v++) sum += exp(x[v] - max);
-        double nll = max + log(sum) - x[ids[i + 1]], listed = json_number_value(json_array_get(want, i));
-        cr_assert(fabs(nll - listed) < 1e-2, "position %zu: nll %g, listed %g", i, nll, listed);
-    }
-}
-
-Test(forward, the_real_model_has_the_listed_logits) {
-    const char *path = kvf_test_real_model();
-    if (!path) cr_skip_test("SmolLM2-135M-Instruct is not in the cache (scripts/fetch_model.sh fetches it)");
-    json_t *j = load_json("smollm2_logits.json"), *list = json_object_get(j, "ids"), *top = json_object_get(j, "top"),
-           *t;
-    uint32_t n = (uint32_t)json_array_size(list), ids[1024];
-    kvf_error err;
-    kvf_stream *stream;
-    kvf_model *m;
-    forward_rig r;
-    for (uint32_t i = 0; i < n; i++) ids[i] = (uint32_t)json_integer_value(json_array_get(list, i));
-    cr_assert(kvf_stream_create_cpu(NULL, 0, &stream, &err) == KVF_OK);
-    kvf_model_config config = {.struct_size = sizeof config, .stream = stream};
-    cr_assert(kvf_model_open(path, &config, &m, &err) == KVF_OK, "%s", err.text);
-    rig_open(&r, m, KVF_F32, 2, 0, 30 * 10, 128, 160);
-    float *logits = floats((size_t)n * r.info->n_vocab);
-    run_all(&r, ids, n, 100, 4, KVF_CPU_AUTO, logits);
-    size_t at, k, n_checked = 0;
-    json_array_foreach(top, at, t) {
-        size_t position = (size_t)json_integer_value(json_object_get(t, "position"));
-        json_t *top_ids = json_object_get(t, "ids"), *values = json_object_get(t, "logits");
-        for (k = 0; k < json_array_size(top_ids); k++, n_checked++) {
-            size_t id = (size_t)json_integer_value(json_array_get(top_ids, k));
-            double have = logits[position * r.info->n_vocab + id], want = json_number_value(json_array_get(values, k));
-            cr_assert(fabs(have - want) < 2e-2, "position %zu, id %zu: %g, listed %g", position, id, have, want);
-        }
-    }
-    cr_assert_eq(n_checked, 48u);
-    cr_assert_eq(json_array_size(json_object_get(j, "nll")), n - 1);
-    check_nll(json_object_get(j, "nll"), ids, logits, r.info->n_vocab);
-    rig_close(&r);
-    kvf_model_close(m);
-    kvf_stream_destroy(stream);
-    json_decref(j);
-    free(logits);
-}
-
-/* ---- Activations in 8 bits ------------------------------------------------------------------------- */
-
-/* As run_all: n tokens, in a chunk of n_first and single ones, and the logits of all. */
-static void run_fast(const kvf_model *m, const uint32_t *ids, uint32_t n, uint32_t n_first, int fast, kvf_cpu_path path,
-                     float *logits) {
-    forward_rig r;
-    size_t n_vocab = kvf_model_get_info(m)->n_vocab, n_layers = kvf_model_get_info(m)->n_layers;
-    rig_open(&r, m, KVF_F32, 2, 0, (uint32_t)n_layers * ((n + 15) / 16), n, n + 16);
-    for (uint32_t at = 0, now = n_first; at < n; at += now, now = 1) {
-        uint32_t row, which = 0, *rows = malloc(now * sizeof *rows);
-        kvf_forward f = rig_append(&r, &which, &now, 1, at > 0, ids + at, &row, logits + at * n_vocab);
-        for (uint32_t i = 0; i < now; i++) rows[i] = i;
-        f.out_rows = rows;
-        f.n_out = now;
-        f.path = path;
-        f.fast_activations = fast;
-        f.deterministic = 1;
-        cr_assert_eq(kvf_model_forward(m, r.activations, r.stream, &f, &r.err), KVF_OK, "%s", r.err.text);
-        free(rows);
-    }
-    rig_close(&r);
-}
-
-/* Off by something, by no more than what is said, and for weights of other types by nothing. */
-Test(forward, activations_in_8_bits_move_logits_of_tiny_models_within_a_bound) {
-    static const struct {
-        uint32_t type;
-        double bound; /* logits are up to 10 */
-    } kinds[] = {{GW_Q4_0, 0.8}, {GW_Q4_1, 0.8}, {GW_Q8_0, 0.8}, {GW_F32, 0}, {GW_Q5_0, 0}};
-    uint32_t ids[TINY_TOKENS];
-    size_t n = TINY_TOKENS * TINY_N_VOCAB;
-    tiny_tokens(ids, TINY_TOKENS);
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        struct tiny_model_params params = {.weight_type = kinds[i].type, .seed = 20 + (uint32_t)i};
-        kvf_model *m = open_tiny(&params);
-        float *want = floats(n), *have = floats(n);
-        run_fast(m, ids, TINY_TOKENS, 20, 0, KVF_CPU_AUTO, want);
-        run_fast(m, ids, TINY_TOKENS, 20, 1, KVF_CPU_AUTO, have);
-        double worst = worst_of(want, have, n);
-        printf("type %u: 8 bits move logits by %g\n", kinds[i].type, worst);
-        cr_assert(worst <= kinds[i].bound && (worst > 0) == (kinds[i].bound > 0), "type %u: %g", kinds[i].type, worst);
-        run_fast(m, ids, TINY_TOKENS, 20, 1, KVF_CPU_SCALAR, want);
-        cr_assert(worst_of(want, have, n) <= kinds[i].bound + 1e-3, "in plain C");
-        free(want);
-        free(have);
-        kvf_model_close(m);
-    }
-}
-
-/* The bound that the option's help states. */
-Test(forward, activations_in_8_bits_move_logits_of_the_real_model_within_the_stated_bound) {
-    const char *path = kvf_test_real_model();
-    if (!path) cr_skip_test("SmolLM2-135M-Instruct is not in the cache (scripts/fetch_model.sh fetches it)");
-    json_t *j = load_json("smollm2_logits.json"), *list = json_object_get(j, "ids");
-    uint32_t n = (uint32_t)json_array_size(list), ids[1024];
-    kvf_error err;
-    kvf_model *m;
-    for (uint32_t i = 0; i < n; i++) ids[i] = (uint32_t)json_integer_value(json_array_get(list, i));
-    kvf_model_config config = {.struct_size = sizeof config};
-    cr_assert(kvf_model_open(path, &config, &m, &err) == KVF_OK, "%s", err.text);
-    size_t n_vocab = kvf_model_get_info(m)->n_vocab;
-    float *want = floats(n * n_vocab), *have = floats(n * n_vocab);
-    run_fast(m, ids, n, n - 8, 0, KVF_CPU_AUTO, want);
-    run_fast(m, ids, n, n - 8, 1, KVF_CPU_AUTO, have);
-    double worst = worst_of(want, have, n * n_vocab), squares = 0;
-    for (size_t i = 0; i < n * n_vocab; i++) squares += pow((double)want[i] - (double)have[i], 2);
-    squares = sqrt(squares / (double)(n * n_vocab));
-    printf("8 bits move logits of %u tokens by up to %g, %g in the mean square\n", n, worst, squares);
-    cr_assert(worst > 0 && worst <= 2.5 && squares <= 0.3, "off by %g, %g in the mean square", worst, squares);
-    free(want);
-    free(have);
-    json_decref(j);
-    kvf_model_close(m);
-}
 
 /* ---- Rotation ------------------------------------------------------------------------------------- */
 
@@ -276,7 +33,7 @@ Test(forward, rotation_is_in_the_order_of_the_files_rows) {
         forward_rig r;
         kvf_model *m = open_tiny(&toys[toy]);
         rig_open(&r, m, KVF_F32, 1, 0, 16, 16, 16);
-        run_all(&r, ids, N, N, 0, KVF_CPU_AUTO, logits);
+        rig_run_all(&r, ids, N, N, 0, KVF_CPU_AUTO, logits);
         double *halves = naive_logits(m, ids, N, NAIVE_HALVES), *wrong = naive_logits(m, ids, N, NAIVE_HALVES_WRONG);
         for (uint32_t t = 0; t < N; t++) {
             double off = 0, off_wrong = 0;
@@ -310,14 +67,14 @@ Test(forward, unpermuted_rows_rotate_in_halves) {
             if (i == 1) p.arch = "qwen2";
             kvf_model *m = open_tiny(&p);
             rig_open(&r, m, KVF_F32, 1, 0, 16, 16, 16);
-            run_all(&r, ids, N, N, 0, KVF_CPU_AUTO, all[i]);
+            rig_run_all(&r, ids, N, N, 0, KVF_CPU_AUTO, all[i]);
             rig_close(&r);
             kvf_model_close(m);
         }
         for (uint32_t t = 0; t < N; t++) {
             size_t at = t * TINY_N_VOCAB;
-            double off = worst_of(llama + at, qwen2 + at, TINY_N_VOCAB);
-            double off_wrong = worst_of(llama + at, wrong + at, TINY_N_VOCAB);
+            double off = rig_worst_of(llama + at, qwen2 + at, TINY_N_VOCAB);
+            double off_wrong = rig_worst_of(llama + at, wrong + at, TINY_N_VOCAB);
             cr_assert(off < 1e-5, "position %u: off by %g", t, off);
             cr_assert(t == 0 ? off_wrong < 1e-5 : off_wrong > 1e-2, "position %u: the wrong order is off by %g", t,
                       off_wrong);
@@ -330,13 +87,13 @@ Test(forward, keys_are_cached_at_their_true_positions) {
     enum { N = 21 };
     uint32_t ids[N], n_slots, n_blocks;
     const uint32_t *row;
-    float *logits = floats(N * TINY_N_VOCAB), x[64];
+    float *logits = rig_floats(N * TINY_N_VOCAB), x[64];
     double h[64], k[32];
     forward_rig r;
     kvf_model *m = open_tiny(&standard);
     tiny_tokens(ids, N);
     rig_open(&r, m, KVF_F32, 1, 0, 16, N, 32);
-    run_all(&r, ids, N, 13, 3, KVF_CPU_AUTO, logits);
+    rig_run_all(&r, ids, N, 13, 3, KVF_CPU_AUTO, logits);
     cr_assert_eq(kvf_seq_table(r.manager, r.seqs[0], 0, 0, &n_slots, &n_blocks, &row), KVF_OK);
     for (uint32_t t = 0; t < N; t++) {
         kvf__tensor_row(&m->token_embd, ids[t], x);
@@ -361,18 +118,18 @@ Test(forward, chunks_and_decode_give_what_one_prefill_gives) {
     enum { N = 70 };
     uint32_t ids[N];
     size_t n = (size_t)N * TINY_N_VOCAB;
-    float *whole = floats(n), *parts = floats(n);
+    float *whole = rig_floats(n), *parts = rig_floats(n);
     tiny_tokens(ids, N);
     kvf_model *m = open_tiny(&standard);
     for (uint32_t heads_per_group = 1; heads_per_group <= 2; heads_per_group++) {
         forward_rig r;
         rig_open(&r, m, KVF_F32, 2, heads_per_group, 64, N, 128);
-        run_all(&r, ids, N, N, 0, KVF_CPU_AUTO, whole);
+        rig_run_all(&r, ids, N, N, 0, KVF_CPU_AUTO, whole);
         static const uint32_t splits[][2] = {{1, 0}, {7, 0}, {16, 0}, {64, 0}, {N, N}, {33, 20}}; /* chunk, decoded */
         for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
             memset(parts, 0xff, n * sizeof *parts);
-            run_all(&r, ids, N, splits[i][0], splits[i][1], KVF_CPU_AUTO, parts);
-            double worst = worst_of(whole, parts, n);
+            rig_run_all(&r, ids, N, splits[i][0], splits[i][1], KVF_CPU_AUTO, parts);
+            double worst = rig_worst_of(whole, parts, n);
             cr_assert(worst < 1e-4, "chunk %u, %u decoded: off by %g", splits[i][0], splits[i][1], worst);
         }
         rig_close(&r);
@@ -385,14 +142,14 @@ Test(forward, chunks_and_decode_give_what_one_prefill_gives) {
 Test(forward, a_mixed_batch_gives_what_each_sequence_gives_alone) {
     enum { SEQS = 12, MAX = 40 };
     uint32_t ids[SEQS][MAX], done[SEQS] = {0};
-    float *alone = floats(SEQS * MAX * TINY_N_VOCAB), logits[SEQS * TINY_N_VOCAB];
+    float *alone = rig_floats(SEQS * MAX * TINY_N_VOCAB), logits[SEQS * TINY_N_VOCAB];
     uint64_t rng = 5;
     forward_rig r;
     kvf_model *m = open_tiny(&standard);
     rig_open(&r, m, KVF_F32, 2, 1, 400, 200, 64);
     for (uint32_t s = 0; s < SEQS; s++) {
         for (uint32_t i = 0; i < MAX; i++) ids[s][i] = (uint32_t)(gw_random(&rng) % TINY_N_VOCAB);
-        run_all(&r, ids[s], MAX, MAX, 0, KVF_CPU_AUTO, alone + (size_t)s * MAX * TINY_N_VOCAB);
+        rig_run_all(&r, ids[s], MAX, MAX, 0, KVF_CPU_AUTO, alone + (size_t)s * MAX * TINY_N_VOCAB);
     }
     rig_reset(&r);
     for (int step = 0; step < 30; step++) { /* some decode, some prefill a few, some rest; in any order */
@@ -412,7 +169,7 @@ Test(forward, a_mixed_batch_gives_what_each_sequence_gives_alone) {
         rig_run(&r, which, n_new, n, n_decode, tokens, logits);
         for (uint32_t i = 0; i < n; i++) {
             const float *want = alone + ((size_t)which[i] * MAX + done[which[i]] - 1) * TINY_N_VOCAB;
-            double worst = worst_of(want, logits + i * TINY_N_VOCAB, TINY_N_VOCAB);
+            double worst = rig_worst_of(want, logits + i * TINY_N_VOCAB, TINY_N_VOCAB);
             cr_assert(worst < 1e-4, "step %d, sequence %u at %u: off by %g", step, which[i], done[which[i]], worst);
         }
     }
@@ -425,7 +182,7 @@ Test(forward, rows_that_are_not_asked_for_change_nothing) {
     enum { N = 30 };
     uint32_t ids[N], rows[RIG_SEQS];
     static const uint32_t some[] = {0, 3, 4, 17, 29};
-    float *whole = floats(N * TINY_N_VOCAB), *part = floats(6 * TINY_N_VOCAB), *next[3];
+    float *whole = rig_floats(N * TINY_N_VOCAB), *part = rig_floats(6 * TINY_N_VOCAB), *next[3];
     forward_rig r;
     kvf_model *m = open_tiny(&standard);
     tiny_tokens(ids, N);
@@ -433,19 +190,19 @@ Test(forward, rows_that_are_not_asked_for_change_nothing) {
     for (uint32_t n_out = 0; n_out < 3; n_out++) { /* all rows, some, none; then one token more */
         rig_reset(&r);
         uint32_t n = N, one = 1;
-        kvf_forward f = rig_append(&r, &first, &n, 1, 0, ids, rows, n_out == 0 ? whole : part);
+        kvf_forward f = rig_append(&r, &rig_first, &n, 1, 0, ids, rows, n_out == 0 ? whole : part);
         uint32_t all[N];
         for (uint32_t i = 0; i < N; i++) all[i] = i;
         f.out_rows = n_out == 0 ? all : some;
         f.n_out = n_out == 0 ? N : n_out == 1 ? 5 : 0;
         if (n_out == 2) f.logits = NULL;
         cr_assert(kvf_model_forward(m, r.activations, r.stream, &f, &r.err) == KVF_OK, "%s", r.err.text);
-        next[n_out] = floats(TINY_N_VOCAB);
-        rig_run(&r, &first, &one, 1, 1, ids, next[n_out]);
+        next[n_out] = rig_floats(TINY_N_VOCAB);
+        rig_run(&r, &rig_first, &one, 1, 1, ids, next[n_out]);
         cr_assert(!memcmp(next[0], next[n_out], TINY_N_VOCAB * sizeof(float)), "the pages differ");
     }
     for (int i = 0; i < 5; i++) {
-        double worst = worst_of(whole + some[i] * TINY_N_VOCAB, part + i * TINY_N_VOCAB, TINY_N_VOCAB);
+        double worst = rig_worst_of(whole + some[i] * TINY_N_VOCAB, part + i * TINY_N_VOCAB, TINY_N_VOCAB);
         cr_assert(worst < 1e-4, "row %u: off by %g", some[i], worst);
     }
     cr_assert(isnan(part[5 * TINY_N_VOCAB]), "a sixth row was written");
@@ -459,13 +216,13 @@ Test(forward, rows_that_are_not_asked_for_change_nothing) {
 Test(forward, the_number_of_threads_changes_no_bit) {
     enum { N = 50 };
     uint32_t ids[N];
-    float *one = floats(N * TINY_N_VOCAB), *more = floats(N * TINY_N_VOCAB);
+    float *one = rig_floats(N * TINY_N_VOCAB), *more = rig_floats(N * TINY_N_VOCAB);
     kvf_model *m = open_tiny(&standard);
     tiny_tokens(ids, N);
     for (uint32_t threads = 1; threads <= 4; threads++) {
         forward_rig r;
         rig_open(&r, m, KVF_F16, threads, 1, 64, N, 64);
-        run_all(&r, ids, N, 37, 5, KVF_CPU_AUTO, threads == 1 ? one : more);
+        rig_run_all(&r, ids, N, 37, 5, KVF_CPU_AUTO, threads == 1 ? one : more);
         cr_assert(threads == 1 || !memcmp(one, more, N * TINY_N_VOCAB * sizeof(float)), "%u threads", threads);
         rig_close(&r);
     }
@@ -501,13 +258,13 @@ static kvf_status observe(void *ctx, uint32_t layer, const kvf_mass *mass) {
 Test(forward, mass_is_filled_layer_by_layer) {
     enum { PROMPT = 20 };
     uint32_t ids[40], rows[RIG_SEQS], n = 10;
-    float logits[2 * TINY_N_VOCAB], *row = floats(MASS_KV * MASS_STRIDE);
+    float logits[2 * TINY_N_VOCAB], *row = rig_floats(MASS_KV * MASS_STRIDE);
     float *sums = calloc(MASS_LAYERS * MASS_HEADS * MASS_STRIDE, sizeof *sums), *prompt_sums[2] = {NULL, sums};
     forward_rig r;
     kvf_model *m = open_tiny(&standard);
     tiny_tokens(ids, 40);
     rig_open(&r, m, KVF_F32, 2, 0, 64, 32, 64);
-    rig_run(&r, &first, &n, 1, 0, ids, logits);
+    rig_run(&r, &rig_first, &n, 1, 0, ids, logits);
     for (int chunk = 0; chunk < 2; chunk++) {
         const uint32_t which[2] = {0, 1}, n_new[2] = {1, PROMPT / 2};
         struct observer o = {.fail_at = UINT32_MAX, .sums = prompt_sums, .row = row};
@@ -544,12 +301,12 @@ static kvf_status count_and_fail(void *ctx, uint32_t layer, const kvf_mass *mass
 
 Test(forward, a_failing_observer_ends_the_pass_with_its_status) {
     uint32_t ids[8], rows[RIG_SEQS], n = 8, calls = 0;
-    float *logits = floats(TINY_N_VOCAB);
+    float *logits = rig_floats(TINY_N_VOCAB);
     forward_rig r;
     kvf_model *m = open_tiny(&standard);
     tiny_tokens(ids, 8);
     rig_open(&r, m, KVF_F32, 1, 0, 16, 8, 16);
-    kvf_forward f = rig_append(&r, &first, &n, 1, 0, ids, rows, logits);
+    kvf_forward f = rig_append(&r, &rig_first, &n, 1, 0, ids, rows, logits);
     f.after_layer = count_and_fail;
     f.ctx = &calls;
     cr_assert_eq(kvf_model_forward(m, r.activations, r.stream, &f, &r.err), KVF_E_LIMIT);
@@ -603,13 +360,13 @@ static void try_bad(forward_rig *r, const kvf_model *other, kvf_stream *wide, in
                                             "stream of 2 threads",
                                             "struct_size"};
     uint32_t ids[9] = {5, 6, 7, 8, 9, 10, 11, 12, 13}, out[2] = {2, 7}, rows[RIG_SEQS], n = 8, next_pos = 7;
-    float *logits = floats(2 * TINY_N_VOCAB);
+    float *logits = rig_floats(2 * TINY_N_VOCAB);
     rig_reset(r);
     if (bad == BAD_MANY_TOKENS) n = 9;
     uint32_t n_slots = bad == BAD_MANY_SLOTS ? 33 - 8 : 0;
     kvf_copy_list copies = {r->copies, 0, 64};
     if (n_slots) cr_assert(kvf_append(r->manager, &(kvf_append_item){r->seqs[0], n_slots}, 1, &copies) == KVF_OK);
-    kvf_forward f = rig_append(r, &first, &n, 1, 0, ids, rows, logits);
+    kvf_forward f = rig_append(r, &rig_first, &n, 1, 0, ids, rows, logits);
     kvf_pages pages = r->pages;
     kvf_view view = r->view;
     uint32_t q_begin[2] = {0, 8};

@@ -2,26 +2,14 @@
 #define _DEFAULT_SOURCE
 #include <criterion/criterion.h>
 #include <math.h>
-#include <unistd.h>
 
 #include "tests/forward_rig.h"
 #include "tests/tiny_models.h"
 
 enum { N = 150, STRIDE = 160, LAYERS = 2, HEADS = 4, KV = 2 };
 
-static const uint32_t first = 0;
-
-static kvf_model *open_tiny(uint32_t weight_type) {
-    char path[256];
-    kvf_error err;
-    kvf_model *model = NULL;
-    struct tiny_model_params params = {.weight_type = weight_type, .embd_type_p1 = GW_Q8_0 + 1, .seed = 31};
-    gw_temp_path(path, sizeof path);
-    cr_assert(kvf_test_write_tiny_model(path, &params) == 0);
-    kvf_status st = kvf_model_open(path, NULL, &model, &err);
-    unlink(path);
-    cr_assert(st == KVF_OK, "%s", err.text);
-    return model;
+static kvf_model *open_typed(uint32_t weight_type) {
+    return open_tiny(&(struct tiny_model_params){.weight_type = weight_type, .embd_type_p1 = GW_Q8_0 + 1, .seed = 31});
 }
 
 /* One sequence in chunks: the log-probability of each token's successor but every 13th, and logits of each chunk's last
@@ -41,7 +29,7 @@ static void run(forward_rig *r, const uint32_t *ids, uint32_t chunk, bool target
     }
     for (uint32_t at = 0, step; at < N; at += step) {
         step = KVF__MIN(chunk, N - at);
-        kvf_forward f = rig_append(r, &first, &step, 1, 0, ids + at, rows,
+        kvf_forward f = rig_append(r, &rig_first, &step, 1, 0, ids + at, rows,
                                    o->logits + (size_t)(targets ? at + step - 1 : at) * TINY_N_VOCAB);
         f.deterministic = deterministic;
         f.fast_activations = fast;
@@ -73,7 +61,7 @@ Test(forward_targets, log_probabilities_are_those_of_the_logits) {
     for (uint32_t i = 0; i < N; i++) ids[i] = tiny_token(i);
     for (int mode = 0; mode < 6; mode++) {
         int deterministic = mode % 2, fast = mode / 2 == 1;
-        kvf_model *m = open_tiny(types[mode / 4]);
+        kvf_model *m = open_typed(types[mode / 4]);
         forward_rig r;
         rig_open(&r, m, KVF_F16, 2, 0, 64, N, STRIDE);
         run(&r, ids, N, false, deterministic, fast, &all);
@@ -105,7 +93,7 @@ Test(forward_targets, rows_without_logits_and_decode_rows) {
     uint32_t ids[N], rows[2], n[2] = {20, 9}, which[2] = {0, 1};
     double logprobs[30], again[30];
     float logits[2 * TINY_N_VOCAB];
-    kvf_model *m = open_tiny(GW_Q4_1);
+    kvf_model *m = open_typed(GW_Q4_1);
     forward_rig r;
     for (uint32_t i = 0; i < N; i++) ids[i] = tiny_token(i);
     rig_open(&r, m, KVF_F32, 1, 0, 64, 40, 64);
@@ -143,7 +131,7 @@ Test(forward_targets, last_queries_and_squares_of_every_layer) {
     static float cols[LAYERS * HEADS * STRIDE], last[LAYERS * HEADS * STRIDE], squares[LAYERS * KV * STRIDE];
     static float before[LAYERS * HEADS * STRIDE], squares_before[LAYERS * KV * STRIDE];
     for (uint32_t i = 0; i < P; i++) ids[i] = tiny_token(i);
-    kvf_model *m = open_tiny(GW_F32);
+    kvf_model *m = open_typed(GW_F32);
     for (uint8_t gqa = KVF_GQA_SUM; gqa <= KVF_GQA_FIRST; gqa++) {
         forward_rig r;
         rig_open(&r, m, KVF_F32, 2, 1, 64, P, STRIDE);
@@ -151,7 +139,7 @@ Test(forward_targets, last_queries_and_squares_of_every_layer) {
         memset(last, 0, sizeof last);
         memset(squares, 0, sizeof squares);
         for (uint32_t step = P - 1, at = 0; at < P; at += step, step = 1) {
-            kvf_forward f = rig_append(&r, &first, &step, 1, 0, ids + at, rows, logits);
+            kvf_forward f = rig_append(&r, &rig_first, &step, 1, 0, ids + at, rows, logits);
             f.prompt_sums = (float *const[]){cols};
             f.prompt_last = (float *const[]){last};
             f.prompt_squares = (float *const[]){squares};
@@ -186,10 +174,10 @@ Test(forward_targets, bad_input_is_named) {
     uint32_t ids[4] = {1, 2, 3, 4}, rows[1], n = 4, targets[4] = {2, 3, TINY_N_VOCAB, KVF_NO_TOKEN};
     double logprobs[4];
     float logits[TINY_N_VOCAB], sums[1];
-    kvf_model *m = open_tiny(GW_F32);
+    kvf_model *m = open_typed(GW_F32);
     forward_rig r;
     rig_open(&r, m, KVF_F32, 1, 0, 64, 40, 64);
-    kvf_forward f = rig_append(&r, &first, &n, 1, 0, ids, rows, logits);
+    kvf_forward f = rig_append(&r, &rig_first, &n, 1, 0, ids, rows, logits);
     f.targets = targets;
     cr_assert_eq(kvf_model_forward(m, r.activations, r.stream, &f, &r.err), KVF_E_INVALID);
     cr_assert(strstr(r.err.text, "logprobs is NULL"), "%s", r.err.text);

@@ -5,27 +5,6 @@
 #include "tests/tiny_models.h"
 #include <criterion/criterion.h>
 #include <math.h>
-#include <unistd.h>
-
-static const uint32_t first = 0; /* the sequence most tests use */
-
-static kvf_model *open_tiny(const struct tiny_model_params *params) {
-    char path[256];
-    kvf_error err;
-    kvf_model *model = NULL;
-    gw_temp_path(path, sizeof path);
-    cr_assert(kvf_test_write_tiny_model(path, params) == 0);
-    kvf_status st = kvf_model_open(path, NULL, &model, &err);
-    unlink(path);
-    cr_assert(st == KVF_OK, "%s", err.text);
-    return model;
-}
-
-static float *floats(size_t n) { return rig_memory(n * sizeof(float)); }
-
-static void tiny_tokens(uint32_t *ids, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++) ids[i] = tiny_token(i);
-}
 
 static double worst_of_naive(const float *a, const double *b) {
     double most = 0;
@@ -47,7 +26,7 @@ Test(forward_windows, layers_that_slide_among_others_match_the_naive_decoder) {
                                                                             : 0,
                                                  .sliding_layers = p ? 0 : 0x13};
         uint32_t ids[N], windows[LAYERS];
-        float *logits = floats(TINY_N_VOCAB);
+        float *logits = rig_floats(TINY_N_VOCAB);
         kvf_model *m = open_tiny(&params);
         kvf_model uniform = *m;
         memset(uniform.full_attention, 0, sizeof uniform.full_attention);
@@ -59,7 +38,7 @@ Test(forward_windows, layers_that_slide_among_others_match_the_naive_decoder) {
             rig_open_windows(&r, m, KVF_F32, 2, 0, 128, N, N, windows);
             for (uint32_t done = 0, n; done < N; done += n) {
                 n = KVF__MIN(chunks[c], N - done);
-                rig_run(&r, &first, &n, 1, chunks[c] == 1, ids + done, logits);
+                rig_run(&r, &rig_first, &n, 1, chunks[c] == 1, ids + done, logits);
                 double off = worst_of_naive(logits, want + (size_t)(done + n - 1) * TINY_N_VOCAB);
                 cr_assert(off < 2e-4, "pattern %u, chunk %u, %u tokens: off by %g", p, chunks[c], done + n, off);
             }
@@ -81,7 +60,7 @@ Test(forward_windows, a_sliding_window_matches_the_naive_decoder) {
     static const uint32_t chunks[] = {1, 16, 48, N};
     const struct tiny_model_params params = {.arch = "mistral", .seed = 25, .sliding_window = WINDOW};
     uint32_t ids[N], windows[8];
-    float *logits = floats(TINY_N_VOCAB);
+    float *logits = rig_floats(TINY_N_VOCAB);
     kvf_model *m = open_tiny(&params);
     kvf_model wide = *m;
     wide.info.sliding_window = 0;
@@ -94,7 +73,7 @@ Test(forward_windows, a_sliding_window_matches_the_naive_decoder) {
             rig_open_windows(&r, m, KVF_F32, 2, 0, 64, N, N, drop ? windows : NULL);
             for (uint32_t done = 0, n; done < N; done += n) {
                 n = KVF__MIN(chunks[c], N - done);
-                rig_run(&r, &first, &n, 1, chunks[c] == 1, ids + done, logits);
+                rig_run(&r, &rig_first, &n, 1, chunks[c] == 1, ids + done, logits);
                 const double *at = want + (size_t)(done + n - 1) * TINY_N_VOCAB;
                 double off = worst_of_naive(logits, at);
                 cr_assert(off < 5e-5, "chunk %u, %u tokens: off by %g", chunks[c], done + n, off);

@@ -171,14 +171,19 @@ Test(policy_edges, d3_events_that_merge_nothing_leave_the_threshold) {
     }
 }
 
-/* Rounding must not take a cosine above 1 (a gate of 1 would turn on it), nor a norm out of range to infinity. */
-Test(policy_edges, cosines_stay_within_one) {
-    const kvf__kernels *paths[] = {&kvf__policy_kernels_scalar, &kvf__policy_kernels_scalar,
-                                   &kvf__policy_kernels_scalar};
+/* Those that this CPU has, the scalar ones in place of the others. */
+static void kernels_of(const kvf__kernels *paths[3]) {
+    for (int p = 0; p < 3; p++) paths[p] = &kvf__policy_kernels_scalar;
 #if defined(__x86_64__)
     if (kvf__cpu_detect().avx2_fma_f16c) paths[1] = &kvf__policy_kernels_avx2;
     if (kvf__cpu_detect().avx512) paths[2] = &kvf__policy_kernels_avx512;
 #endif
+}
+
+/* Rounding must not take a cosine above 1 (a gate of 1 would turn on it), nor a norm out of range to infinity. */
+Test(policy_edges, cosines_stay_within_one) {
+    const kvf__kernels *paths[3];
+    kernels_of(paths);
     uint64_t seed = 3;
     for (int turn = 0; turn < 200; turn++)
         for (int p = 0; p < 3; p++) {
@@ -202,12 +207,8 @@ Test(policy_edges, cosines_stay_within_one) {
 /* What one evicted row meets straight from the pages is what it would meet packed, bit for bit, in every form. */
 Test(policy_edges, cosines_from_pages_are_those_of_panels) {
     static const kvf_dtype dtypes[] = {KVF_F16, KVF_BF16, KVF_F32};
-    const kvf__kernels *paths[] = {&kvf__policy_kernels_scalar, &kvf__policy_kernels_scalar,
-                                   &kvf__policy_kernels_scalar};
-#if defined(__x86_64__)
-    if (kvf__cpu_detect().avx2_fma_f16c) paths[1] = &kvf__policy_kernels_avx2;
-    if (kvf__cpu_detect().avx512) paths[2] = &kvf__policy_kernels_avx512;
-#endif
+    const kvf__kernels *paths[3];
+    kernels_of(paths);
     enum { D = 64, ROWS = 16 };
     uint64_t seed = 11;
     for (int turn = 0; turn < 60; turn++)
@@ -243,15 +244,12 @@ Test(policy_edges, cosines_from_pages_are_those_of_panels) {
 
 /* The fast form finds the same nearest key: it is within the slack, 0 for a zero row, NaN where the exact one must tell. */
 Test(policy_edges, near_cosines_are_within_their_slack) {
-    const kvf__kernels *paths[] = {&kvf__policy_kernels_scalar, &kvf__policy_kernels_scalar};
-#if defined(__x86_64__)
-    if (kvf__cpu_detect().avx2_fma_f16c) paths[0] = &kvf__policy_kernels_avx2;
-    if (kvf__cpu_detect().avx512) paths[1] = &kvf__policy_kernels_avx512;
-#endif
+    const kvf__kernels *paths[3];
+    kernels_of(paths);
     enum { MOST = 256, ROWS = 16 };
     uint64_t seed = 12;
     for (int turn = 0; turn < 200; turn++)
-        for (int p = 0; p < 2; p++) {
+        for (int p = 0; p < 3; p++) {
             const kvf__kernels *k = paths[p];
             const uint32_t dims[] = {8, 24, 64, 256}, d = dims[turn % 4];
             static uint16_t pages[ROWS * MOST];

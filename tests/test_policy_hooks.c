@@ -1,6 +1,20 @@
 /* Policies of the caller's own: calls that are left out, worth of any kind, arrays of their own, and what is refused. */
 #include "test_policy_rig.h"
 
+static rig *one_head(uint32_t cap, bool mass) {
+    return rig_new((rig_config){.n_seqs = 1,
+                                .n_layers = 1,
+                                .n_kv = 1,
+                                .g = 1,
+                                .hpg = 1,
+                                .bs = 8,
+                                .d = 8,
+                                .cap = cap,
+                                .n_arrays = 3,
+                                .threads = 1,
+                                .mass = mass});
+}
+
 static const kvf_policy_ops bare = {
     .struct_size = sizeof bare, .name = "bare", .needs = KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW};
 
@@ -176,17 +190,7 @@ Test(policy_hooks, broken_scores_stay_scores) {
         o.score_norm = turn / 5 % 2 ? KVF_SCORE_NORM_V : KVF_SCORE_NORM_NONE;
         o.score_pool = turn / 10 % 2 ? 5 : 1;
         double bad = broken[turn / 20];
-        rig *r = rig_new((rig_config){.n_seqs = 1,
-                                      .n_layers = 1,
-                                      .n_kv = 1,
-                                      .g = 1,
-                                      .hpg = 1,
-                                      .bs = 8,
-                                      .d = 8,
-                                      .cap = 32,
-                                      .n_arrays = 3,
-                                      .threads = 1,
-                                      .mass = true});
+        rig *r = one_head(32, true);
         rig_open_sized(r, 0, &o, 6, 2);
         float sums[20];
         for (uint32_t i = 0; i < 20; i++) {
@@ -244,17 +248,7 @@ Test(policy_hooks, own_arrays_start_at_zero_and_move_with_the_slots) {
     o.sinks = 0;
     cr_assert_eq(kvf_policy_n_arrays(&o), 3);
     for (uint64_t fresh = 0; fresh < 2; fresh++) {
-        rig *r = rig_new((rig_config){.n_seqs = 1,
-                                      .n_layers = 1,
-                                      .n_kv = 1,
-                                      .g = 1,
-                                      .hpg = 1,
-                                      .bs = 8,
-                                      .d = 8,
-                                      .cap = 64,
-                                      .n_arrays = 3,
-                                      .threads = 1,
-                                      .mass = true});
+        rig *r = one_head(64, true);
         rig_open_sized(r, 0, &o, 7, 1);
         uint32_t born[64];
         for (uint32_t i = 0; i < 10; i++) rig_put2(r, 1, i, i, NAN);
@@ -290,16 +284,7 @@ Test(policy_hooks, a_prompt_without_what_is_needed_is_refused) {
                                        .needs =
                                            KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW | KVF_NEEDS_SQUARES | KVF_NEEDS_LOGPROBS};
     kvf_policy_options o = options_for(&ops);
-    rig *r = rig_new((rig_config){.n_seqs = 1,
-                                  .n_layers = 1,
-                                  .n_kv = 1,
-                                  .g = 1,
-                                  .hpg = 1,
-                                  .bs = 8,
-                                  .d = 8,
-                                  .cap = 64,
-                                  .n_arrays = 3,
-                                  .threads = 1});
+    rig *r = one_head(64, false);
     rig_open_sized(r, 0, &o, 6, 2);
     for (uint32_t i = 0; i < 10; i++) rig_put2(r, 1, i, i, 1);
     float sums[10] = {0}, squares[10] = {1, 2}, *of_squares[1] = {squares};

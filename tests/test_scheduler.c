@@ -1,5 +1,5 @@
 /* The scheduler call by call: refusals, field reports, order, steps, aborts. */
-#include "scheduler_rig.h"
+#include "scheduler_steps.h"
 
 /* ---- Create ---------------------------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
 /* Samples of one prompt and forks in the scheduler: the prompt runs once, admission counts, preemption, ends. */
-#include "scheduler_rig.h"
+#include "scheduler_steps.h"
 
 static uint64_t current_seed;
 

@@ -1,6 +1,6 @@
 /* Random workloads through the scheduler: every request ends, with the tokens of an undisturbed run, in a bounded
  * number of steps, whatever runs beside it. The rig checks each step. */
-#include "scheduler_rig.h"
+#include "scheduler_steps.h"
 
 static uint64_t current_seed;
 

@@ -1,5 +1,5 @@
 /* What the scheduler promises to a request: by the projected need, by the exact sizes, and where they do not fit. */
-#include "scheduler_rig.h"
+#include "scheduler_steps.h"
 
 Test(scheduler_reserve, admission_counts_the_projected_need_and_then_the_exact_one) {
     rig *g = rig_create(rig_pool(3, 2, 200), rig_config(16));

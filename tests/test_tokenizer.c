@@ -6,17 +6,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "gguf_writer.h"
-#include "kvfold/model.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
 #include "real_model.h"
 #include "tests/meter.h"
-
-enum { MAX_IDS = 4096 };
-
-static const char *const pre_names[] = {"smollm", "gpt-2", "default", "llama-bpe", "qwen2"};
-enum { N_PRE = sizeof pre_names / sizeof *pre_names };
+#include "tests/open_tiny.h"
+#include "tests/tokenize_rig.h"
 
 static kvf_model *open_path(const char *path, const kvf_allocator *allocator) {
     kvf_model_config config = {.struct_size = sizeof config, .tokenizer_only = 1};
@@ -28,24 +23,6 @@ static kvf_model *open_path(const char *path, const kvf_allocator *allocator) {
     return model;
 }
 
-static kvf_model *open_tiny(const struct tiny_model_params *params) {
-    char path[256];
-    gw_temp_path(path, sizeof path);
-    cr_assert_eq(kvf_test_write_tiny_model(path, params), 0);
-    kvf_model *model = open_path(path, NULL);
-    unlink(path);
-    return model;
-}
-
-static size_t encode(const kvf_model *model, const char *text, size_t n, uint32_t flags, uint32_t *ids,
-                     size_t capacity) {
-    size_t n_ids = 0;
-    kvf_error err = {""};
-    kvf_status status = kvf_tokenizer_encode(kvf_model_tokenizer(model), text, n, flags, ids, capacity, &n_ids, &err);
-    cr_assert_eq(status, KVF_OK, "%s: %s", kvf_status_name(status), err.text);
-    return n_ids;
-}
-
 static void must_round_trip(const kvf_model *model, const char *text, size_t n, uint32_t flags, const char *what) {
     uint32_t ids[MAX_IDS + 1];
     char back[MAX_IDS + 1];
@@ -53,23 +30,6 @@ static void must_round_trip(const kvf_model *model, const char *text, size_t n, 
     size_t n_ids = encode(model, text, n, flags, ids, n + 1);
     size_t n_back = kvf_tokenizer_decode(kvf_model_tokenizer(model), ids, n_ids, 1, back, sizeof back);
     cr_assert(n_back == n && !memcmp(back, text, n), "%s: %zu bytes came back as %zu others", what, n, n_back);
-}
-
-static void must_encode(const kvf_model *model, const char *text, uint32_t flags, const uint32_t *wanted,
-                        size_t n_wanted) {
-    uint32_t ids[MAX_IDS];
-    size_t n = encode(model, text, strlen(text), flags, ids, MAX_IDS);
-    cr_assert_eq(n, n_wanted, "\"%s\": %zu ids, wanted %zu", text, n, n_wanted);
-    for (size_t i = 0; i < n; i++)
-        cr_assert_eq(ids[i], wanted[i], "\"%s\": id %zu is %u, wanted %u", text, i, ids[i], wanted[i]);
-}
-
-static double limit_seconds(void) { /* a sanitizer's build may take longer, and still not quadratic time */
-#if defined(__SANITIZE_ADDRESS__) || !defined(__OPTIMIZE__)
-    return 10;
-#else
-    return 1;
-#endif
 }
 
 /* ---- The real vocabulary ---------------------------------------------------------------------------------- */
@@ -155,7 +115,7 @@ Test(tokenizer, gives_every_byte_back) {
                                       " \xc3\xa9\xc3 ",
                                       "'\xc5\xbf don't"};
     for (int p = 0; p < N_PRE; p++) {
-        kvf_model *model = open_tiny(&(struct tiny_model_params){.pre = pre_names[p]});
+        kvf_model *model = open_tiny_words(&(struct tiny_model_params){.pre = pre_names[p]});
         for (unsigned byte = 0; byte < 256; byte++) {
             char text[3] = {(char)byte, 'a', (char)byte};
             uint32_t id;
@@ -179,7 +139,7 @@ Test(tokenizer, gives_random_bytes_back) {
     const uint64_t seed = 7;
     uint64_t rng = seed;
     for (int p = 0; p < N_PRE; p++) {
-        kvf_model *model = open_tiny(&(struct tiny_model_params){.pre = pre_names[p]});
+        kvf_model *model = open_tiny_words(&(struct tiny_model_params){.pre = pre_names[p]});
         for (int i = 0; i < 1000; i++) {
             char text[256];
             size_t n = 0, wanted = gw_random(&rng) % 200;
@@ -202,7 +162,7 @@ Test(tokenizer, gives_random_bytes_back) {
 
 /* A character over several tokens, the same cut short, and what no decoder may write as text. */
 Test(tokenizer, joins_bytes_of_a_character) {
-    kvf_model *model = open_tiny(&(struct tiny_model_params){0});
+    kvf_model *model = open_tiny_words(&(struct tiny_model_params){0});
     const kvf_tokenizer *t = kvf_model_tokenizer(model);
     char out[16];
     uint32_t korean[] = {TINY_BYTE_0 + 0xea, TINY_BYTE_0 + 0xb9, TINY_BYTE_0 + 0xb0, TINY_BYTE_0 + 'x'};
@@ -309,6 +269,29 @@ Test(tokenizer, refuses_merges_that_make_no_sense) {
     kvf_model_close(model);
 }
 
+Test(tokenizer, takes_words_whole_where_the_model_does) {
+    /* "abc" is a token, but its merges end at "ab": llama-bpe takes the word whole, others do not. */
+    static const token_list list = {.texts = {"a", "b", "c", "ab", "abc"}, .types = {1, 1, 1, 1, 1}, .merges = {"a b"}};
+    for (int p = 0; p < N_PRE; p++) {
+        char path[256];
+        kvf_model *model = NULL;
+        kvf_model_config config = {.struct_size = sizeof config, .tokenizer_only = 1};
+        struct tiny_model_params params = {.extra = add_tokens,
+                                           .ctx = (void *)(uintptr_t)&list,
+                                           .pre = pre_names[p],
+                                           .skip =
+                                               "tokenizer.ggml.tokens tokenizer.ggml.token_type tokenizer.ggml.merges "
+                                               "llama.vocab_size"};
+        gw_temp_path(path, sizeof path);
+        cr_assert_eq(kvf_test_write_tiny_model(path, &params), 0);
+        cr_assert_eq(kvf_model_open(path, &config, &model, NULL), KVF_OK);
+        unlink(path);
+        bool whole = !strcmp(pre_names[p], "llama-bpe");
+        must_encode(model, "abc", 0, whole ? (uint32_t[]){4} : (uint32_t[]){3, 2}, whole ? 1 : 2);
+        kvf_model_close(model);
+    }
+}
+
 /* ---- Merging -------------------------------------------------------------------------------------------------- */
 
 /* Merges one word the slow way: again and again the leftmost pair of the lowest rank. */
@@ -343,7 +326,7 @@ Test(tokenizer, merges_as_the_naive_way_does) {
     static const char letters[] = "aaaahetinorsduwgl";
     const uint64_t seed = 11;
     uint64_t rng = seed;
-    kvf_model *model = open_tiny(&(struct tiny_model_params){0});
+    kvf_model *model = open_tiny_words(&(struct tiny_model_params){0});
     for (int i = 0; i < 500; i++) {
         char word[48];
         uint32_t wanted[48];
@@ -365,7 +348,7 @@ Test(tokenizer, takes_long_words_in_linear_time) {
     char *text = malloc(N);
     uint32_t *ids = malloc((N + 1) * sizeof *ids);
     for (int p = 0; p < N_PRE; p++) {
-        kvf_model *model = open_tiny(&(struct tiny_model_params){.pre = pre_names[p]});
+        kvf_model *model = open_tiny_words(&(struct tiny_model_params){.pre = pre_names[p]});
         for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
             size_t length = strlen(patterns[i]), n = p || i ? N / 8 : N;
             for (size_t at = 0; at < n; at++) text[at] = patterns[i][at % length];
@@ -409,133 +392,11 @@ Test(tokenizer, knows_utf8) {
     cr_assert_eq(kvf__utf8_length("", 0), 0);
 }
 
-/* ---- Words ---------------------------------------------------------------------------------------------------- */
-
-typedef struct joined {
-    char text[512];
-    size_t n;
-} joined;
-
-static kvf_status join_word(void *ctx, const char *word, size_t n) {
-    joined *j = ctx;
-    j->n += (size_t)snprintf(j->text + j->n, sizeof j->text - j->n, "%s%.*s", j->n ? "|" : "", (int)n, word);
-    return KVF_OK;
-}
-
-Test(tokenizer, cuts_words_as_the_file_says) {
-    static const struct {
-        const char *pre, *text, *words;
-    } cases[] = {
-        {"smollm", "Hello  world's 1234, x", "Hello| | world|'s| |1|2|3|4|,| x"},
-        {"smollm", "a  7", "a|  |7"},
-        {"gpt-2", "Hello  world's 1234, x", "Hello| | world|'s| 1234|,| x"},
-        {"gpt-2", "a  7\n\n b  ", "a| | 7|\n\n| b|  "},
-        {"gpt-2", "I'M don't", "I|'|M| don|'t"},
-        {"default", "Hi there 1234567!", "Hi| there| |123|456|7|!"},
-        {"llama-bpe", "Hello  world'S 12345,x\r\n\r\n  y", "Hello| | world|'S| |123|45|,x|\r\n\r\n| | y"},
-        {"llama-bpe", "f(x)\n\n", "f|(x|)\n\n"},
-        {"qwen2", "a 123.5", "a| |1|2|3|.|5"},
-        {"qwen2", "don'T  you?\n ok", "don|'T| | you|?\n| ok"},
-        {"gpt-2",
-         "\xc3\xa9\xc3\xa9 \xe2\x82\xac"
-         "5 \xd9\xa3",
-         "\xc3\xa9\xc3\xa9| \xe2\x82\xac|5| \xd9\xa3"},
-        {"gpt-2",
-         "a\xc2\xa0"
-         "b\xe1\xa0\x8e"
-         "c",
-         "a|\xc2\xa0|b|\xe1\xa0\x8e|c"}, /* U+180E is no white space ... */
-        {"gpt-2",
-         "a\xe1\xa0\x8e!\xe1\xa0\x8e"
-         "c",
-         "a|\xe1\xa0\x8e!\xe1\xa0\x8e|c"}, /* ... so it joins a sign */
-        {"gpt-2",
-         "a\xc2\x85\xe3\x80\x80"
-         "b",
-         "a|\xc2\x85|\xe3\x80\x80|b"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        kvf_model *model = open_tiny(&(struct tiny_model_params){.pre = cases[i].pre});
-        const kvf_tokenizer *t = kvf_model_tokenizer(model);
-        void *match = kvf__pretokenize_begin(t->pre);
-        joined j = {.n = 0};
-        cr_assert_eq(kvf__pretokenize(t->pre, match, cases[i].text, strlen(cases[i].text), join_word, &j, NULL),
-                     KVF_OK);
-        cr_assert_str_eq(j.text, cases[i].words, "%s: %s, wanted %s", cases[i].pre, j.text, cases[i].words);
-        kvf__pretokenize_end(match);
-        kvf_model_close(model);
-    }
-}
-
-typedef struct lengths {
-    const json_t *wanted;
-    size_t n;
-    const char *what;
-} lengths;
-
-static kvf_status check_length(void *ctx, const char *word, size_t n) {
-    lengths *l = ctx;
-    size_t wanted = (size_t)json_integer_value(json_array_get(l->wanted, l->n));
-    cr_assert_eq(n, wanted, "%s: word %zu \"%.*s\" has %zu bytes, wanted %zu", l->what, l->n, (int)n, word, n, wanted);
-    l->n++;
-    return KVF_OK;
-}
-
-Test(tokenizer, cuts_words_as_the_reference_does) {
-    json_error_t error;
-    json_t *root = json_load_file(KVF_TEST_DATA "/pretokenize_vectors.json", 0, &error);
-    cr_assert_not_null(root, "%s", error.text);
-    const json_t *texts = json_object_get(root, "texts"), *text;
-    cr_assert_geq(json_array_size(texts), 200);
-    for (int p = 0; p < N_PRE; p++) {
-        const json_t *kind = json_object_get(json_object_get(root, "kinds"), pre_names[p]);
-        cr_assert_eq(json_array_size(kind), json_array_size(texts));
-        kvf_model *model = open_tiny(&(struct tiny_model_params){.pre = pre_names[p]});
-        const kvf_tokenizer *t = kvf_model_tokenizer(model);
-        void *match = kvf__pretokenize_begin(t->pre);
-        size_t i;
-        json_array_foreach(texts, i, text) {
-            char what[128];
-            snprintf(what, sizeof what, "%s, text %zu", pre_names[p], i);
-            lengths l = {json_array_get(kind, i), 0, what};
-            const char *bytes = json_string_value(text);
-            cr_assert_eq(kvf__pretokenize(t->pre, match, bytes, strlen(bytes), check_length, &l, NULL), KVF_OK);
-            cr_assert_eq(l.n, json_array_size(l.wanted), "%s: \"%s\"", what, bytes);
-        }
-        kvf__pretokenize_end(match);
-        kvf_model_close(model);
-    }
-    json_decref(root);
-}
-
-Test(tokenizer, takes_words_whole_where_the_model_does) {
-    /* "abc" is a token, but its merges end at "ab": llama-bpe takes the word whole, others do not. */
-    static const token_list list = {.texts = {"a", "b", "c", "ab", "abc"}, .types = {1, 1, 1, 1, 1}, .merges = {"a b"}};
-    for (int p = 0; p < N_PRE; p++) {
-        char path[256];
-        kvf_model *model = NULL;
-        kvf_model_config config = {.struct_size = sizeof config, .tokenizer_only = 1};
-        struct tiny_model_params params = {.extra = add_tokens,
-                                           .ctx = (void *)(uintptr_t)&list,
-                                           .pre = pre_names[p],
-                                           .skip =
-                                               "tokenizer.ggml.tokens tokenizer.ggml.token_type tokenizer.ggml.merges "
-                                               "llama.vocab_size"};
-        gw_temp_path(path, sizeof path);
-        cr_assert_eq(kvf_test_write_tiny_model(path, &params), 0);
-        cr_assert_eq(kvf_model_open(path, &config, &model, NULL), KVF_OK);
-        unlink(path);
-        bool whole = !strcmp(pre_names[p], "llama-bpe");
-        must_encode(model, "abc", 0, whole ? (uint32_t[]){4} : (uint32_t[]){3, 2}, whole ? 1 : 2);
-        kvf_model_close(model);
-    }
-}
-
 /* ---- Control tokens, flags, limits
  * ---------------------------------------------------------------------------------- */
 
 Test(tokenizer, finds_control_tokens_only_when_asked) {
-    kvf_model *model = open_tiny(&(struct tiny_model_params){0});
+    kvf_model *model = open_tiny_words(&(struct tiny_model_params){0});
     const kvf_tokenizer *t = kvf_model_tokenizer(model);
     const char text[] = "<|im_start|>a<tool><|im_end|><|im_end";
     uint32_t ids[64], plain[64];
@@ -576,7 +437,7 @@ Test(tokenizer, begins_where_the_file_wants_it) {
                  {{.skip = "tokenizer.ggml.add_bos_token"}, false},
                  {{.skip = "tokenizer.ggml.add_bos_token", .pre = "llama-bpe"}, true}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        kvf_model *model = open_tiny(&cases[i].p);
+        kvf_model *model = open_tiny_words(&cases[i].p);
         must_encode(model, "a", KVF_ENCODE_BOS,
                     cases[i].begins ? (uint32_t[]){TINY_IM_START, TINY_BYTE_0 + 'a'} : (uint32_t[]){TINY_BYTE_0 + 'a'},
                     cases[i].begins ? 2 : 1);
@@ -586,7 +447,7 @@ Test(tokenizer, begins_where_the_file_wants_it) {
 }
 
 Test(tokenizer, leaves_a_buffer_that_is_too_small) {
-    kvf_model *model = open_tiny(&(struct tiny_model_params){0});
+    kvf_model *model = open_tiny_words(&(struct tiny_model_params){0});
     uint32_t ids[4] = {7, 7, 7, 7};
     size_t n = 99;
     kvf_error err;
@@ -641,7 +502,7 @@ static void *encode_often(void *ctx) {
 }
 
 Test(tokenizer, may_be_shared_by_threads) {
-    kvf_model *model = open_tiny(&(struct tiny_model_params){0});
+    kvf_model *model = open_tiny_words(&(struct tiny_model_params){0});
     pthread_t threads[4];
     for (int i = 0; i < 4; i++) cr_assert_eq(pthread_create(&threads[i], NULL, encode_often, model), 0);
     for (int i = 0; i < 4; i++) {

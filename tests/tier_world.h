@@ -7,6 +7,7 @@
 #define KVF_TEST_TIER_WORLD_H
 
 #include "kvfold/profile.h"
+#include "seeded.h"
 #include "test_blockmgr_util.h"
 #include "view_mirror.h"
 
@@ -47,26 +48,9 @@ typedef struct world {
     view_mirror mirror;
 } world;
 
-#define CHECK(w, cond, ...)                                                                                          \
-    do {                                                                                                             \
-        if (!(cond)) {                                                                                               \
-            fprintf(stderr, "seed %llu, step %u, %s: ", (unsigned long long)(w)->seed, (w)->step, (w)->op);          \
-            fprintf(stderr, __VA_ARGS__);                                                                            \
-            cr_assert_fail("%s (seed %llu, step %u, %s)", #cond, (unsigned long long)(w)->seed, (w)->step, (w)->op); \
-        }                                                                                                            \
-    } while (0)
-#define STATUS(w, got, want) CHECK(w, (got) == (want), "%s, not %s\n", kvf_status_name(got), kvf_status_name(want))
-
-static inline uint32_t rnd(world *w, uint32_t n) {
-    w->rng ^= w->rng << 13;
-    w->rng ^= w->rng >> 7;
-    w->rng ^= w->rng << 17;
-    return (uint32_t)((w->rng * 0x2545f4914f6cdd1du) >> 33) % n;
-}
+static inline uint32_t rnd(world *w, uint32_t n) { return seeded_next(&w->rng, n); }
 static inline uint32_t class_at(const world *w, uint32_t k) { return w->layer_class[k / GROUPS]; }
 static inline uint32_t ceil_bs(uint32_t n) { return (n + BS - 1) / BS; }
-static inline uint32_t over(uint32_t a, uint32_t b) { return a > b ? a - b : 0; }
-static inline uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static inline uint32_t most(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 /* ---- The device ------------------------------------------------------------------------------------- */

@@ -3,7 +3,7 @@
 #ifndef KVF_TESTS_TINY_MODELS_H
 #define KVF_TESTS_TINY_MODELS_H
 
-#include "tests/gguf_writer.h"
+#include "tests/open_tiny.h"
 
 enum { TINY_TOKENS = 24 };
 
@@ -55,5 +55,8 @@ enum { TINY_CASES = sizeof tiny_cases / sizeof *tiny_cases };
 
 /* The prompt of every case. */
 static inline uint32_t tiny_token(uint32_t i) { return (i * 37 + 11) % TINY_N_VOCAB; }
+static inline void tiny_tokens(uint32_t *ids, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) ids[i] = tiny_token(i);
+}
 
 #endif
