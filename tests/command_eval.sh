@@ -22,6 +22,10 @@ refused eval_rhos_of_single 2 '--rhos: has no say in eval nll --prompt' eval nll
 refused eval_output_of_single 2 '--output: has no say in eval nll --prompt' eval nll --model "$model" --text x --prompt 5 --output x.jsonl
 refused eval_resume_stdout 2 '--resume: needs --output FILE' eval nll --model "$model" --text x --resume
 refused eval_force_stdout 2 '--force: needs --output FILE' eval nll --model "$model" --text x --output - --force
+refused eval_rhos_of_report 2 '--rhos: has no say in eval report: it is for eval nll, divergence, needle, recall, multiturn and ablation; leave it out' eval report x.jsonl --rhos 0.2
+refused eval_model_of_report 2 '--model: has no say in eval report: it is for eval nll, divergence, needle, recall, multiturn, ablation and nll --prompt N; leave it out' eval report x.jsonl --model x.gguf
+refused eval_merge_of_report 2 '--merge-keys: has no say in eval report' eval report --merge-keys 1 x.jsonl
+refused eval_default_of_others 2 '--windows: has no say in eval recall' eval recall --model "$model" --windows 1
 refused eval_output_of_report 2 '--output: has no say in eval report' eval report x.jsonl --output y.jsonl
 refused eval_shared_option 2 'rho is the same for all: --rhos says' eval recall --model "$model" --policies h2o,rho=0.4
 refused eval_shared_k 2 'evict_every is the same for all: give --evict-every' eval recall --model "$model" --policies h2o,evict_every=4

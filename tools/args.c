@@ -155,6 +155,11 @@ static bool set_number(const kvf__arg *a, const char *value, void *field) {
     return true;
 }
 
+static bool out_of_memory(const kvf__arg *a) {
+    kvf__say("--%s: out of memory", a->name);
+    return false;
+}
+
 static bool set_value(const kvf__arg *a, const char *value, void *options) {
     void *field = (char *)options + a->offset;
     if (a->choices && !is_choice(a->choices, value)) {
@@ -171,8 +176,7 @@ static bool set_value(const kvf__arg *a, const char *value, void *options) {
         /* fall through */
     case KVF__ARG_NAMED:
         if (kvf__arg_list_add(field, a->kind == KVF__ARG_NAMED ? a->name : NULL, value)) return true;
-        kvf__say("--%s: out of memory", a->name);
-        return false;
+        return out_of_memory(a);
     default: return set_number(a, value, field);
     }
 }
@@ -189,7 +193,8 @@ static bool unknown_option(const kvf__command *command, const char *text, const 
 }
 
 /* One option at argv[*i]; moves *i to the last argument it used. */
-static bool parse_option(const kvf__command *command, int argc, char **argv, int *i, void *options) {
+static bool parse_option(const kvf__command *command, int argc, char **argv, int *i, void *options,
+                         kvf__arg_list *given) {
     const char *text = argv[*i] + 2, *equals = strchr(text, '='), *suggestion = NULL;
     size_t length = equals ? (size_t)(equals - text) : strlen(text);
     char name[NAME_MAX_BYTES + 1];
@@ -202,6 +207,7 @@ static bool parse_option(const kvf__command *command, int argc, char **argv, int
         snprintf(dashed, sizeof dashed, "--%s", name);
         return unknown_option(command, dashed, suggestion);
     }
+    if (!kvf__arg_list_add(given, a->name, NULL)) return out_of_memory(a);
     if (a->kind == KVF__ARG_FLAG) {
         if (!equals) return set_value(a, "", options);
         kvf__say("--%s=%s: takes no value", name, kvf__shown(equals + 1).text);
@@ -217,7 +223,7 @@ static bool parse_option(const kvf__command *command, int argc, char **argv, int
 }
 
 kvf__args_result kvf__args_parse(const kvf__command *command, int argc, char **argv, void *options, const char **words,
-                                 uint32_t *n_words) {
+                                 uint32_t *n_words, kvf__arg_list *given) {
     bool only_words = false;
     *n_words = 0;
     for (int i = 0; i < argc; i++) {
@@ -227,7 +233,7 @@ kvf__args_result kvf__args_parse(const kvf__command *command, int argc, char **a
         } else if (!only_words && (!strcmp(text, "--help") || !strcmp(text, "-h"))) {
             return KVF__ARGS_HELP;
         } else if (!only_words && !strncmp(text, "--", 2)) {
-            if (!parse_option(command, argc, argv, &i, options)) return KVF__ARGS_BAD;
+            if (!parse_option(command, argc, argv, &i, options, given)) return KVF__ARGS_BAD;
         } else if (!only_words && text[0] == '-' && isalpha((unsigned char)text[1])) {
             unknown_option(command, text, kvf__args_find(command, text + 1, NULL) ? text + 1 : NULL);
             return KVF__ARGS_BAD;

@@ -61,9 +61,10 @@ typedef struct kvf__command {
 
 typedef enum kvf__args_result { KVF__ARGS_OK, KVF__ARGS_HELP, KVF__ARGS_BAD } kvf__args_result;
 
-/* Reads argv[0..argc) into the struct at `options`. Words go to words[max_words], their number to n_words. */
+/* Reads argv[0..argc) into the struct at `options`. Words go to words[max_words], their number to n_words; the options that
+ * were given, whatever their values, to `given`. */
 kvf__args_result kvf__args_parse(const kvf__command *command, int argc, char **argv, void *options, const char **words,
-                                 uint32_t *n_words);
+                                 uint32_t *n_words, kvf__arg_list *given);
 
 /* The whole help of a command, or with name that of one option; false when there is none of that name. */
 bool kvf__args_help(const kvf__command *command, const char *name);

@@ -26,6 +26,7 @@ typedef struct kvf__cli {
     uint32_t n_words;
     const char *model, *input, *prompt, *output, *system, *chat_template, *compare, *compare_output, *stats;
     const char *policy, *preset, *kv_dtype, *ids, *file, *decode;
+    kvf__arg_list given;          /* names of the options that were, with whatever value */
     kvf__arg_list policy_options; /* names and values as given */
     kvf__arg_list stop, served_names;
     uint32_t block_size, heads_per_group, chunk, threads, max_running, context, max_tokens, top_k, n_prompt;

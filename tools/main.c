@@ -59,7 +59,7 @@ static int help_command(int argc, char **argv) {
 
 static int run_command(const kvf__command *command, int argc, char **argv) {
     kvf__cli cli = kvf__cli_default();
-    kvf__args_result result = kvf__args_parse(command, argc, argv, &cli, cli.words, &cli.n_words);
+    kvf__args_result result = kvf__args_parse(command, argc, argv, &cli, cli.words, &cli.n_words, &cli.given);
     int code = KVF__EXIT_USAGE;
     if (result == KVF__ARGS_HELP)
         code = help_command(1, (char *[]){(char *)command->name, NULL});
@@ -67,6 +67,7 @@ static int run_command(const kvf__command *command, int argc, char **argv) {
         kvf__say("kvfold %s: %s is missing; kvfold %s --help", command->name, command->words, command->name);
     else if (result == KVF__ARGS_OK)
         code = command->run(&cli);
+    kvf__arg_list_free(&cli.given);
     kvf__arg_list_free(&cli.policy_options);
     kvf__arg_list_free(&cli.stop);
     kvf__arg_list_free(&cli.served_names);

@@ -47,6 +47,7 @@ static const scope scopes[] = {{"policies", MEASURES & ~(unsigned)ABLATION, NULL
                                {"ids", SINGLE, NULL},
                                {"max-tokens", SINGLE, NULL},
                                {"json", SINGLE | REPORT, NULL},
+                               {"quiet", MEASURES | SINGLE | REPORT, NULL},
                                {"html", REPORT, NULL},
                                {"markdown", REPORT, NULL},
                                {"baseline", REPORT, NULL},
@@ -54,24 +55,11 @@ static const scope scopes[] = {{"policies", MEASURES & ~(unsigned)ABLATION, NULL
                                {"except", REPORT, NULL},
                                {"resample", REPORT, NULL}};
 
-static bool same_text(const char *a, const char *b) { return a == b || (a && b && !strcmp(a, b)); }
-
-/* Whether the option has its default: then it does not matter whether it was given. */
-static bool is_default(const kvf__arg *a, const kvf__cli *cli, const kvf__cli *other) {
-    const char *x = (const char *)cli + a->offset, *y = (const char *)other + a->offset;
-    switch (a->kind) {
-    case KVF__ARG_TEXT:
-    case KVF__ARG_CHOICE:
-        return same_text(*(const char *const *)(const void *)x, *(const char *const *)(const void *)y);
-    case KVF__ARG_LIST:
-    case KVF__ARG_NAMED: return ((const kvf__arg_list *)(const void *)x)->n == 0;
-    case KVF__ARG_FLAG: return memcmp(x, y, sizeof(int)) == 0;
-    case KVF__ARG_COUNT: return memcmp(x, y, sizeof(uint32_t)) == 0;
-    case KVF__ARG_NUMBER: return memcmp(x, y, sizeof(double)) == 0;
-    case KVF__ARG_SEED:
-    case KVF__ARG_BYTES: return memcmp(x, y, sizeof(uint64_t)) == 0;
-    }
-    return true;
+/* Options without a row are those of the run: they count wherever something is computed. */
+static scope scope_of(const char *option) {
+    for (size_t i = 0; i < sizeof scopes / sizeof scopes[0]; i++)
+        if (kvf__name_equal(scopes[i].option, option)) return scopes[i];
+    return (scope){option, MEASURES | SINGLE, NULL};
 }
 
 /* "needle and recall" */
@@ -89,18 +77,17 @@ static void name_places(unsigned counts, char *text, size_t capacity) {
 }
 
 static bool check(const kvf__cli *cli, const char *word, unsigned here) {
-    const kvf__command *command = kvf__commands;
-    while (strcmp(command->name, "eval")) command++;
-    kvf__cli defaults = kvf__cli_default();
-    for (size_t i = 0; i < sizeof scopes / sizeof scopes[0]; i++) {
-        const kvf__arg *a = kvf__args_find(command, scopes[i].option, NULL);
-        if (!a || scopes[i].counts & here || is_default(a, cli, &defaults)) continue;
+    for (uint32_t i = 0; i < cli->given.n; i++) {
+        const char *option = cli->given.names[i];
+        scope s = scope_of(option);
+        if (s.counts & here) continue;
         char places[160];
-        name_places(scopes[i].counts, places, sizeof places);
-        if (scopes[i].instead && here & MEASURES & ~(unsigned)ABLATION)
-            kvf__say("--%s: has no say in eval %s: %s", a->name, word, scopes[i].instead);
+        name_places(s.counts, places, sizeof places);
+        if (s.instead && here & MEASURES & ~(unsigned)ABLATION)
+            kvf__say("--%s: has no say in eval %s: %s", kvf__dashed(option).text, word, s.instead);
         else
-            kvf__say("--%s: has no say in eval %s: it is for eval %s; leave it out", a->name, word, places);
+            kvf__say("--%s: has no say in eval %s: it is for eval %s; leave it out", kvf__dashed(option).text, word,
+                     places);
         return false;
     }
     return true;
