@@ -1,7 +1,6 @@
 /* kvfold eval: the plan of a run, its batches one after another, records out. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +8,7 @@
 
 #include "tools/eval/output.h"
 #include "tools/progress.h"
+#include "tools/signals.h"
 
 typedef struct plan { /* of the whole run */
     const kvf__cli *cli;
@@ -30,21 +30,6 @@ typedef struct plan { /* of the whole run */
     uint64_t step_tokens;                                            /* of the engine, before this batch */
     double started;
 } plan;
-
-static volatile sig_atomic_t caught_signal;
-
-static void catch_signal(int number) { caught_signal = number; }
-
-/* The first signal ends the run after the step; a second one ends the program at once. */
-static void install_signals(void) {
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = catch_signal;
-    action.sa_flags = (int)(SA_RESETHAND | SA_RESTART);
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
 
 /* ---- Batches -------------------------------------------------------------------------------------------------- */
 
@@ -174,7 +159,7 @@ static void write_batch(plan *p, const kvf__eval_batch *b) {
 
 static bool asked_to_stop(void *user) {
     (void)user;
-    return caught_signal != 0;
+    return kvf__signal_caught() != 0;
 }
 
 static void show(void *user, uint64_t n_tokens) {
@@ -192,7 +177,7 @@ static void show(void *user, uint64_t n_tokens) {
 
 static bool run_batch(plan *p, kvf__eval_batch *b, uint64_t blocks) {
     (void)blocks;
-    if (caught_signal || p->output.sink.failed) return false;
+    if (kvf__signal_caught() || p->output.sink.failed) return false;
     if (is_done(p, b)) {
         p->n_done += b->n_cells;
         p->tokens_skipped += tokens_of(b);
@@ -298,13 +283,13 @@ static int run_plan(plan *p) {
     bool open = make_plan(p) && open_engine(p);
     if (open) run = kvf__eval_run_record(p->cli, p->measure, &p->inputs, &p->policies, p->k, p->n_threads);
     if (run && kvf__eval_output_open(&p->output, p->cli, run)) {
-        install_signals();
+        kvf__signals_catch();
         p->progress = kvf__progress_begin(!p->cli->quiet, "eval", p->n_cells);
         p->started = kvf__now();
         bool whole = each_batch(p, run_batch);
         kvf__progress_clear();
-        code = whole ? KVF__EXIT_OK : caught_signal ? KVF__EXIT_SIGNAL + caught_signal : KVF__EXIT_ENGINE;
-        if (caught_signal)
+        code = whole ? KVF__EXIT_OK : kvf__signal_caught() ? KVF__EXIT_SIGNAL + kvf__signal_caught() : KVF__EXIT_ENGINE;
+        if (kvf__signal_caught())
             kvf__say("interrupted: %llu of %llu cells are written%s", (unsigned long long)p->n_done,
                      (unsigned long long)p->n_cells, p->cli->output ? "; the same with --resume goes on" : "");
     }
