@@ -125,7 +125,8 @@ KVF_API KVF_CHECK kvf_status kvf_attention_workspace_bytes(uint32_t n_threads, u
  *  @param stream where it runs. @param a k, v, kv_stride, q_begin, view, pages, layer, range are read.
  *  @param err detail, or NULL.
  *  @own nothing is kept. @threads one call on a stream at a time; different streams may not share pages being written.
- *  @errors KVF_E_INVALID. @cost O(tokens * heads * head_dim); no allocation; returns when done. */
+ *  @errors KVF_E_INVALID (what is NULL, out of range, or no block of the pages). @cost O(tokens * heads * head_dim); no
+ *  allocation; returns when done. */
 KVF_API KVF_CHECK kvf_status kvf_attention_append(kvf_stream *stream, const kvf_attention *a, kvf_error *err);
 
 /** Causal attention of a chunk's queries over everything their tables hold: the n tokens of a sequence are its newest n

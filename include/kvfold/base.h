@@ -106,7 +106,8 @@ typedef enum kvf_dtype { KVF_F32 = 0, KVF_F16 = 1, KVF_BF16 = 2 } kvf_dtype;
 KVF_API size_t kvf_dtype_bytes(kvf_dtype dtype);
 
 /* A stream: where kernels run. The CPU stream is a pool of threads that runs each call
- * to its end before it returns; results never depend on the number of threads. */
+ * to its end before it returns; results never depend on the number of threads. Calls that take a stream take NULL too: they
+ * run in the calling thread alone. */
 typedef struct kvf_stream kvf_stream;
 
 /** Creates a CPU stream: the calling thread and n_threads - 1 workers.
@@ -125,7 +126,7 @@ KVF_API KVF_CHECK kvf_status kvf_stream_create_cpu(const kvf_allocator *allocato
 KVF_API void kvf_stream_destroy(kvf_stream *stream);
 
 /** The number of threads, the caller's included.
- *  @param stream a stream.
+ *  @param stream a stream, or NULL: 1.
  *  @own nothing. @threads any. @errors none. @cost O(1). */
 KVF_API uint32_t kvf_stream_n_threads(const kvf_stream *stream);
 

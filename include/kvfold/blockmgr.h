@@ -176,7 +176,8 @@ KVF_API KVF_CHECK kvf_status kvf_seq_create(kvf_manager *manager, kvf_seq *out);
  *  @param manager a manager. @param parent a sequence with no compaction under way.
  *  @param copies score page copies to carry out. @param out the child.
  *  @own the caller, kvf_seq_free. @threads as the manager.
- *  @errors KVF_E_STALE, KVF_E_LIMIT (max_seqs, list capacity), KVF_E_NO_BLOCKS (score pages or promise), KVF_E_STATE.
+ *  @errors KVF_E_STALE, KVF_E_LIMIT (max_seqs, list capacity), KVF_E_NO_BLOCKS (score pages or promise), KVF_E_STATE (a
+ *  compaction of the parent is under way, or it lies on the host).
  *  @cost O(blocks of the parent), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *copies, kvf_seq *out);
 
@@ -217,7 +218,7 @@ KVF_API KVF_CHECK kvf_status kvf_seq_next_pos(const kvf_manager *manager, kvf_se
  *  that keeps nothing, no score page to a window.
  *  @param with_scores whether score pages are promised too.
  *  @own nothing is kept. @threads as the manager.
- *  @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_NO_BLOCKS.
+ *  @errors KVF_E_STALE, KVF_E_INVALID (more than max_slots), KVF_E_NO_BLOCKS, KVF_E_STATE (it lies on the host).
  *  @cost O(tables), and the blocks of tables that were forked, of any once after a kvf_block_hold; no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots,
                                              int with_scores);
@@ -237,7 +238,7 @@ typedef struct kvf_reserve {
 /** kvf_seq_reserve with all that a reservation has; a fork's child inherits `growth`.
  *  @param manager a manager. @param seq a sequence. @param reserve see kvf_reserve.
  *  @own nothing is kept. @threads as the manager.
- *  @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_NO_BLOCKS.
+ *  @errors those of kvf_seq_reserve; KVF_E_INVALID also for `growth` and `fresh` together.
  *  @cost as kvf_seq_reserve; with `growth` O(tables). */
 KVF_API KVF_CHECK kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq seq, const kvf_reserve *reserve);
 
@@ -246,7 +247,7 @@ KVF_API KVF_CHECK kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq se
  *  @param manager a manager. @param seq a sequence without score pages.
  *  @param n_slots [n_layers][n_groups]: slots to cover now, each at most the table's; a window's tables get no pages.
  *  @own nothing is kept. @threads as the manager.
- *  @errors KVF_E_STALE, KVF_E_STATE (has them already), KVF_E_INVALID, KVF_E_NO_BLOCKS.
+ *  @errors KVF_E_STALE, KVF_E_STATE (has them already, lies on the host), KVF_E_INVALID, KVF_E_NO_BLOCKS.
  *  @cost O(pages), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_seq_take_scores(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots);
 
@@ -263,7 +264,7 @@ typedef struct kvf_append_item {
  *  @param copies copies to carry out before the new slots are written.
  *  @own nothing is kept. @threads as the manager.
  *  @errors KVF_E_STALE, KVF_E_INVALID (0 tokens, a sequence twice), KVF_E_LIMIT (max_slots, 2^32 positions, list
- *  capacity), KVF_E_NO_BLOCKS, KVF_E_STATE (compaction under way).
+ *  capacity), KVF_E_NO_BLOCKS, KVF_E_STATE (a compaction under way, a sequence on the host).
  *  @cost O(tables + blocks taken), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32_t n_items,
                                         kvf_copy_list *copies);
@@ -279,7 +280,9 @@ KVF_API KVF_CHECK kvf_status kvf_can_append(const kvf_manager *manager, const kv
  *  evicted since they were appended. A window that has moved on since can not be taken back: each of its tables must be
  *  left with min(w - 1, next_pos) slots.
  *  @param manager a manager. @param seq a sequence. @param n_tokens 0..the shortest table.
- *  @own nothing. @threads as the manager. @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_STATE. @cost O(tables + blocks). */
+ *  @own nothing. @threads as the manager.
+ *  @errors KVF_E_STALE, KVF_E_INVALID (more than a table has, a window that has moved on), KVF_E_STATE (a compaction under way,
+ *  on the host). @cost O(tables + blocks), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_seq_rollback(kvf_manager *manager, kvf_seq seq, uint32_t n_tokens);
 
 /* ---- The host tier -------------------------------------------------------------------------- */
@@ -350,7 +353,8 @@ typedef struct kvf_compaction {
  *  @param manager a manager with no compaction under way. @param items distinct (seq, layer). @param n_items how many,
  *  at most max_seqs * n_layers. @param out filled; valid until commit or cancel.
  *  @own items stay the caller's and must live until then. @threads as the manager.
- *  @errors KVF_E_STALE, KVF_E_INVALID (n_keep, a pair twice, a window), KVF_E_NO_BLOCKS, KVF_E_STATE.
+ *  @errors KVF_E_STALE, KVF_E_INVALID (n_keep, a pair twice, a window), KVF_E_NO_BLOCKS, KVF_E_STATE (one is under way, or a
+ *  sequence lies on the host).
  *  @cost O(tables) when nothing is shared, else O(their blocks), once after a kvf_block_hold on a table's block too; no
  *  allocation. */
 KVF_API KVF_CHECK kvf_status kvf_compact_begin(kvf_manager *manager, const kvf_compact_item *items, uint32_t n_items,
@@ -388,7 +392,8 @@ typedef struct kvf_view {
  *  @param n_seqs at most max_seqs. @param out the view, filled wholly (struct_size too): its arrays are the manager's
  *  and hold until the same buffer is filled again; n_slots are those of now, rows follow later growth or, with view_copies,
  *  do not.
- *  @own the manager's. @threads as the manager. @errors KVF_E_STALE, KVF_E_INVALID, KVF_E_LIMIT.
+ *  @own the manager's. @threads as the manager.
+ *  @errors KVF_E_STALE, KVF_E_INVALID (which), KVF_E_LIMIT (n_seqs), KVF_E_STATE (a sequence lies on the host).
  *  @cost O(n_seqs * tables), with view_copies the changed entries besides; no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_view_fill(kvf_manager *manager, uint32_t which, const kvf_seq *seqs, uint32_t n_seqs,
                                            kvf_view *out);

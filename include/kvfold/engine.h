@@ -38,7 +38,7 @@ typedef struct kvf_engine_config {
     size_t struct_size;
     const kvf_model *model;
     uint32_t n_threads;          /* 0: the CPUs there are */
-    kvf_dtype kv_dtype;          /* of the pages */
+    kvf_dtype kv_dtype;          /* of the pages: here 0 is KVF_F32; kvf_engine_config_default has KVF_F16 */
     uint32_t block_size;         /* 0: 16 */
     uint32_t heads_per_group;    /* 0: all KV heads */
     uint32_t chunk;              /* 0: 512 */
@@ -49,7 +49,7 @@ typedef struct kvf_engine_config {
     uint32_t n_score_arrays;     /* score arrays a page has; a request that needs more is refused; 0: 3 */
     int want_mass_bias;          /* 1: pages carry weight and bias (merge=mass) */
     kvf_cpu_path path;
-    kvf_log log;
+    kvf_log log; /* for lines to a person; this version writes none */
     kvf_allocator allocator;
     /* 1: what a request gets depends on it, the model, and kv_dtype alone, to the bit: not on what runs beside it, chunk,
      * threads, or whether it was preempted. After a preemption all policies replay what they had generated. */
@@ -100,7 +100,7 @@ typedef struct kvf_result {
     kvf_policy_counts counts;
     uint64_t kept; /* slots held, over layers and KV heads */
     uint32_t n_preempted;
-    double first_token_s, total_s; /* since the submission */
+    double first_token_s, total_s; /* seconds since the submission, or the turn */
     /* The likeliest tokens at each step, at temperature 1, as the request asked for; else 0 and NULL. */
     uint32_t n_top_logprobs;
     const uint32_t *top_tokens; /* [n_tokens][n_top_logprobs] likeliest first, ties to the lower id; KVF_NO_TOKEN where
@@ -124,7 +124,8 @@ typedef struct kvf_generate {
     size_t struct_size;
     const uint32_t *tokens; /* the prompt; copied */
     uint32_t n_tokens;
-    uint32_t max_tokens;
+    uint32_t
+        max_tokens; /* most tokens to generate, within max_context; 0: the prompt is computed and the request ends */
     kvf_sampling sampling;
     const char *const *stop; /* stop strings; copied */
     uint32_t n_stop;
@@ -134,7 +135,7 @@ typedef struct kvf_generate {
     const kvf_policy_options *policy; /* copied; NULL: full */
     void *user;
     void (*on_token)(void *user, kvf_request request, uint32_t token, double logprob); /* or NULL */
-    void (*on_finish)(void *user, const kvf_result *result);
+    void (*on_finish)(void *user, const kvf_result *result);                           /* required */
     uint32_t
         n_top_logprobs; /* likeliest tokens of each step to report, at most KVF_TOP_LOGPROBS_MAX and the vocabulary */
     uint32_t n;         /* answers, at most KVF_SAMPLES_MAX; 0: 1 */
@@ -165,7 +166,7 @@ typedef struct kvf_generate {
 typedef struct kvf_engine_stats {
     size_t struct_size;
     uint64_t n_steps, n_prompt_tokens, n_decode_tokens, n_preempted, n_finished;
-    double forward_s, prefill_s, decode_s, policy_s; /* a mixed step's time is split by tokens */
+    double forward_s, prefill_s, decode_s, policy_s; /* seconds; a mixed step's time is split by tokens */
     uint32_t n_running, n_waiting, n_running_max;
     kvf_occupancy occupancy;
     uint64_t full_bytes; /* what the sequences of the last step would hold with the full cache */

@@ -1,6 +1,7 @@
 /* kvfold/model.h: a Llama-family decoder over paged KV, from GGUF files; its tokenizer and sampler.
  *
- * The file is mapped, not read. Weights are multiplied in fp32 through a BLAS; K and V live in the caller's pages.
+ * The file is mapped, not read: weights stay there in its types, and are dequantised to fp32 piece by piece where they are
+ * multiplied (docs/decisions/005-quantised-weights.md). K and V live in the caller's pages.
  * Part of libkvfold_engine: programs that only manage blocks need not link it.
  */
 #ifndef KVFOLD_MODEL_H
@@ -129,8 +130,8 @@ typedef struct kvf_forward {
 /** Runs the pass: writes K and V of the new tokens into the pages, fills the mass and the logits.
  *  @param model a model. @param activations of it. @param stream where it runs. @param forward see above. @param err detail, or NULL.
  *  @own nothing is kept. @threads one at a time for an activations object.
- *  @errors KVF_E_INVALID (an id or a target outside the vocabulary, sizes beyond the activations'), KVF_E_UNSUPPORTED (more positions than the
- *  model's sliding window), those of after_layer, KVF_E_NO_MEMORY (the BLAS).
+ *  @errors KVF_E_INVALID (an id or a target outside the vocabulary, sizes beyond the activations', more threads
+ *  than they were made for), KVF_E_UNSUPPORTED (path), those of after_layer, KVF_E_NO_MEMORY (the BLAS).
  *  @cost 2 * parameters * tokens operations and the attention; no allocation of ours. */
 KVF_API KVF_CHECK kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activations, kvf_stream *stream,
                                                const kvf_forward *forward, kvf_error *err);

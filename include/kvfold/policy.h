@@ -31,19 +31,19 @@ typedef struct kvf_policy_state kvf_policy_state;
 /* ---- Options: one request's ------------------------------------------------------------------ */
 
 typedef enum kvf_metric {
-    KVF_METRIC_HEAD_MINMAX,
-    KVF_METRIC_RAW,
-    KVF_METRIC_LAYER_MINMAX,
-    KVF_METRIC_MASS,   /* tokens that hold metric_share of a head's column sums, mean over the heads */
-    KVF_METRIC_ENTROPY /* exp of the entropy of a head's column sums, mean over the heads */
+    KVF_METRIC_HEAD_MINMAX, /* variance of a head's column sums, scaled to [0, 1] over the layer's heads, mean over them */
+    KVF_METRIC_RAW,         /* mean over the heads of that variance, as it is */
+    KVF_METRIC_LAYER_MINMAX, /* that mean, scaled to [0, 1] over the layers */
+    KVF_METRIC_MASS,         /* tokens that hold metric_share of a head's column sums, mean over the heads */
+    KVF_METRIC_ENTROPY       /* exp of the entropy of a head's column sums, mean over the heads */
 } kvf_metric;
 typedef enum kvf_budget_unit { KVF_BUDGET_TOKEN, KVF_BUDGET_BLOCK } kvf_budget_unit;
 typedef enum kvf_score {
-    KVF_SCORE_ACCUMULATE,
-    KVF_SCORE_PROMPT_PLUS_CURRENT,
-    KVF_SCORE_MEAN,  /* accumulated, divided by the queries that saw the token */
-    KVF_SCORE_SQRT,  /* accumulated, divided by the root of their number */
-    KVF_SCORE_WINDOW /* the rows of the last score_window queries alone */
+    KVF_SCORE_ACCUMULATE,          /* the prompt's column sums, and every decode row */
+    KVF_SCORE_PROMPT_PLUS_CURRENT, /* the prompt's column sums, and the newest row alone */
+    KVF_SCORE_MEAN,                /* accumulated, divided by the queries that saw the token */
+    KVF_SCORE_SQRT,                /* accumulated, divided by the root of their number */
+    KVF_SCORE_WINDOW               /* the rows of the last score_window queries alone */
 } kvf_score;
 typedef enum kvf_score_norm { KVF_SCORE_NORM_NONE, KVF_SCORE_NORM_V } kvf_score_norm;
 typedef enum kvf_cam_mode { KVF_CAM_EXPECTED, KVF_CAM_SAMPLE } kvf_cam_mode;
@@ -68,7 +68,7 @@ typedef struct kvf_policy_options {
     const kvf_policy_ops *ops;
     double rho;             /* share of the prompt's tokens kept per layer, (0, 1]; 1: nothing is ever evicted */
     uint32_t budget_tokens; /* absolute, per layer, in place of rho * L; 0: rho; else at least KVF_MIN_BUDGET_TOKENS */
-    uint32_t min_tokens;    /* floor of the budget per layer */
+    uint32_t min_tokens;    /* floor of the budget per layer; without effect where redistribute is 0 */
     kvf_metric metric;
     int32_t layer_sign;    /* +1 or -1 */
     double layer_strength; /* factor of the density, >= 0 */
@@ -86,7 +86,7 @@ typedef struct kvf_policy_options {
     kvf_scope scope;
     double beta_new, beta_old;
     double gate;          /* fixed threshold in [-1, 1]; NaN: the EMA threshold tau */
-    uint32_t evict_every; /* k; 0 with budget_unit block: block_size / 2 */
+    uint32_t evict_every; /* k; 0: block_size / 2 */
     int32_t defer_first_decode;
     int32_t
         budget_may_change; /* 1: with rho 1 attention is observed all the same, so that the budget can be tightened */
@@ -120,7 +120,8 @@ KVF_API const kvf_policy_option_info *kvf_policy_option_list(uint32_t *n);
 
 /** Fills options with a policy's preset.
  *  @param options filled. @param policy a built-in one (kvf_policy_name).
- *  @param preset "paper", "serving", "authors" for d2o; NULL or "default" for the policy's default.
+ *  @param preset of the policy (kvf_policy_preset): "paper", "serving" and "authors" of d2o, "h2o" of cam; NULL or "default" for
+ *  its default.
  *  @param err names what is unknown and lists what there is, or NULL.
  *  @own plain values. @threads any. @errors KVF_E_NOT_FOUND. @cost O(1). */
 KVF_API KVF_CHECK kvf_status kvf_policy_options_init(kvf_policy_options *options, const char *policy,
@@ -371,7 +372,7 @@ typedef struct kvf_policy_batch {
     /* match, gate, apply. */
     const kvf_event *events;
     uint32_t n_events;
-    const kvf_compaction *compaction; /* item e is events[e] where that evicts; NULL: all in place */
+    const kvf_compaction *compaction; /* begun for the events that evict; NULL: all in place */
     /* [n_events]: item of compaction, which events of one layer's groups may share; UINT32_MAX: none (nothing is evicted) */
     const uint32_t *compaction_item;
     void *workspace; /* kvf_policy_workspace_bytes, 64-byte aligned */
