@@ -253,9 +253,9 @@ typedef struct kvf__stretch {
     uint32_t begin, end;
 } kvf__stretch;
 
-kvf__stretch kvf__live_stretch(const kvf__live *r, uint32_t at);   /* the prompt, or the segment, that has that token */
-bool kvf__live_turns(const kvf__live *r, uint32_t at);     /* a segment begins there */
-uint32_t kvf__live_seen(const kvf__live *r, uint32_t end); /* prompt tokens before that one */
+kvf__stretch kvf__live_stretch(const kvf__live *r, uint32_t at); /* the prompt, or the segment, that has that token */
+bool kvf__live_turns(const kvf__live *r, uint32_t at);           /* a segment begins there */
+uint32_t kvf__live_seen(const kvf__live *r, uint32_t end);       /* prompt tokens before that one */
 /* Its answer has ended: it is delivered, and the request stays open if it is to and can. */
 void kvf__live_answered(kvf_engine *e, kvf__live *r, kvf_finish finish);
 
