@@ -156,6 +156,21 @@ void kvf__policy_put(json_t *object, const kvf_policy_options *options) {
     }
 }
 
+static uint32_t keep_of(const kvf_result *r, uint32_t table) {
+    return r->group_sizes[table].keep == UINT32_MAX ? r->n_prompt : r->group_sizes[table].keep;
+}
+
+json_t *kvf__group_sizes_json(const kvf_result *r, uint32_t n_layers) {
+    json_t *layers = json_array();
+    for (uint32_t l = 0; l < n_layers; l++) {
+        json_t *layer = json_array();
+        for (uint32_t g = 0; g < r->n_groups; g++)
+            json_array_append_new(layer, json_integer(keep_of(r, l * r->n_groups + g)));
+        json_array_append_new(layers, layer);
+    }
+    return layers;
+}
+
 /* ---- Files and JSON ------------------------------------------------------------------------------------ */
 
 char *kvf__read_file(const char *path, const char *option, size_t *n_bytes) {

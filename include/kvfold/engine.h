@@ -116,6 +116,9 @@ typedef struct kvf_result {
      * its size is not known yet. Of samples each counts what it shares. */
     uint64_t block_steps, reserved_block_steps;
     uint32_t n_block_steps;
+    /* Where the head groups of a layer have sizes of their own (head_budget adaptive): [n_layers][n_groups]; else NULL. */
+    const kvf_layer_size *group_sizes;
+    uint32_t n_groups; /* head groups, block tables, of a layer */
 } kvf_result;
 
 enum { KVF_TOP_LOGPROBS_MAX = 20, KVF_SAMPLES_MAX = 128 };
