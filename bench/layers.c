@@ -11,6 +11,22 @@ static void must(kvf_status status, const kvf_error *err) {
     if (status) kvf__bench_die("policy: %s: %s", kvf_status_name(status), err->text);
 }
 
+static const struct {
+    const char *name;
+    kvf_cpu_path path;
+} paths[] = {{"auto", KVF_CPU_AUTO}, {"avx2", KVF_CPU_AVX2}, {"avx512", KVF_CPU_AVX512}};
+static size_t path; /* index of paths */
+
+const char *kvf__bench_layers_path(const char *name) {
+    for (size_t i = 0; name && i < sizeof paths / sizeof *paths; i++) {
+        if (strcmp(name, paths[i].name) != 0 || !(i == 0 || kvf_cpu_has_path(paths[i].path))) continue;
+        path = i;
+        name = NULL;
+    }
+    if (name) kvf__bench_die("-a %s: must be auto, avx2 or avx512, one that this CPU has", name);
+    return paths[path].name;
+}
+
 static float *floats(size_t n) { return kvf__bench_take(n * sizeof(float)); }
 
 static void make_pages(kvf__bench_layers *x) {
@@ -187,6 +203,7 @@ double kvf__bench_layers_attend(kvf__bench_layers *x, uint32_t layer, uint32_t n
                        .out = x->out,
                        .out_stride = WIDTH,
                        .mass = wanted ? &mass : NULL,
+                       .path = paths[path].path,
                        .workspace = x->attention_space,
                        .workspace_bytes = x->attention_bytes};
     double begin = kvf__clock();
@@ -228,6 +245,7 @@ static kvf_policy_batch batch_of(kvf__bench_layers *x) {
                               .events = x->events,
                               .workspace = x->policy_space,
                               .workspace_bytes = x->policy_bytes,
+                              .path = paths[path].path,
                               .logprobs = x->logprobs};
 }
 

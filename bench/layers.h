@@ -42,6 +42,10 @@ kvf__bench_layers *kvf__bench_layers_create(uint32_t n_layers, uint32_t max_slot
                                             uint32_t max_evict, uint32_t n_threads);
 void kvf__bench_layers_destroy(kvf__bench_layers *x);
 
+/* Sets the path that attention and policies take, "avx2" or "avx512" (as the CPU has it); dies of another name. NULL only asks.
+ * Returns its name, "auto" unless it was set. */
+const char *kvf__bench_layers_path(const char *name);
+
 /* All tables hold n_slots tokens, spread over positions below next_pos, the last ones next to each other. */
 void kvf__bench_layers_fill(kvf__bench_layers *x, uint32_t n_slots, uint32_t next_pos);
 

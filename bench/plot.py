@@ -143,7 +143,8 @@ def shares(lines):
                 axis.barh(range(len(some)), width, left=ends, height=0.62, color=f"C{number}", label=part.replace("_", " "))
             ends = [a + b for a, b in zip(ends, width)]
         for i, line in enumerate(some):
-            text = f" {100 * line['share']:.3g} % of {line['value']:.4g} {line['unit']}"
+            digits = 0 if line["value"] >= 1000 else 2
+            text = f" {100 * line['share']:.2f} % of {line['value']:,.{digits}f} {line['unit']}"
             if line.get("of_full", 1) != 1:
                 text += f", {line['of_full']:.2f} of full"
             axis.text(ends[i], i, text, va="center", fontsize=7)

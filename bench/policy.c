@@ -1,6 +1,6 @@
 /* Measures what a policy does to layers of Llama-3-8B's shape: 8 KV heads of 128, fp16 pages, the policy d2o.
  *
- * kvfold-bench policy [-r REPETITIONS] [-t THREADS] [-k K]. policy/compact: a prompt of 4,096 tokens becomes 819, by match, gate
+ * kvfold-bench policy [-r REPETITIONS] [-t THREADS] [-a PATH] [-k K]. policy/compact: a prompt of 4,096 tokens becomes 819, by match, gate
  * and apply. The floor is the sgemm of the keys' products alone, evicted times kept, over floats that lie ready, in slices
  * whose results stay in cache. policy/evict: layers of 4,096 slots decode, each step with its attention; after k steps
  * one event evicts k from every layer; -k measures this alone, for one k. Its floor is reading the keys once and the products at sgemm's rate. What a ratio
@@ -211,6 +211,7 @@ static void begin(const char *name, layers *x, double scale, const char *unit, d
         kvf__bench_text("floor_by", gemm.library);
     }
     kvf__bench_text("policy", "d2o");
+    kvf__bench_text("path", kvf__bench_layers_path(NULL));
     kvf__bench_number("kv_heads", HEADS);
     kvf__bench_number("head_dim", DIM);
     kvf__bench_number("match", scale * kvf__bench_quantile(&parts[KVF__BENCH_MATCH], .5));
@@ -290,12 +291,13 @@ static void evict_case(layers *x, uint32_t k, int repetitions) {
 
 int kvf__bench_policy(int argc, char **argv) {
     int repetitions = 15, threads = 2, only = 0, option;
-    while ((option = getopt(argc, argv, "r:t:k:p:")) != -1) switch (option) {
+    while ((option = getopt(argc, argv, "r:t:a:k:p:")) != -1) switch (option) {
         case 'r': repetitions = (int)kvf__bench_int("-r", optarg, 1, KVF__BENCH_MAX_REPETITIONS); break;
         case 't': threads = (int)kvf__bench_int("-t", optarg, 1, KVF__BENCH_MAX_THREADS); break;
+        case 'a': kvf__bench_layers_path(optarg); break;
         case 'k': only = (int)kvf__bench_int("-k", optarg, 1, MOST_EVICT); break;
         case 'p': return 0; /* the shares of some policies alone */
-        default: kvf__bench_die("policy [-r REPETITIONS] [-t THREADS] [-k K] [-p POLICY[:PRESET],...]");
+        default: kvf__bench_die("policy [-r REPETITIONS] [-t THREADS] [-a PATH] [-k K] [-p POLICY[:PRESET],...]");
         }
     open_gemm(threads);
     for (int n = 1; n <= threads; n++) {

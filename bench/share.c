@@ -1,10 +1,10 @@
 /* Measures what share of a model's time each policy takes: a layer of Llama-3-8B with weights in Q4_1, as the engine computes
  * it, its attention, and beside them all that the policy asks for.
  *
- * kvfold-bench policy/share [-r REPETITIONS] [-t THREADS] [-p POLICY[:PRESET],...]. policy/share/prompt: a prompt of 4,096
+ * kvfold-bench policy/share [-r REPETITIONS] [-t THREADS] [-a PATH] [-p POLICY[:PRESET],...]. policy/share/prompt: a prompt of 4,096
  * tokens, compacted to a fifth. policy/share/decode: steps at the slots that it then has; an event every k steps. The floor
  * is the layer without a policy, at as many slots: products with its weights, and attention of which nobody wants to see the
- * mass. The products are the same for all and measured once; for_mass is what attention takes longer when its mass is wanted. */
+ * mass. The products of a prompt are the same for all and measured once; for_mass is what attention takes longer when its mass is wanted. */
 #define _DEFAULT_SOURCE
 #include <math.h>
 #include <stdio.h>
@@ -159,7 +159,7 @@ static void choose_named(char *text) {
 
 /* Seconds of one repetition: of a layer's prompt, or of a layer's step. */
 typedef struct sample {
-    double attention, mass, observe, parts[N_PARTS];
+    double products, attention, mass, observe, parts[N_PARTS]; /* products: with the layer's weights */
 } sample;
 
 static double policy_seconds(const sample *s) {
@@ -174,19 +174,23 @@ static double median_of(const sample *s, int n, double (*part)(const sample *, i
     return median(t);
 }
 static double part_of(const sample *s, int i) { return s->parts[i]; }
-static double other_of(const sample *s, int i) { return i == 0 ? s->attention : i == 1 ? s->mass : s->observe; }
+static double other_of(const sample *s, int i) {
+    const double all[] = {s->products, s->attention, s->mass, s->observe};
+    return all[i];
+}
 
-/* products: seconds of the layer's weights. Returns seconds of the whole. */
-static double report(const char *name, const chosen *c, const sample *s, int n, double products, uint32_t slots,
-                     uint32_t n_threads, double full) {
+/* Returns seconds of the whole. */
+static double report(const char *name, const chosen *c, const sample *s, int n, uint32_t slots, uint32_t n_threads,
+                     double full) {
     bool prompt = strstr(name, "prompt") != NULL;
     const double scale = 1e3;
-    times whole = {.n = n}, floors = whole, ratios = whole, shares = whole;
+    times whole = {.n = n}, floors = whole, ratios = whole, shares = whole, of_attention = whole;
     for (int r = 0; r < n; r++) {
-        floors.s[r] = products + s[r].attention;
+        floors.s[r] = s[r].products + s[r].attention;
         whole.s[r] = floors.s[r] + policy_seconds(&s[r]);
         ratios.s[r] = whole.s[r] / floors.s[r];
         shares.s[r] = 1 - floors.s[r] / whole.s[r];
+        of_attention.s[r] = policy_seconds(&s[r]) / s[r].attention;
     }
     kvf__bench_sort(&whole), kvf__bench_sort(&ratios);
     double value = kvf__bench_quantile(&whole, .5), weight_bytes = 0;
@@ -195,16 +199,18 @@ static double report(const char *name, const chosen *c, const sample *s, int n, 
                      weight_bytes + (double)slots * KVF__BENCH_HEADS * KVF__BENCH_DIM * 4);
     kvf__bench_floor(scale * median(floors), &ratios);
     kvf__bench_text("policy", c->name);
+    kvf__bench_text("path", kvf__bench_layers_path(NULL));
     kvf__bench_number("share", median(shares));
+    kvf__bench_number("of_attention", median(of_attention));
     kvf__bench_number("slots", slots);
     if (prompt) kvf__bench_number("keep", c->keep);
     if (!prompt && kvf__policy_room(&c->options, KVF__BENCH_BLOCK) && c->keep < PROMPT)
         kvf__bench_number("k", kvf__policy_k(&c->options, KVF__BENCH_BLOCK));
     if (!prompt && full > 0) kvf__bench_number("of_full", value / full);
-    kvf__bench_number("weights", scale * products);
-    kvf__bench_number("attention", scale * median_of(s, n, other_of, 0));
-    kvf__bench_number("for_mass", scale * median_of(s, n, other_of, 1));
-    if (!prompt) kvf__bench_number("observe", scale * median_of(s, n, other_of, 2));
+    kvf__bench_number("weights", scale * median_of(s, n, other_of, 0));
+    kvf__bench_number("attention", scale * median_of(s, n, other_of, 1));
+    kvf__bench_number("for_mass", scale * median_of(s, n, other_of, 2));
+    if (!prompt) kvf__bench_number("observe", scale * median_of(s, n, other_of, 3));
     if (prompt) kvf__bench_number("budget", scale * median_of(s, n, part_of, KVF__BENCH_BUDGET));
     kvf__bench_number("match", scale * median_of(s, n, part_of, KVF__BENCH_MATCH));
     kvf__bench_number("gate", scale * median_of(s, n, part_of, KVF__BENCH_GATE));
@@ -269,7 +275,7 @@ static void prompt_cases(const weights *w, uint32_t n_threads, int repetitions) 
         chosen *c = &list.policy[i];
         uint32_t mass = kvf_policy_needs(&c->options) & MASSES;
         for (int r = -1; r < repetitions; r++) {
-            sample s = {.attention = median(attention[0])};
+            sample s = {.products = median(products), .attention = median(attention[0])};
             memcpy(x->memory, saved, x->memory_bytes);
             x->n_slots[0] = PROMPT;
             kvf__bench_layers_open(x, &c->options, 0);
@@ -282,7 +288,7 @@ static void prompt_cases(const weights *w, uint32_t n_threads, int repetitions) 
         const kvf_layer_size *size = kvf_policy_sizes(x->state, 0);
         c->keep = size && size->keep < PROMPT ? size->keep : PROMPT;
         check_held(x, c->name, c->keep);
-        (void)report("policy/share/prompt", c, samples, repetitions, median(products), PROMPT, n_threads, 0);
+        (void)report("policy/share/prompt", c, samples, repetitions, PROMPT, n_threads, 0);
     }
     free(saved);
     kvf__bench_layers_destroy(x);
@@ -318,24 +324,19 @@ static void decode_cases(const weights *w, uint32_t n_threads, int repetitions) 
     static sample samples[KVF__BENCH_MAX_REPETITIONS];
     const uint32_t room = (uint32_t)(repetitions + 1) * STEPS; /* what a policy that evicts nothing grows by */
     layers *x = kvf__bench_layers_create(LAYERS, PROMPT + room, 1, KVF__BENCH_BLOCK, n_threads);
-    times products = {.n = repetitions};
     double full = 0;
-    for (int r = -1; r < repetitions; r++) {
-        double s = multiply(w, x->stream, 1);
-        if (r >= 0) products.s[r] = s;
-    }
     for (int i = 0; i < list.n; i++) {
         const chosen *c = &list.policy[i];
         kvf__bench_layers_fill(x, c->keep, PROMPT);
         kvf__bench_layers_open(x, &c->options, c->keep);
         for (int r = -1; r < repetitions; r++) {
             sample s = decode(x, c);
+            s.products = multiply(w, x->stream, 1);
             if (r >= 0) samples[r] = s;
         }
         bool grows = c->keep == PROMPT || !kvf__policy_room(&c->options, KVF__BENCH_BLOCK);
         check_held(x, c->name, c->keep + (grows ? room : 0));
-        double value =
-            report("policy/share/decode", c, samples, repetitions, median(products), c->keep, n_threads, full);
+        double value = report("policy/share/decode", c, samples, repetitions, c->keep, n_threads, full);
         if (c->keep == PROMPT && full == 0) full = value;
     }
     kvf__bench_layers_destroy(x);
@@ -344,12 +345,13 @@ static void decode_cases(const weights *w, uint32_t n_threads, int repetitions) 
 int kvf__bench_share(int argc, char **argv) {
     int repetitions = 5, threads = 2, option;
     list.n = 0;
-    while ((option = getopt(argc, argv, "r:t:k:p:")) != -1) switch (option) {
+    while ((option = getopt(argc, argv, "r:t:a:k:p:")) != -1) switch (option) {
         case 'r': repetitions = (int)kvf__bench_int("-r", optarg, 1, KVF__BENCH_MAX_REPETITIONS); break;
         case 't': threads = (int)kvf__bench_int("-t", optarg, 1, KVF__BENCH_MAX_THREADS); break;
+        case 'a': kvf__bench_layers_path(optarg); break;
         case 'p': choose_named(optarg); break;
         case 'k': return 0; /* decode events alone */
-        default: die("policy/share [-r REPETITIONS] [-t THREADS] [-p POLICY[:PRESET],...]");
+        default: die("policy/share [-r REPETITIONS] [-t THREADS] [-a PATH] [-p POLICY[:PRESET],...]");
         }
     if (!list.n) choose_all();
     weights *w = make_weights((uint32_t)threads);
