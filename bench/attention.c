@@ -1,8 +1,8 @@
 /* Measures paged attention: decode against its roof, prefill against sgemm.
  *
  * kvfold-bench attention [-r REPETITIONS] [-t THREADS] [-T] [-s SHAPE] [-w WHAT] [-m MIB] [-p PATH] [-c]. The floor of
- * a decode is the larger of two times: its bytes at the rate at which they are read, its multiply-adds and conversions
- * at the rate of multiply-adds; that of a prefill is its products at sgemm's rate. What a ratio compares runs in turns,
+ * a decode is the larger of two times: its bytes at the rate at which they are read, its multiply-adds at their rate with
+ * as many conversions among them; that of a prefill is its products at sgemm's rate. What a ratio compares runs in turns,
  * since machines are shared; -c counts processor time over threads instead of the wall clock, for a machine that is
  * busy with others. -m is the working set, by default 4 times the last-level cache where half of the memory holds that;
  * -p names a kvf_cpu_path (avx2, avx512). One case alone: -T with no fewer threads than -t, -s 8x4x128 of that shape
@@ -20,7 +20,7 @@
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
 #else
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL _Pragma("GCC unroll 24")
 #endif
 #endif
 
@@ -197,7 +197,7 @@ typedef struct machine_work {
     float *a, *b, *c; /* of sgemm, GEMM squares; each thread has a c */
 } machine_work;
 static volatile float sink;
-enum { SHARE = 1 << 19, ROUNDS = 1 << 17, GEMM = 512, GEMM_ITEMS = 8 };
+enum { SHARE = 1 << 19, ROUNDS = 1 << 16, TURN = 24, GEMM = 512, GEMM_ITEMS = 8 };
 
 #if defined(__x86_64__)
 __attribute__((target("avx512f"))) static void read_avx512(const unsigned char *p, size_t n) {
@@ -208,12 +208,17 @@ __attribute__((target("avx512f"))) static void read_avx512(const unsigned char *
     UNROLL for (int i = 1; i < 8; i++) x[0] = _mm512_xor_si512(x[0], x[i]);
     sink = (float)_mm512_reduce_add_epi64(x[0]);
 }
-__attribute__((target("avx512f"))) static void multiply_avx512(void) {
-    __m512 x[16], y = _mm512_set1_ps(sink * 0.0f + 0.5f);
-    UNROLL for (int i = 0; i < 16; i++) x[i] = _mm512_set1_ps((float)i);
-    for (int n = 0; n < ROUNDS; n++)
-        UNROLL for (int i = 0; i < 16; i++) __asm__ volatile("vfmadd231ps %1, %1, %0" : "+v"(x[i]) : "v"(y));
-    UNROLL for (int i = 1; i < 16; i++) x[0] = _mm512_add_ps(x[0], x[i]);
+/* TURN multiply-adds a round, one conversion for each per_kv of them, as an element of K or V costs at least; per_kv is a
+ * constant where this is called. */
+__attribute__((target("avx512f"), always_inline)) static inline void multiply_avx512(int per_kv) {
+    __m512 x[12], z, y = _mm512_set1_ps(sink * 0.0f + 0.5f);
+    __m256i half = _mm256_setzero_si256();
+    UNROLL for (int i = 0; i < 12; i++) x[i] = _mm512_set1_ps((float)i);
+    for (int n = 0; n < ROUNDS; n++) UNROLL for (int i = 0; i < TURN; i++) {
+            if (i % per_kv == 0) __asm__ volatile("vcvtph2ps %1, %0" : "=v"(z) : "m"(half));
+            __asm__ volatile("vfmadd231ps %1, %1, %0" : "+v"(x[i % 12]) : "v"(y));
+        }
+    UNROLL for (int i = 1; i < 12; i++) x[0] = _mm512_add_ps(x[0], x[i]);
     sink = _mm512_reduce_add_ps(x[0]);
 }
 __attribute__((target("avx2,fma"))) static void read_avx2(const unsigned char *p, size_t n) {
@@ -225,14 +230,35 @@ __attribute__((target("avx2,fma"))) static void read_avx2(const unsigned char *p
     UNROLL for (int i = 1; i < 8; i++) x[0] = _mm256_xor_si256(x[0], x[i]);
     sink = (float)_mm256_extract_epi64(x[0], 0);
 }
-__attribute__((target("avx2,fma"))) static void multiply_avx2(void) {
-    __m256 x[12], y = _mm256_set1_ps(sink * 0.0f + 0.5f);
+__attribute__((target("avx2,fma,f16c"), always_inline)) static inline void multiply_avx2(int per_kv) {
+    __m256 x[12], z, y = _mm256_set1_ps(sink * 0.0f + 0.5f);
+    __m128i half = _mm_setzero_si128();
     UNROLL for (int i = 0; i < 12; i++) x[i] = _mm256_set1_ps((float)i);
-    for (int n = 0; n < ROUNDS; n++)
-        UNROLL for (int i = 0; i < 12; i++) __asm__ volatile("vfmadd231ps %1, %1, %0" : "+x"(x[i]) : "x"(y));
+    for (int n = 0; n < ROUNDS; n++) UNROLL for (int i = 0; i < TURN; i++) {
+            if (i % per_kv == 0) __asm__ volatile("vcvtph2ps %1, %0" : "=x"(z) : "m"(half));
+            __asm__ volatile("vfmadd231ps %1, %1, %0" : "+x"(x[i % 12]) : "x"(y));
+        }
     UNROLL for (int i = 1; i < 12; i++) x[0] = _mm256_add_ps(x[0], x[i]);
     sink = _mm256_cvtss_f32(x[0]);
 }
+/* One of each for the groups there are, since how many multiply-adds follow a conversion is in its code. */
+#define MULTIPLY(PER_KV)                                                                                         \
+    __attribute__((target("avx512f"))) static void multiply_##PER_KV##_avx512(void) { multiply_avx512(PER_KV); } \
+    __attribute__((target("avx2,fma,f16c"))) static void multiply_##PER_KV##_avx2(void) { multiply_avx2(PER_KV); }
+MULTIPLY(1)
+MULTIPLY(2)
+MULTIPLY(3)
+MULTIPLY(4)
+MULTIPLY(6)
+MULTIPLY(8)
+MULTIPLY(12)
+static const struct {
+    uint32_t per_kv;
+    void (*avx512)(void), (*avx2)(void);
+} multiplies_by[] = {{12, multiply_12_avx512, multiply_12_avx2}, {8, multiply_8_avx512, multiply_8_avx2},
+                     {6, multiply_6_avx512, multiply_6_avx2},    {4, multiply_4_avx512, multiply_4_avx2},
+                     {3, multiply_3_avx512, multiply_3_avx2},    {2, multiply_2_avx512, multiply_2_avx2},
+                     {1, multiply_1_avx512, multiply_1_avx2}};
 #endif
 static void read_plain(const unsigned char *p, size_t n) {
     uint64_t x = 0, y;
@@ -275,26 +301,30 @@ static double read_rate(kvf_stream *stream, const bench *b) {
     return (double)b->kv_bytes / seconds(stream, t);
 }
 
+/* ctx: the query heads of a KV head; those of the next smaller group that there is, which converts no less, do for others. */
 static void multiply_item(void *ctx, uint32_t item, uint32_t thread) {
-    (void)ctx, (void)item, (void)thread;
+    (void)item, (void)thread;
 #if defined(__x86_64__)
+    size_t i = 0;
+    while (multiplies_by[i].per_kv > *(const uint32_t *)ctx) i++;
     if (path == KVF_CPU_AVX512) {
-        multiply_avx512();
+        multiplies_by[i].avx512();
         return;
     }
     if (path == KVF_CPU_AVX2) {
-        multiply_avx2();
+        multiplies_by[i].avx2();
         return;
     }
 #endif
+    (void)ctx;
     multiply_plain();
 }
 
-/* Elements a second that are multiplied and added. */
-static double multiply_rate(kvf_stream *stream) {
+/* Multiply-adds a second, with a conversion for each per_kv of them. */
+static double multiply_rate(kvf_stream *stream, uint32_t per_kv) {
     double items = 8.0 * kvf_stream_n_threads(stream);
-    double per_round = path == KVF_CPU_AVX512 ? 16 * 16 : path == KVF_CPU_AVX2 ? 12 * 8 : 16, t = now();
-    kvf__stream_for(stream, (uint32_t)items, multiply_item, NULL);
+    double per_round = path == KVF_CPU_AVX512 ? TURN * 16 : path == KVF_CPU_AVX2 ? TURN * 8 : 16, t = now();
+    kvf__stream_for(stream, (uint32_t)items, multiply_item, &per_kv);
     return items * ROUNDS * per_round / seconds(stream, t);
 }
 
@@ -369,14 +399,13 @@ static void print_floor(double floor, times *ratios) {
 static void decode_case(kvf_stream *stream, bench *b, int repetitions) {
     times runs[2] = {{.n = repetitions}, {.n = repetitions}}, reads = runs[0], multiplies = reads,
           ratios[2] = {reads, reads};
-    double bytes = (double)b->kv_bytes,
-           work = bytes / 2 * (b->per_kv + 1); /* an element is converted, then multiplied */
+    double bytes = (double)b->kv_bytes, work = bytes / 2 * b->per_kv; /* an element is converted, then multiplied */
     uint32_t n_threads = kvf_stream_n_threads(stream);
     wire(b, n_threads);
     check(stream, b);
     for (int i = 0; i < repetitions; i++) {
         reads.s[i] = read_rate(stream, b);
-        multiplies.s[i] = multiply_rate(stream);
+        multiplies.s[i] = multiply_rate(stream, b->per_kv);
         for (int m = 0; m < 2; m++) {
             runs[m].s[i] = timed(stream, b, m);
             ratios[m].s[i] = runs[m].s[i] / fmax(bytes / reads.s[i], work / multiplies.s[i]);

@@ -192,12 +192,11 @@ static uint32_t due_groups(const kvf_policy_state *state, const kvf__policy_seq 
 /* As kvf_policy_due, spread over the groups. */
 static uint32_t due_layers(kvf_policy_state *state, const kvf_view *v, uint32_t row, kvf_moment moment,
                            uint32_t *keep) {
-    uint32_t n_layers = state->config.n_layers, n_due = 0, *layer_keep = state->integers,
-             *layer_slots = state->layer_slots;
+    uint32_t n_layers = state->config.n_layers, n_due = 0, *layer_slots = state->layer_slots;
     for (uint32_t l = 0; l < n_layers; l++) layer_slots[l] = v->n_slots[kvf__table_index(v, row, l, 0)];
-    (void)kvf_policy_due(state, v->seq_index[row], moment, layer_slots, layer_keep);
-    for (uint32_t t = 0; t < n_layers * v->n_groups; t++) {
-        keep[t] = layer_keep[t / v->n_groups];
+    (void)kvf_policy_due(state, v->seq_index[row], moment, layer_slots, keep);
+    for (uint32_t t = n_layers * v->n_groups; t-- > 0;) { /* from behind: a layer's number is before its tables */
+        keep[t] = keep[t / v->n_groups];
         n_due += keep[t] != 0;
     }
     return n_due;

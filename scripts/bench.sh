@@ -37,7 +37,7 @@ echo "load before: $load" >&2
 "$program" pool >>"$lines"
 "$program" prefix >>"$lines"
 "$program" policy -r 9 >>"$lines"
-"$program" attention -r 5 -m 256 >>"$lines"
+"$program" attention -r 5 >>"$lines"
 "$program" model/gemm 3 32 >>"$lines"
 model=$cache/SmolLM2-135M-Instruct.Q4_1.gguf
 if [ -e "$model" ]; then

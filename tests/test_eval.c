@@ -118,6 +118,11 @@ Test(eval, memory_is_counted_step_by_step) {
         }
         double held = kvf__eval_held(&s, sizes), wanted = walk(&s, sizes);
         cr_assert(fabs(held - wanted) < 1e-9 * wanted, "case %u: %.9f, not %.9f", i, held, wanted);
+        s.n_layers /= s.n_groups; /* the same sizes, as those of groups */
+        held = kvf__eval_held_by_groups(&s, sizes);
+        s.n_layers *= s.n_groups;
+        wanted /= s.n_groups;
+        cr_assert(fabs(held - wanted) < 1e-9 * wanted, "case %u: %.9f by groups, not %.9f", i, held, wanted);
     }
     kvf__eval_shape s = {.n_prompt = 1000, .n_layers = 30, .n_groups = 3, .block_size = 16};
     cr_assert_eq(kvf__eval_target(&s, .1), 3 * 187.0);
@@ -168,12 +173,13 @@ static void unseen(void *user, uint64_t n_tokens) {
     (void)n_tokens;
 }
 
-static kvf_engine *open_engine(void) {
+static kvf_engine *open_engine(uint32_t heads_per_group) {
     kvf_engine_config c = kvf_engine_config_default();
     c.model = model;
     c.kv_dtype = KVF_F32;
     c.n_threads = 2;
     c.block_size = 16;
+    c.heads_per_group = heads_per_group;
     c.max_running = 40;
     c.n_score_arrays = KVF_MAX_SCORE_ARRAYS;
     c.want_mass_bias = 1;
@@ -196,43 +202,75 @@ static void expect_cell(kvf_engine *engine, const kvf__eval_item *item, const kv
     free(own.logits);
 }
 
-/* Every policy there is, in every preset, beside one another: the same figures as each alone. */
-Test(eval, cells_are_what_separate_runs_give, .init = open_model, .fini = close_model) {
-    kvf__cli cli = kvf__cli_default();
-    kvf__eval_policies policies = {.n = 0};
+typedef struct tally {
+    uint32_t n_cells, n_lowered, n_empty;
+} tally;
+
+/* All cells beside one another: the same figures as each alone. */
+static tally expect_cells(const kvf__eval_policies *policies, uint32_t heads_per_group, const double *rhos,
+                          uint32_t n_rhos) {
     const kvf_model_info *info = kvf_model_get_info(model);
-    cr_assert(kvf__eval_policies_read(&cli, info, &policies));
-    cr_assert(kvf__eval_policy_add(&cli, info, "full layer=d2o,full_layers=0,nm=1:1", NULL, &policies));
-    cr_assert_geq(policies.n, 9u);
+    uint32_t n_groups = info->n_kv_heads / heads_per_group;
     kvf__eval_items items = {NULL, 0, 0};
     kvf__eval_item *item = kvf__eval_item_add(&items, PROMPT, STEPS, false);
     uint64_t rng = 11;
     for (uint32_t i = 0; i < PROMPT + STEPS; i++) item->tokens[i] = TINY_BYTE_0 + (uint32_t)(gw_random(&rng) % 250);
-    kvf_engine *engine = open_engine();
-    kvf__eval_machine machine = {engine, info, 1, 16, never, unseen, NULL};
-    kvf__eval_shape shape = {.n_prompt = PROMPT, .n_layers = info->n_layers, .n_groups = 1, .block_size = 16};
+    kvf_engine *engine = open_engine(heads_per_group);
+    kvf__eval_machine machine = {engine, info, n_groups, 16, never, unseen, NULL};
+    kvf__eval_shape shape = {.n_prompt = PROMPT, .n_layers = info->n_layers, .n_groups = n_groups, .block_size = 16};
     alone full = run_alone(engine, item->tokens, NULL);
-    uint32_t n_lowered = 0, n_empty = 0;
+    tally seen = {0, 0, 0};
     kvf__eval_batch b = {.item = item, .first = true, .want_kl = true, .n_layers = info->n_layers};
-    b.cells = calloc(policies.n, sizeof *b.cells);
+    b.cells = calloc(policies->n * n_rhos, sizeof *b.cells);
     b.density_head_minmax = calloc(info->n_layers, sizeof *b.density_head_minmax);
     b.variance = calloc(info->n_layers, sizeof *b.variance);
-    for (uint32_t i = 0; i < policies.n; i++)
-        b.cells[b.n_cells++] =
-            (kvf__eval_cell){.policy = &policies.list[i], .rho = .6, .target = kvf__eval_target(&shape, .6)};
+    for (uint32_t i = 0; i < policies->n * n_rhos; i++) {
+        double rho = rhos[i % n_rhos];
+        b.cells[b.n_cells++] = (kvf__eval_cell){
+            .policy = &policies->list[i / n_rhos], .rho = rho, .target = kvf__eval_target(&shape, rho)};
+    }
     cr_assert_eq(kvf__eval_batch_run(&machine, &b), KVF__EVAL_DONE);
     for (uint32_t i = 0; i < b.n_cells; i++) {
         const kvf__eval_cell *c = &b.cells[i];
-        n_lowered += c->rho_used < c->rho;
-        n_empty += c->empty[0] != 0;
+        seen.n_lowered += c->rho_used < c->rho;
+        seen.n_empty += c->empty[0] != 0;
         if (!c->empty[0]) expect_cell(engine, item, c, &full);
     }
-    cr_assert(n_lowered > 0 && n_empty < b.n_cells / 2, "%u lowered, %u empty of %u", n_lowered, n_empty, b.n_cells);
+    seen.n_cells = b.n_cells;
     for (uint32_t l = 0; l < info->n_layers; l++)
         cr_assert(b.variance[l] > 0 && b.density_head_minmax[l] >= 0 && b.density_head_minmax[l] <= 1);
     free(full.logits);
     kvf__eval_batch_free(&b);
     kvf__eval_items_free(&items);
-    kvf__eval_policies_free(&policies);
     kvf_engine_destroy(engine);
+    return seen;
+}
+
+Test(eval, cells_are_what_separate_runs_give, .init = open_model, .fini = close_model) {
+    kvf__cli cli = kvf__cli_default();
+    kvf__eval_policies policies = {.n = 0}; /* every policy there is, in every preset */
+    const kvf_model_info *info = kvf_model_get_info(model);
+    cr_assert(kvf__eval_policies_read(&cli, info, &policies));
+    cr_assert(kvf__eval_policy_add(&cli, info, "full layer=d2o,full_layers=0,nm=1:1", NULL, &policies));
+    cr_assert_geq(policies.n, 9u);
+    tally s = expect_cells(&policies, info->n_kv_heads, (const double[]){.6}, 1);
+    cr_assert(s.n_lowered > 0 && s.n_empty < s.n_cells / 2, "%u lowered, %u empty of %u", s.n_lowered, s.n_empty,
+              s.n_cells);
+    kvf__eval_policies_free(&policies);
+}
+
+/* Where sizes are no whole blocks, groups of different sizes round up to more than equal ones do: no cell may be lost by it. */
+Test(eval, head_groups_of_their_own_sizes_hold_no_more, .init = open_model, .fini = close_model) {
+    static const char *const specs[] = {"h2o,head_budget=adaptive", "ratios=d2o,redistribute=0,head_budget=adaptive",
+                                        "floor 0=d2o,redistribute=0,head_budget=adaptive,head_floor=0",
+                                        "late=d2o,redistribute=0,head_budget=adaptive,defer_first_decode=1",
+                                        "snapkv,score_window=16,window=16,head_budget=adaptive"};
+    kvf__cli cli = kvf__cli_default();
+    kvf__eval_policies policies = {.n = 0};
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++)
+        cr_assert(kvf__eval_policy_add(&cli, kvf_model_get_info(model), specs[i], NULL, &policies));
+    double rhos[] = {.5, .55, .6, .65, .7, .75};
+    tally s = expect_cells(&policies, 1, rhos, 6);
+    cr_assert(s.n_lowered >= 12 && s.n_empty == 0, "%u lowered, %u empty of %u", s.n_lowered, s.n_empty, s.n_cells);
+    kvf__eval_policies_free(&policies);
 }

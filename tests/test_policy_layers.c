@@ -321,3 +321,49 @@ Test(policy_layers, an_absolute_budget_is_dealt_out_at_the_first_overflow) {
         kvf_policy_state_destroy(s);
     }
 }
+
+/* Two sequences alike: what one is told by layer the other is told by table, also in the step in which its sizes are found. */
+Test(policy_layers, tables_are_due_as_their_layers_are) {
+    enum { N = 6, GROUPS = 2 };
+    rig *r = rig_new((rig_config){.n_seqs = 2,
+                                  .n_layers = N,
+                                  .n_kv = GROUPS,
+                                  .g = 1,
+                                  .hpg = 1,
+                                  .bs = 16,
+                                  .d = 8,
+                                  .cap = 160,
+                                  .n_arrays = 1,
+                                  .threads = 1,
+                                  .dtype = KVF_F32});
+    kvf_policy_options o = rig_policy("d2o", NULL);
+    uint64_t seed = 21;
+    double v[N * GROUPS];
+    uint32_t slots[N], by_layer[N], by_table[N * GROUPS], n_partly = 0;
+    o.budget_tokens = 64;
+    o.metric = KVF_METRIC_RAW;
+    for (int i = 0; i < N * GROUPS; i++) v[i] = rig_uniform(&seed);
+    for (uint32_t row = 0; row < 2; row++) {
+        OK(kvf_policy_open(r->state, row, &o, err));
+        OK(kvf_policy_ops_resolve(o.ops).budget(r->state, row, v, 40, err));
+    }
+    for (uint32_t l = 0; l < N; l++) rig_set_slots(r, 1, l, 40);
+    for (uint32_t step = 0; step < 100; step++)
+        for (uint32_t moment = 0; moment < 2; moment++) {
+            kvf_policy_batch b = rig_batch(r);
+            uint32_t n = 0;
+            for (uint32_t l = 0; l < N; l++) slots[l] = rig_slots(r, 1, l);
+            uint32_t want = kvf_policy_due(r->state, 0, moment ? KVF_AFTER_STEP : KVF_BEFORE_APPEND, slots, by_layer);
+            OK(kvf_policy_due_tables(r->state, NULL, &b, 1, moment ? KVF_AFTER_STEP : KVF_BEFORE_APPEND, by_table, &n,
+                                     err));
+            cr_assert_eq(n, want * GROUPS, "step %u: %u tables are due, not %u", step, n, want * GROUPS);
+            for (uint32_t t = 0; t < N * GROUPS; t++)
+                cr_assert_eq(by_table[t], by_layer[t / GROUPS], "step %u, layer %u: %u, not %u", step, t / GROUPS,
+                             by_table[t], by_layer[t / GROUPS]);
+            n_partly += want > 0 && want < N;
+            for (uint32_t l = 0; l < N; l++)
+                rig_set_slots(r, 1, l, (by_layer[l] ? by_layer[l] : slots[l]) + (moment == 0));
+        }
+    cr_assert_gt(n_partly, 1, "all layers were due at once");
+    rig_free(r);
+}

@@ -1,11 +1,14 @@
 /* One batch: the full cache and the cells over one item. A cell that holds more than it may is run once more, with the
- * budget by which it holds no more: the cells that need it share a second computation of the prompt. */
+ * budget by which it holds no more: the cells that need it share a second computation of the prompt. How head groups of
+ * different sizes round up to whole blocks is known only once they are dealt: then it may take further ones. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tools/eval/eval.h"
+
+enum { PASSES = 6 };
 
 typedef struct pass pass;
 
@@ -26,7 +29,7 @@ struct pass {
     sample *samples; /* the full cache first */
     kvf_policy_options *policies;
     uint32_t n;
-    bool late; /* budgets are as low as they have to be: nothing is looked for */
+    uint32_t number; /* from 0; in those after the first run cells whose budget was lowered */
     char error[480];
 };
 
@@ -56,9 +59,14 @@ static void look_for_budget(sample *s, kvf_request request) {
     kvf__eval_shape shape = p->shape;
     shape.deferred = c->policy->options.defer_first_decode != 0;
     s->sized = sizes != NULL;
-    double held = sizes ? kvf__eval_held(&shape, sizes) : 0;
-    if (!sizes || kvf__eval_within(held, c->target)) return;
-    c->rho_used = kvf__eval_lower(&shape, &c->policy->options, (kvf_policy_state *)state, seq, c->rho_used, c->target);
+    if (!sizes) return;
+    const kvf_layer_size *groups = kvf_policy_group_sizes(state, seq);
+    double by_layers = kvf__eval_held(&shape, sizes),
+           held = groups ? kvf__eval_held_by_groups(&shape, groups) : by_layers;
+    if (kvf__eval_within(held, c->target)) return;
+    /* A lower budget is found by the layers' sizes; what the groups' rounding took this time is left for it. */
+    double goal = c->target - fmax(held - by_layers, 0);
+    c->rho_used = kvf__eval_lower(&shape, &c->policy->options, (kvf_policy_state *)state, seq, c->rho_used, goal);
     c->lowered = c->rho_used > 0;
     if (!c->lowered)
         snprintf(c->empty, sizeof c->empty,
@@ -73,7 +81,7 @@ static void on_logits(void *user, uint32_t index, kvf_request request, uint32_t 
         stop_sample(s, request);
     else
         kvf__eval_scorer_take(&s->pass->scorer, s->index, step, logits);
-    if (s->cell && !s->sized && !s->pass->late) look_for_budget(s, request);
+    if (s->cell && !s->sized && s->pass->number + 1 < PASSES) look_for_budget(s, request);
 }
 
 static bool copy_layers(kvf__eval_cell *c, const kvf_result *r, uint32_t n_layers) {
@@ -137,14 +145,15 @@ static bool list_samples(pass *p) {
     kvf__eval_batch *b = p->batch;
     kvf_policy_options options;
     bool ok = !kvf_policy_options_init(&options, "full", NULL, NULL) && add_sample(p, &options, NULL, NULL);
-    bool probes = !p->late && b->first && b->density_head_minmax && b->variance;
+    bool late = p->number > 0, probes = !late && b->first && b->density_head_minmax && b->variance;
     for (uint32_t i = 0; ok && probes && i < KVF__EVAL_PROBES; i++)
         ok = kvf__eval_probe(i, &options) && add_sample(p, &options, NULL, i ? b->variance : b->density_head_minmax);
     for (uint32_t i = 0; ok && i < b->n_cells; i++) {
         kvf__eval_cell *c = &b->cells[i];
         if (c->empty[0]) continue;
-        if (!p->late) c->rho_used = kvf__eval_first_rho(c->rho);
-        if (!p->late || c->lowered) ok = add_sample(p, &c->policy->options, c, NULL);
+        if (!late) c->rho_used = kvf__eval_first_rho(c->rho);
+        if (!late || c->lowered) ok = add_sample(p, &c->policy->options, c, NULL);
+        c->lowered = false;
     }
     return ok;
 }
@@ -197,9 +206,9 @@ static void keep_figures(pass *p) {
     }
 }
 
-static kvf__eval_outcome run_pass(const kvf__eval_machine *machine, kvf__eval_batch *batch, bool late) {
+static kvf__eval_outcome run_pass(const kvf__eval_machine *machine, kvf__eval_batch *batch, uint32_t number) {
     const kvf__eval_item *item = batch->item;
-    pass p = {.machine = machine, .batch = batch, .late = late};
+    pass p = {.machine = machine, .batch = batch, .number = number};
     p.shape = (kvf__eval_shape){.n_prompt = item->n_prompt,
                                 .n_steps = item->n_forced,
                                 .n_layers = machine->info->n_layers,
@@ -222,10 +231,14 @@ static kvf__eval_outcome run_pass(const kvf__eval_machine *machine, kvf__eval_ba
 }
 
 kvf__eval_outcome kvf__eval_batch_run(const kvf__eval_machine *machine, kvf__eval_batch *batch) {
-    kvf__eval_outcome outcome = run_pass(machine, batch, false);
-    bool late = false;
-    for (uint32_t i = 0; i < batch->n_cells; i++) late |= batch->cells[i].lowered;
-    return outcome == KVF__EVAL_DONE && late ? run_pass(machine, batch, true) : outcome;
+    kvf__eval_outcome outcome = KVF__EVAL_DONE;
+    bool more = true;
+    for (uint32_t number = 0; more && outcome == KVF__EVAL_DONE; number++) {
+        outcome = run_pass(machine, batch, number);
+        more = false;
+        for (uint32_t i = 0; i < batch->n_cells; i++) more |= batch->cells[i].lowered;
+    }
+    return outcome;
 }
 
 static void free_figures(kvf__eval_figures *f) {

@@ -122,6 +122,8 @@ double kvf__eval_first_rho(double rho);
 bool kvf__eval_within(double held, double target);
 /* Blocks that sizes reserve, averaged over the decode steps. */
 double kvf__eval_held(const kvf__eval_shape *shape, const kvf_layer_size *sizes);
+/* The same of sizes [n_layers][n_groups]. */
+double kvf__eval_held_by_groups(const kvf__eval_shape *shape, const kvf_layer_size *sizes);
 /* The largest rho below the cell's by which a policy stays within the target, 0: none. state and seq: the sequence that ran
  * with the cell's. */
 double kvf__eval_lower(const kvf__eval_shape *shape, const kvf_policy_options *options, kvf_policy_state *state,
@@ -161,7 +163,7 @@ void kvf__eval_scorer_end(kvf__eval_scorer *scorer);
 typedef struct kvf__eval_cell {
     const kvf__eval_policy *policy;
     double rho, rho_used; /* used: lowered to hold no more than the target */
-    bool lowered;         /* it was, so it runs again */
+    bool lowered;         /* it was in this pass, so it runs again */
     uint64_t seed;
     double target, held;
     char empty[480];          /* why there are no figures; "": there are */

@@ -25,18 +25,27 @@ static double at_step(const kvf__eval_shape *s, const kvf_layer_size *size, uint
     return ceil(slots / s->block_size);
 }
 
-double kvf__eval_held(const kvf__eval_shape *s, const kvf_layer_size *sizes) {
+/* Of n_tables tables, one for each of the sizes. */
+static double held_of(const kvf__eval_shape *s, const kvf_layer_size *sizes, uint32_t n_tables) {
     uint32_t first = s->n_steps > 1 ? 1 : 0,
              n = s->n_steps > 1 ? s->n_steps - 1 : 1; /* without a step: the prompt's end */
     double held = 0;
-    for (uint32_t l = 0; l < s->n_layers; l++) {
-        bool grows = sizes[l].reserve == UINT32_MAX;
-        double sum = at_step(s, &sizes[l], first);
-        for (uint32_t t = 1; t < n && grows; t++) sum += at_step(s, &sizes[l], first + t);
-        if (!grows && n > 1) sum += (n - 1) * at_step(s, &sizes[l], first + 1);
+    for (uint32_t i = 0; i < n_tables; i++) {
+        bool grows = sizes[i].reserve == UINT32_MAX;
+        double sum = at_step(s, &sizes[i], first);
+        for (uint32_t t = 1; t < n && grows; t++) sum += at_step(s, &sizes[i], first + t);
+        if (!grows && n > 1) sum += (n - 1) * at_step(s, &sizes[i], first + 1);
         held += sum / n;
     }
-    return held * s->n_groups;
+    return held;
+}
+
+double kvf__eval_held(const kvf__eval_shape *s, const kvf_layer_size *sizes) {
+    return held_of(s, sizes, s->n_layers) * s->n_groups;
+}
+
+double kvf__eval_held_by_groups(const kvf__eval_shape *s, const kvf_layer_size *sizes) {
+    return held_of(s, sizes, s->n_layers * s->n_groups);
 }
 
 typedef struct search {

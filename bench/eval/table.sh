@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# The tables of docs/results.md: every policy over eight texts, four contexts and four memories, and over tasks of recall.
+#   bench/eval/table.sh --texts DIR [--output DIR] [--program kvfold] [--policies LIST] [--contexts LIST] [--rhos LIST]
+#                       [--scored N] [--recall-contexts LIST] [--samples N] [--kvfold "OPTION..."] [WHAT...]
+# WHAT, all of them if none is named: divergence recall needle. Goes on where it stopped: records are there already.
+# DIR has the prose that the project does not carry, UTF-8, named KIND_NAME.txt (novel, essay, problems). Beside it are
+# measured: this project's C code, its dialogues as a text, and Python's reference (pydoc_data/topics.py).
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+texts="" output=build/eval program=build/release/kvfold policies=all contexts=1024,2048,4096,7936 rhos=0.1,0.2,0.4,0.8
+scored=256 recall_contexts=1024 samples=20 kvfold="" what=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    --texts | --output | --program | --policies | --contexts | --rhos | --scored | --recall-contexts | --samples | --kvfold)
+        name=${1#--}
+        [ $# -gt 1 ] || { echo "table: $1: needs a value" >&2 && exit 2; }
+        declare "${name//-/_}=$2"
+        shift 2
+        ;;
+    divergence | recall | needle) what+=("$1") && shift ;;
+    *) echo "table: $1: must be divergence, recall, needle or an option, which the head of this file lists" >&2 && exit 2 ;;
+    esac
+done
+[ -d "$texts" ] || { echo "table: --texts: must be a folder of texts named KIND_NAME.txt" >&2 && exit 2; }
+[ ${#what[@]} -gt 0 ] || what=(divergence recall needle)
+mkdir -p "$output"
+
+cat engine/*.c scheduler/*.c blockmgr/*.c | head -c 200000 >"$output/code_kvfold.txt"
+python3 - "$output" <<'PY'
+import json, pydoc_data.topics, sys
+folder = sys.argv[1]
+speaker = {"system": "Setting", "user": "Question", "assistant": "Answer"}
+with open(f"{folder}/dialogue_talks.txt", "w") as f:
+    for line in open("bench/eval/dialogues.jsonl"):
+        for turn in json.loads(line)["turns"]:
+            f.write(f"{speaker[turn['role']]}: {turn['content']}\n\n")
+topics = pydoc_data.topics.topics
+with open(f"{folder}/text_reference.txt", "w") as f:
+    f.write("\n\n".join(topics[t] for t in sorted(topics, key=str.lower))[:200000])
+PY
+list=()
+for file in "$texts"/*_*.txt "$output"/*_*.txt; do
+    base=$(basename "$file" .txt)
+    kind=${base%%_*}
+    case $kind in
+    novel | essay | code | dialogue | problems | text) ;;
+    worked) kind=problems ;;
+    *) echo "table: $file: $kind is no kind of text, left out" >&2 && continue ;;
+    esac
+    list+=("$kind:${base#*_}=$file")
+done
+
+# shellcheck disable=SC2086 # options are words
+run() { "$program" eval "$@" --policies "$policies" --rhos "$rhos" --batch 96 --resume $kvfold; }
+for measure in "${what[@]}"; do
+    case $measure in
+    divergence) # the short contexts of all texts first, so that a table of them stands early
+        for context in ${contexts//,/ }; do
+            for text in "${list[@]}"; do
+                run divergence --text "$text" --contexts "$context" --scored "$scored" \
+                    --output "$output/divergence.jsonl"
+            done
+        done
+        ;;
+    recall) run recall --contexts "$recall_contexts" --samples "$samples" --output "$output/recall.jsonl" ;;
+    needle) run needle --contexts "$recall_contexts" --samples "$samples" --output "$output/needle.jsonl" ;;
+    esac
+done
