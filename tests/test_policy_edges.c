@@ -238,7 +238,8 @@ Test(policy_edges, near_cosines_are_within_their_slack) {
             k->pack(KVF_F16, at, d, x, x_norms);
             for (uint32_t i = 0; i < d; i++) row[i] = x[i * 8];
             k->cosines(KVF_F16, pages, pages, d, x, x_norms[0], exact);
-            k->near_cosines(pages, pages, d, row, x_norms[0], near);
+            const void *ahead[8] = {pages, pages, pages, pages, pages, pages, pages, pages};
+            k->near_cosines(pages, ahead, d, row, x_norms[0], near);
             for (int r = 0; r < ROWS; r++) {
                 if (r == 7 || r == 8)
                     cr_assert(isnan(near[r]), "row %d: %g", r, near[r]);
