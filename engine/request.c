@@ -145,10 +145,10 @@ static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_e
             "policy %s: the model's layers have a sliding window of %u, which lets go of all beyond it: use "
             "policy full, or create the engine with a max_context of at most %u",
             o->ops->name, e->window, e->window);
-    if (o->merge == KVF_MERGE_MASS && !e->pages.bias)
+    if (kvf_policy_needs_weights(o) && !e->pages.bias)
         return kvf__fail(
             err, KVF_E_INVALID,
-            "merge mass: needs weights and biases beside the pages; create the engine with want_mass_bias");
+            "merge mass or attention: needs weights and biases beside the pages; create the engine with want_mass_bias");
     return KVF_OK;
 }
 

@@ -95,7 +95,7 @@ kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const
     kvf_engine_config config = kvf__engine_config(cli, model);
     uint32_t n_arrays = kvf_policy_n_arrays(policy);
     config.n_score_arrays = any && n_arrays <= 3 ? 0 : n_arrays; /* the engine's own number serves every policy */
-    config.want_mass_bias = any || policy->merge == KVF_MERGE_MASS;
+    config.want_mass_bias = any || kvf_policy_needs_weights(policy);
     config.profile = kvf__watch_profile(cli);
     return kvf__engine_open(&config);
 }

@@ -47,7 +47,7 @@ typedef struct kvf_engine_config {
     uint32_t max_context;        /* 0: the model's */
     uint32_t max_prefill_tokens; /* 0: max_context */
     uint32_t n_score_arrays;     /* score arrays a page has; a request that needs more is refused; 0: 3 */
-    int want_mass_bias;          /* 1: pages carry weight and bias (merge=mass) */
+    int want_mass_bias;          /* 1: pages carry weight and bias (merge mass or attention) */
     kvf_cpu_path path;
     kvf_log log;
     kvf_allocator allocator;
