@@ -11,6 +11,7 @@ int kvf__bench_pool(int argc, char **argv);
 int kvf__bench_prefix(int argc, char **argv);
 int kvf__bench_attention(int argc, char **argv);
 int kvf__bench_policy(int argc, char **argv);
+int kvf__bench_share(int argc, char **argv);
 int kvf__bench_gemm(int argc, char **argv);
 int kvf__bench_engine(int argc, char **argv);
 int kvf__bench_rho1(int argc, char **argv);

@@ -17,9 +17,11 @@ static const struct {
      "match and insert of the prefix cache beside hashing the tokens and touching a header a block"},
     {"attention", kvf__bench_attention, "[-r REPETITIONS] [-t THREADS] [-m MIB] [-p PATH] [-c]",
      "paged attention: decode beside its roof, prefill beside sgemm"},
-    {"policy", kvf__bench_policy, "[-r REPETITIONS] [-t THREADS]",
-     "compaction of a prompt and eviction while decoding beside sgemm"},
+    {"policy", kvf__bench_policy, "[-r REPETITIONS] [-t THREADS] [-a PATH] [-k K]",
+     "compaction of a prompt and eviction while decoding beside sgemm and attention"},
 #ifdef KVF_BENCH_ENGINE
+    {"policy/share", kvf__bench_share, "[-r REPETITIONS] [-t THREADS] [-a PATH] [-p POLICY[:PRESET],...]",
+     "the share of each policy in a layer's time, of a prompt and of decoding"},
     {"model/gemm", kvf__bench_gemm, "[REPETITIONS [MAX_ROWS [WAY...]]]",
      "products with quantised weights beside reading them, oneDNN and OpenBLAS"},
     {"engine", kvf__bench_engine,

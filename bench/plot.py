@@ -4,7 +4,8 @@
     python3 bench/plot.py [FILE.jsonl ...]      all of bench/results/ when none is named
 
 FILE-pool.svg, FILE-attention.svg and so on go beside each file: a bar for every case, labelled with what sets it apart from
-the others, and a mark where its floor (or the peer) stands; products with weights as lines over the rows. Needs
+the others, and a mark where its floor (or the peer) stands; products with weights as lines over the rows; the shares of
+policies as bars of their parts, in percent. Needs
 PyPI matplotlib; scripts/bench.sh --plots brings it.
 """
 import io
@@ -27,6 +28,7 @@ OUTCOME = {"value", "unit", "median", "p5", "p95", "repetitions", "bytes", "load
 OUTCOME |= {"ratio", "ratio_p5", "ratio_p95", "share", "floor_header", "ratio_header", "floor_by", "bound", "clock"}
 OUTCOME |= {"match", "gate", "apply", "gflop", "gflop_per_s", "sgemm_gflop_per_s", "gb_per_s", "read_gb_per_s"}
 OUTCOME |= {"multiply_adds_per_ns", "cache_bytes", "metadata_bytes", "cpu_ms_median", "blas", "step_ms", "forward_ms"}
+OUTCOME |= {"per_step", "of_attention", "observe", "layers", "weights", "attention", "for_mass", "budget", "of_full"}
 OUTCOME |= {"policy_ms", "seqs", "queries", "slots", "keep", "peer", "peer_p5", "peer_p95", "peer_name"}
 
 
@@ -60,7 +62,8 @@ def bars(lines, title):
     """A panel for each unit and number of threads."""
     panels = defaultdict(list)
     for line in lines:
-        panels[(line["name"] if line["unit"] == "tokens/s" else "", line["unit"], line["threads"])].append(line)
+        own = line["unit"] == "tokens/s" or line["name"].startswith("policy/")
+        panels[(line["name"] if own else "", line["unit"], line["threads"])].append(line)
     heights = [len(p) + 1.5 for p in panels.values()]
     figure, axes = plt.subplots(len(panels), 1, figsize=(8, 0.24 * sum(heights) + 0.6), squeeze=False,
                                 height_ratios=heights, layout="constrained")
@@ -124,17 +127,50 @@ def curves(lines):
     return figure
 
 
+def shares(lines):
+    """What part of a layer's time each policy takes, and for what: a panel for prompts, one for decoding."""
+    parts = ["for_mass", "observe", "budget", "match", "gate", "apply"]
+    panels = defaultdict(list)
+    for line in lines:
+        panels[(line["name"], line["threads"])].append(line)
+    figure, axes = plt.subplots(len(panels), 1, figsize=(8, sum(0.24 * len(p) + 0.8 for p in panels.values())), squeeze=False,
+                                height_ratios=[len(p) + 2 for p in panels.values()], layout="constrained")
+    for (axis,), ((name, threads), some) in zip(axes, panels.items()):
+        ends = [0.0] * len(some)
+        for number, part in enumerate(parts):
+            width = [max(100 * line.get(part, 0) / line["value"], 0) for line in some]
+            if any(width):
+                axis.barh(range(len(some)), width, left=ends, height=0.62, color=f"C{number}", label=part.replace("_", " "))
+            ends = [a + b for a, b in zip(ends, width)]
+        for i, line in enumerate(some):
+            digits = 0 if line["value"] >= 1000 else 2
+            text = f" {100 * line['share']:.2f} % of {line['value']:,.{digits}f} {line['unit']}"
+            if line.get("of_full", 1) != 1:
+                text += f", {line['of_full']:.2f} of full"
+            axis.text(ends[i], i, text, va="center", fontsize=7)
+        axis.set_yticks(range(len(some)), [line["policy"] + (f", k {line['k']}" if "k" in line else "") for line in some])
+        axis.invert_yaxis()
+        axis.set_xlim(0, max(max(ends), 0.1) * 1.45)
+        axis.set_xlabel("% of the layer's time, less is better")
+        axis.set_title(f"{name}, {threads} thread{'s' if threads > 1 else ''}", loc="left")
+        axis.minorticks_off()
+        axis.grid(axis="x", color=GRID)
+        axis.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0, ncols=6, fontsize=7)
+    return figure
+
+
 def plot(path):
     groups = defaultdict(list)
     for number, text in enumerate(path.read_text().splitlines(), 1):
         try:
             line = json.loads(text)
-            name = line["name"].split("/")[0]
+            name = "policy-share" if line["name"].startswith("policy/share/") else line["name"].split("/")[0]
             groups["peer" if "peer" in line else name].append(line)
         except (ValueError, KeyError, TypeError):
             sys.exit(f"{path}: line {number} is no result of kvfold-bench")
     for name, lines in groups.items():
-        figure = curves(lines) if "way" in lines[0] else bars(lines, name)
+        draw = curves if "way" in lines[0] else shares if name == "policy-share" else None
+        figure = draw(lines) if draw else bars(lines, name)
         about = f"{lines[0].get('cpu', '')}, commit {lines[0].get('commit', '')}"
         figure.supxlabel(about, fontsize=6, color="#777777", x=0.01, ha="left")
         stem = path.stem.removesuffix(f"-{name}")

@@ -34,6 +34,8 @@ void kvf__select_evicted(const uint64_t *keys, uint32_t n, uint32_t n_evict, uin
         if (keys[slot] > keys[heap[0]]) sift_down(keys, heap, n_evict, 0, slot);
 }
 
+enum { SOON = 256 }; /* slots after those that are read whose metadata is asked for */
+
 /* Slots of the n_evict highest keys. */
 static void highest_keys(const kvf__head *h, const kvf__scratch *x, const float *worth, uint32_t window_begin,
                          uint32_t sinks, uint32_t n_evict) {
@@ -41,6 +43,7 @@ static void highest_keys(const kvf__head *h, const kvf__scratch *x, const float 
     for (uint32_t begin = 0, rows; begin < n; begin += rows) {
         const uint32_t *pos = h->pages->pos + kvf__slot_index(h, begin);
         rows = KVF__MIN(h->pages->block_size, n - begin);
+        if (begin + SOON < n) __builtin_prefetch(h->pages->pos + kvf__slot_index(h, begin + SOON));
         for (uint32_t i = 0, slot = begin; i < rows; i++, slot++)
             x->keys[slot] = kvf__select_key(worth[slot], pos[i] & KVF__MAX_POSITION, window_begin, sinks);
     }
@@ -57,6 +60,7 @@ static bool lowest_score(const kvf__head *h, const kvf__scratch *x, const float 
     for (uint32_t begin = 0, rows; begin < n; begin += rows) {
         const uint32_t *pos = h->pages->pos + kvf__slot_index(h, begin);
         rows = KVF__MIN(bs, n - begin);
+        if (begin + SOON < n) __builtin_prefetch(h->pages->pos + kvf__slot_index(h, begin + SOON));
         for (uint32_t i = 0, slot = begin; i < rows; i++, slot++) {
             bad |= !(worth[slot] - worth[slot] == 0);
             x->u[slot] = (pos[i] & KVF__MAX_POSITION) - sinks < window_begin - sinks ? worth[slot] : INFINITY;
@@ -101,43 +105,57 @@ static void choose(const kvf__call *c, const kvf_plan_event *pe, uint32_t kv_hea
         entries[i] = (kvf_plan_entry){.slot = (uint32_t)x->sorted[i], .target = KVF__NONE, .u = 0.0f, .merge = 0};
 }
 
-/* Packs up to three panels of kept rows, starting at slot; returns where the next tile starts. */
-static uint32_t pack_tile(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, uint32_t slot,
-                          kvf__tile *tile) {
+/* All slots that stay, into x->order; returns how many. */
+static uint32_t list_kept(const kvf__head *h, const kvf__scratch *x) {
+    uint32_t n = 0;
+    for (uint32_t slot = 0; slot < h->n_slots; slot++)
+        if (!x->evicted[slot]) x->order[n++] = slot;
+    return n;
+}
+
+/* Packs up to three panels of the kept rows x->order[begin, end). */
+static void pack_tile(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, uint32_t begin, uint32_t end,
+                      kvf__tile *tile) {
     const void *rows[KVF__TILE_COLUMNS];
     uint32_t d = h->pages->head_dim;
-    tile->n = 0;
-    for (; slot < h->n_slots && tile->n < KVF__TILE_COLUMNS; slot++) {
-        if (x->evicted[slot]) continue;
-        tile->pos[tile->n] = h->pages->pos[kvf__slot_index(h, slot)];
-        tile->slot[tile->n] = slot;
-        rows[tile->n++] = kvf__match_row(h, slot);
+    tile->n = KVF__MIN(end - begin, KVF__TILE_COLUMNS);
+    for (uint32_t i = 0; i < tile->n; i++) {
+        uint32_t slot = x->order[begin + i];
+        tile->pos[i] = h->pages->pos[kvf__slot_index(h, slot)];
+        tile->slot[i] = slot;
+        rows[i] = kvf__match_row(h, slot);
     }
-    if (tile->n == 0) return slot;
     for (uint32_t i = tile->n; i < KVF__TILE_COLUMNS; i++)
         rows[i] = rows[0]; /* defined numbers in columns nobody reads */
     for (uint32_t p = 0; p < KVF__TILE_PANELS; p++)
         c->kernels->pack(h->pages->dtype, rows + p * KVF__PANEL, d, x->tile + (size_t)p * d * KVF__PANEL,
                          tile->rnorm + p * KVF__PANEL);
     tile->panels = x->tile;
-    return slot;
 }
 
-/* The nearest kept key of n <= KVF__CHUNK evicted ones: they are made float once, the kept ones once a chunk. */
-static void match_chunk(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, kvf_plan_entry *entries,
-                        uint32_t n) {
-    uint32_t d = h->pages->head_dim;
+/* n <= KVF__CHUNK evicted rows as panels, and their inverse norms. */
+static void pack_evicted(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, const kvf_plan_entry *entries,
+                         uint32_t n) {
+    const void *rows[KVF__PANEL];
     for (uint32_t r = 0; r < n; r += KVF__PANEL) {
-        const void *rows[KVF__PANEL];
         for (uint32_t i = 0; i < KVF__PANEL; i++) rows[i] = kvf__match_row(h, entries[KVF__MIN(r + i, n - 1)].slot);
-        c->kernels->pack(h->pages->dtype, rows, d, x->panels + (size_t)r * d, x->chunk_norm + r);
+        c->kernels->pack(h->pages->dtype, rows, h->pages->head_dim, x->panels + (size_t)r * h->pages->head_dim,
+                         x->chunk_norm + r);
     }
+}
+
+/* The nearest of n_kept rows in x->order of n packed evicted ones: the kept ones are made float once. */
+static void match_packed(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, kvf_plan_entry *entries,
+                         uint32_t n, uint32_t n_kept) {
+    uint32_t d = h->pages->head_dim;
     for (uint32_t r = 0; r < n; r++) x->best[r] = (kvf__best){-2.0f, UINT32_MAX, KVF__NONE};
     kvf__tile tile;
-    for (uint32_t slot = pack_tile(c, h, x, 0, &tile); tile.n; slot = pack_tile(c, h, x, slot, &tile))
+    for (uint32_t i = 0; i < n_kept; i += KVF__TILE_COLUMNS) {
+        pack_tile(c, h, x, i, n_kept, &tile);
         for (uint32_t r = 0; r < n; r += KVF__PANEL)
             c->kernels->nearest(&tile, x->panels + (size_t)r * d, 0, KVF__MIN(KVF__PANEL, n - r), x->chunk_norm + r, d,
                                 x->best + r);
+    }
     for (uint32_t r = 0; r < n; r++) {
         entries[r].u = x->best[r].u;
         entries[r].target = x->best[r].slot;
@@ -145,50 +163,138 @@ static void match_chunk(const kvf__call *c, const kvf__head *h, const kvf__scrat
 }
 
 /* FEW: evicted rows for which packing the kept ones costs more than it saves. GROUP: rows of one call of cosines. AHEAD:
- * rows that are asked for before they are read. */
-enum { FEW = 2, GROUP = 16, AHEAD = 64 };
+ * groups that are asked for before they are read. HALF: rows that lie side by side whatever the block is. */
+enum { FEW = 2, GROUP = 16, AHEAD = 8, HALF = 8, HALVES = AHEAD * GROUP / HALF };
 
-/* Rows of a group, and those that will be read soon. Two blocks of 8 rows come side by side in the scratch. */
-typedef struct group {
-    const void *rows, *ahead;
-} group;
+/* Passes over the rows of a table by groups. */
+typedef struct reader {
+    const kvf__head *h;
+    void *copy; /* where two blocks of 8 rows come side by side */
+    size_t row_bytes;
+    uint32_t next;                   /* the group after this one */
+    const void *rows, *ahead[AHEAD]; /* of this group; 2 rows of each of those that follow, the last of the next one */
+    const unsigned char *half[HALVES]; /* of those that follow, by their number */
+} reader;
 
-static group group_at(const kvf__head *h, const kvf__scratch *x, uint32_t begin) {
-    const kvf_pages *p = h->pages;
-    size_t row_bytes = p->head_dim * kvf_dtype_bytes(p->dtype);
-    uint32_t n = h->n_slots, bs = p->block_size;
-    group g = {x->tile, x->tile};
-    if (begin + AHEAD < n) g.ahead = kvf__match_row(h, begin + AHEAD);
-    if (bs >= GROUP)
-        g.rows = kvf__match_row(h, begin);
-    else
-        for (uint32_t i = 0; i < GROUP && begin + i < n; i += bs)
-            memcpy((unsigned char *)x->tile + i * row_bytes, kvf__match_row(h, begin + i), bs * row_bytes);
-    return g;
+static const unsigned char *half_at(const reader *r, uint32_t slot) {
+    return slot < r->h->n_slots ? kvf__match_row(r->h, slot) : r->copy;
 }
 
-/* Cosines within the slack of all kept rows, by groups, into x->u; from where on a row may be the nearest, which NaN always
- * may. */
-static float near_rows(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, const float *panel, float rnorm) {
-    uint32_t n = h->n_slots, d = h->pages->head_dim;
-    float *row = x->rows, most = -2.0f;
-    for (uint32_t i = 0; i < d; i++) row[i] = panel[i * KVF__PANEL];
-    for (uint32_t begin = 0; begin < n; begin += GROUP) {
-        float u[GROUP];
-        group g = group_at(h, x, begin);
-        c->kernels->near_cosines(g.rows, g.ahead, d, row, rnorm, u);
-        uint32_t rows = KVF__MIN(n - begin, (uint32_t)GROUP);
-        for (uint32_t i = 0; i < rows; i++) {
-            x->u[begin + i] = u[i];
-            most = u[i] > most && !x->evicted[begin + i] ? u[i] : most;
+/* From a group on. */
+static reader reader_at(const kvf__head *h, const kvf__scratch *x, uint32_t begin) {
+    reader r = {
+        .h = h, .copy = x->tile, .row_bytes = h->pages->head_dim * kvf_dtype_bytes(h->pages->dtype), .next = begin};
+    for (uint32_t i = 0, at = begin / HALF; i < HALVES; i++) r.half[(at + i) % HALVES] = half_at(&r, begin + i * HALF);
+    return r;
+}
+
+static void read_group(reader *r) {
+    uint32_t begin = r->next, at = begin / HALF;
+    const unsigned char *first = r->half[at % HALVES], *second = r->half[(at + 1) % HALVES];
+    r->next += GROUP;
+    for (uint32_t i = 0; i < GROUP / HALF; i++)
+        r->half[(at + i) % HALVES] = half_at(r, begin + AHEAD * GROUP + i * HALF);
+    for (uint32_t i = 0; i < AHEAD; i++) {
+        uint32_t row = (AHEAD - 1 - i) * (GROUP / AHEAD), half = at + (i + 1) * (GROUP / HALF) + row / HALF;
+        r->ahead[i] = r->half[half % HALVES] + row % HALF * r->row_bytes;
+    }
+    r->rows = first;
+    if (r->h->pages->block_size >= GROUP) return;
+    memcpy(r->copy, first, HALF * r->row_bytes);
+    if (begin + HALF < r->h->n_slots)
+        memcpy((unsigned char *)r->copy + HALF * r->row_bytes, second, HALF * r->row_bytes);
+    r->rows = r->copy;
+}
+
+/* Bits of the rows of a group that are in the table and stay. */
+static uint32_t kept_of(const kvf__head *h, const kvf__scratch *x, uint32_t begin) {
+    uint32_t bits = 0, rows = KVF__MIN(h->n_slots - begin, (uint32_t)GROUP);
+    for (uint32_t i = 0; i < rows; i++) bits |= (uint32_t)!x->evicted[begin + i] << i;
+    return bits;
+}
+
+static bool is_near(const kvf__call *c, const kvf__head *h) { return c->kernels->near && h->pages->dtype == KVF_F16; }
+
+/* Sets of up to 16 evicted rows side by side, from their panels; returns how many there are. */
+static uint32_t make_sets(const kvf__head *h, const kvf__scratch *x, uint32_t n, kvf__near *sets) {
+    uint32_t d = h->pages->head_dim, n_sets = kvf__ceil_div(n, KVF__LANES);
+    for (uint32_t s = 0; s < n_sets; s++) {
+        float *x_lanes = x->lanes + (size_t)s * d * KVF__LANES;
+        uint32_t rows = KVF__MIN(n - s * KVF__LANES, KVF__LANES);
+        sets[s] = (kvf__near){.x = x_lanes, .d = d, .lanes = (1u << rows) - 1, .slack = 2 * kvf__cosine_slack(d)};
+        memset(x_lanes, 0, (size_t)d * KVF__LANES * sizeof *x_lanes);
+        for (uint32_t half = 0; half * KVF__PANEL < rows; half++) {
+            const float *panel = x->panels + (size_t)(s * KVF__LANES + half * KVF__PANEL) * d;
+            for (uint32_t i = 0; i < d; i++)
+                memcpy(x_lanes + i * KVF__LANES + half * KVF__PANEL, panel + i * KVF__PANEL,
+                       KVF__PANEL * sizeof *panel);
+        }
+        for (uint32_t i = 0; i < KVF__LANES; i++) {
+            sets[s].rnorm[i] = i < rows ? x->chunk_norm[s * KVF__LANES + i] : 0.0f;
+            sets[s].most[i] = -2.0f;
         }
     }
-    return most - 2 * kvf__cosine_slack(d);
+    return n_sets;
+}
+
+/* A few evicted rows, in one pass over the pages: first nearly, then exactly with those of the kept rows that may be the
+ * nearest of any. */
+static void match_some(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, kvf_plan_entry *entries,
+                       uint32_t n) {
+    const void *nowhere[AHEAD];
+    kvf__near sets[KVF__NEAR_SETS];
+    float rnorm[GROUP];
+    uint32_t n_may = 0;
+    pack_evicted(c, h, x, entries, n);
+    uint32_t n_sets = make_sets(h, x, n, sets);
+    for (uint32_t i = 0; i < AHEAD; i++) nowhere[i] = x->tile;
+    reader r = reader_at(h, x, 0);
+    for (uint32_t begin = 0; begin < h->n_slots; begin += GROUP) {
+        uint16_t may[GROUP] = {0};
+        uint32_t kept = kept_of(h, x, begin);
+        read_group(&r);
+        c->kernels->widen(r.rows, h->pages->head_dim, x->wide, rnorm);
+        for (uint32_t s = 0; s < n_sets; s++)
+            c->kernels->near(&sets[s], x->wide, rnorm, kept, s ? nowhere : r.ahead, may);
+        for (uint32_t i = 0; i < GROUP; i++)
+            if (may[i]) x->order[n_may++] = begin + i;
+    }
+    match_packed(c, h, x, entries, n, n_may);
+}
+
+/* The highest of x[0..n), NaN counting as nothing, in lanes that compilers turn into vectors. */
+static float highest(const float *x, uint32_t n) {
+    float lane[GROUP], most = -INFINITY;
+    uint32_t i = 0;
+    for (uint32_t j = 0; j < GROUP; j++) lane[j] = -INFINITY;
+    for (; i + GROUP <= n; i += GROUP)
+        for (uint32_t j = 0; j < GROUP; j++) lane[j] = x[i + j] > lane[j] ? x[i + j] : lane[j];
+    for (; i < n; i++) lane[0] = x[i] > lane[0] ? x[i] : lane[0];
+    for (uint32_t j = 0; j < GROUP; j++) most = KVF__MAX(most, lane[j]);
+    return most;
+}
+
+/* Cosines within the slack of all rows, by groups, into x->u, minus infinity of evicted ones; from where on a row may be the
+ * nearest, which NaN always may. */
+static float near_rows(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, const float *panel, float rnorm) {
+    uint32_t n = h->n_slots, d = h->pages->head_dim;
+    float *row = x->rows, rest[GROUP];
+    for (uint32_t i = 0; i < d; i++) row[i] = panel[i * KVF__PANEL];
+    reader r = reader_at(h, x, 0);
+    for (uint32_t begin = 0; begin < n; begin += GROUP) {
+        bool whole = n - begin >= GROUP;
+        read_group(&r);
+        c->kernels->near_cosines(r.rows, r.ahead, d, row, rnorm, whole ? x->u + begin : rest);
+        if (!whole) memcpy(x->u + begin, rest, (n - begin) * sizeof *rest);
+    }
+    for (const uint8_t *at = x->evicted; (at = memchr(at, 1, n - (size_t)(at - x->evicted))); at++)
+        x->u[at - x->evicted] = -INFINITY;
+    return highest(x->u, n) - 2 * kvf__cosine_slack(d);
 }
 
 static bool may_be_nearest(const kvf__scratch *x, uint32_t begin, uint32_t end, float least) {
     bool any = false;
-    for (uint32_t slot = begin; slot < end; slot++) any |= !(x->u[slot] < least) && !x->evicted[slot];
+    for (uint32_t slot = begin; slot < end; slot++) any |= !(x->u[slot] < least);
     return any;
 }
 
@@ -199,14 +305,17 @@ static void match_row(const kvf__call *c, const kvf__head *h, const kvf__scratch
     const kvf_pages *p = h->pages;
     uint32_t n = h->n_slots;
     kvf__best best = {-2.0f, UINT32_MAX, KVF__NONE};
-    bool nearly = c->kernels->near_cosines && p->dtype == KVF_F16;
+    bool nearly = is_near(c, h);
     float least = nearly ? near_rows(c, h, x, panel, rnorm) : -2.0f;
+    reader r = reader_at(h, x, 0);
     for (uint32_t begin = 0; begin < n; begin += GROUP) {
         float u[GROUP];
         uint32_t end = KVF__MIN(begin + GROUP, n);
         if (nearly && !may_be_nearest(x, begin, end, least)) continue;
-        group g = group_at(h, x, begin);
-        c->kernels->cosines(p->dtype, g.rows, nearly ? g.rows : g.ahead, p->head_dim, panel, rnorm, u);
+        if (nearly) r = reader_at(h, x, begin);
+        read_group(&r);
+        c->kernels->cosines(p->dtype, r.rows, nearly ? r.rows : r.half[(begin / HALF + AHEAD) % HALVES], p->head_dim,
+                            panel, rnorm, u);
         for (uint32_t i = 0, slot = begin; slot < end; i++, slot++)
             if (u[i] >= best.u && !x->evicted[slot]) kvf__raise(&best, u[i], p->pos[kvf__slot_index(h, slot)], slot);
     }
@@ -216,10 +325,27 @@ static void match_row(const kvf__call *c, const kvf__head *h, const kvf__scratch
 
 static void match_few(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, kvf_plan_entry *entries,
                       uint32_t n) {
-    const void *rows[KVF__PANEL];
-    for (uint32_t i = 0; i < KVF__PANEL; i++) rows[i] = kvf__match_row(h, entries[KVF__MIN(i, n - 1)].slot);
-    c->kernels->pack(h->pages->dtype, rows, h->pages->head_dim, x->panels, x->chunk_norm);
+    pack_evicted(c, h, x, entries, n);
     for (uint32_t i = 0; i < n; i++) match_row(c, h, x, entries + i, x->panels + i, x->chunk_norm[i]);
+}
+
+/* The nearest kept row of n evicted ones. */
+static void match_all(const kvf__call *c, const kvf__head *h, const kvf__scratch *x, kvf_plan_entry *entries,
+                      uint32_t n) {
+    if (n > 1 && n <= KVF__NEAR_SETS * KVF__LANES && is_near(c, h)) {
+        match_some(c, h, x, entries, n);
+        return;
+    }
+    if (n <= FEW) {
+        match_few(c, h, x, entries, n);
+        return;
+    }
+    uint32_t n_kept = list_kept(h, x);
+    for (uint32_t i = 0; i < n; i += KVF__CHUNK) {
+        uint32_t rows = KVF__MIN(KVF__CHUNK, n - i);
+        pack_evicted(c, h, x, entries + i, rows);
+        match_packed(c, h, x, entries + i, rows, n_kept);
+    }
 }
 
 typedef struct match_job {
@@ -240,12 +366,7 @@ static void match_head(void *ctx, uint32_t item, uint32_t thread) {
     const kvf_policy_options *o = &kvf__event_seq(c, &pe->event)->options;
     if (o->merge == KVF_MERGE_NONE) return;
     h.by_value = o->match == KVF_MATCH_VALUE;
-    if (pe->n_evict <= FEW) {
-        match_few(c, &h, &x, entries, pe->n_evict);
-        return;
-    }
-    for (uint32_t i = 0; i < pe->n_evict; i += KVF__CHUNK)
-        match_chunk(c, &h, &x, entries + i, KVF__MIN(KVF__CHUNK, pe->n_evict - i));
+    match_all(c, &h, &x, entries, pe->n_evict);
 }
 
 static bool reduces(const kvf__policy_seq *s) {

@@ -73,6 +73,8 @@ static inline float *kvf__score_at(const kvf__head *h, const kvf_score_pages *s,
     return s->base + ((page * s->n_arrays + array) * s->heads_per_group + h->hg) * bs + slot % bs;
 }
 
+#define KVF__NEAR_SETS 2u /* of evicted rows that are matched in one pass over the pages */
+
 /* ---- Scratch: one per thread, carved from the batch's workspace -------------------------------------- */
 
 typedef struct kvf__scratch {
@@ -96,6 +98,8 @@ typedef struct kvf__scratch {
     kvf__best *best;                    /* [KVF__CHUNK] */
     float *tile;                        /* three panels of kept rows */
     float *rows;                        /* [4][head_dim] */
+    float *lanes;                       /* [KVF__NEAR_SETS][head_dim][KVF__LANES] evicted rows */
+    float *wide;                        /* [16][KVF__NEAR_STRIDE] kept ones */
     void *temp_row;
 } kvf__scratch;
 

@@ -60,6 +60,8 @@ static void norms_of_v(const kvf__call *c, const kvf__head *h, const kvf__scratc
     }
 }
 
+enum { AHEAD = 256 }; /* slots: pages lie anywhere */
+
 void kvf__event_scores(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__scratch *x) {
     const kvf_policy_batch *b = c->batch;
     const kvf__policy_seq *s = kvf__event_seq(c, e);
@@ -76,6 +78,8 @@ void kvf__event_scores(const kvf__call *c, const kvf_event *e, uint32_t kv_head,
     }
     for (uint32_t begin = 0, n; begin < h.n_slots; begin += n) {
         n = KVF__MIN(b->scores->block_size, h.n_slots - begin);
+        for (uint32_t a = 0; a < r.n && begin + AHEAD < h.n_slots; a++)
+            __builtin_prefetch(kvf__score_at(&h, b->scores, a, begin + AHEAD));
         for (uint32_t a = 0; a < r.n; a++)
             memcpy(x->score[a] + begin, kvf__score_at(&h, b->scores, a, begin), n * sizeof(float));
     }

@@ -12,7 +12,13 @@ enum { BLOCK = 8, N_LAYERS = 3 };
 
 static kvf_model *model;
 
-static inline void open_model(void) { model = open_tiny(&(struct tiny_model_params){.n_layers = N_LAYERS, .seed = 7}); }
+static inline void open_model_of(const struct tiny_model_params *params) { model = open_tiny(params); }
+
+static inline void open_model(void) { open_model_of(&(struct tiny_model_params){.n_layers = N_LAYERS, .seed = 7}); }
+/* Of four KV heads: as many head groups, or two. */
+static inline void open_wide_model(void) {
+    open_model_of(&(struct tiny_model_params){.n_layers = N_LAYERS, .n_q_heads = 8, .n_kv_heads = 4, .seed = 8});
+}
 
 static inline void close_model(void) { kvf_model_close(model); }
 
@@ -65,7 +71,8 @@ static inline kvf_engine_config model_config(uint32_t n_blocks, uint32_t max_run
 #define ENGINE_POLICIES                                                                                       \
     "full", "streaming rho=0.3 min_tokens=16", "h2o rho=0.3 min_tokens=16", "d2o rho=0.3 min_tokens=16",      \
         "d2o serving rho=0.4 min_tokens=16", "d2o authors rho=0.3",                                           \
-        "d2o rho=0.3 min_tokens=16 merge=mass merge_keys=0 gate=0.2", "fold rho=0.3 min_tokens=16 gate=0.2",  \
+        "d2o rho=0.3 min_tokens=16 merge=mass merge_keys=0 gate=0.2",                                         \
+        "h2o rho=0.3 min_tokens=16 merge=attention gate=0.2", "fold rho=0.3 min_tokens=16 gate=0.2",          \
         "d2o rho=0.3 min_tokens=16 scope=layer gqa=max sinks_extra=1 score=prompt_plus_current score_norm=v " \
         "evict_every=5",                                                                                      \
         "d2o budget_tokens=64"

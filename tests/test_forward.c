@@ -14,7 +14,7 @@ static const struct tiny_model_params standard = {.weight_type = GW_Q4_1, .embd_
 /* Files hold the rows of Q and K for rotation in pairs. A decoder that rotates halves over the rows put back gives the
  * same; one that rotates halves over the file's rows differs, but not at position 0. Head size 8 is the least pages
  * take. */
-Test(forward, rotation_is_in_the_order_of_the_files_rows) {
+Test(forward, f5_rotation_is_in_the_order_of_the_files_rows) {
     static const struct tiny_model_params toys[] = {
         {.weight_type = GW_F32, .n_q_heads = 2, .n_kv_heads = 1, .head_dim = 8, .n_ff = 32, .seed = 21},
         {.weight_type = GW_Q8_0, .n_q_heads = 4, .n_kv_heads = 2, .head_dim = 8, .n_ff = 32, .seed = 22},
@@ -54,7 +54,7 @@ Test(forward, rotation_is_in_the_order_of_the_files_rows) {
 
 /* A "qwen2" file has the rows as they were trained, so one made of the rows of a "llama" put back, with biases of 0, gives
  * the same; were its rows taken for permuted ones, position 0 alone would agree. */
-Test(forward, unpermuted_rows_rotate_in_halves) {
+Test(forward, f5_unpermuted_rows_rotate_in_halves) {
     enum { N = 8 };
     uint32_t ids[N];
     float llama[N * TINY_N_VOCAB], qwen2[N * TINY_N_VOCAB], wrong[N * TINY_N_VOCAB], *all[] = {llama, qwen2, wrong};

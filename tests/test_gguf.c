@@ -163,7 +163,7 @@ static void far_data(gw *w) {
     gw_tensor_info(w, "t", 1, (uint64_t[]){1}, GW_F32, 0);
 }
 
-Test(gguf, refuses_counts_and_lengths_that_lie) {
+Test(gguf, f1_refuses_counts_and_lengths_that_lie) {
     static const struct {
         const char *title;
         void (*build)(gw *w);
@@ -252,7 +252,7 @@ Test(gguf, refuses_every_truncation) {
 
 /* ---- Values and types that lie --------------------------------------------------------------------------- */
 
-Test(gguf, refuses_values_and_types_that_lie) {
+Test(gguf, f2_refuses_values_and_types_that_lie) {
     enum { NAN_BITS = 0x7fc00000, INFINITY_BITS = 0x7f800000, MINUS_ONE_BITS = (int)0xbf800000 };
     static const fault faults[] = {
         KEY("alignment 0", "general.alignment", SCALAR, GW_U32, 0, KVF_E_FORMAT, "key general.alignment: 0:"),

@@ -167,7 +167,7 @@ Test(spm, gives_every_byte_back) {
 }
 
 /* A character over several tokens, the same cut short, and entries that look like bytes and are none. */
-Test(spm, joins_byte_tokens) {
+Test(spm, g1_joins_byte_tokens) {
     static const char *const more[] = {"<0x-1>", "<0xZZ>", "<0x0a>", "<0x041>"};
     static vocabulary v;
     begin_vocabulary(&v, more, 4);

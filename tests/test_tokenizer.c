@@ -161,7 +161,7 @@ Test(tokenizer, gives_random_bytes_back) {
 }
 
 /* A character over several tokens, the same cut short, and what no decoder may write as text. */
-Test(tokenizer, joins_bytes_of_a_character) {
+Test(tokenizer, g1_joins_bytes_of_a_character) {
     kvf_model *model = open_tiny_words(&(struct tiny_model_params){0});
     const kvf_tokenizer *t = kvf_model_tokenizer(model);
     char out[16];

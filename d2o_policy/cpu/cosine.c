@@ -69,4 +69,4 @@ static float norm(const float *row, uint32_t d) {
     return sqrtf(sum);
 }
 
-const kvf__kernels kvf__policy_kernels_scalar = {load, store, pack, nearest, cosines, NULL, blend, norm};
+const kvf__kernels kvf__policy_kernels_scalar = {load, store, pack, nearest, cosines, NULL, NULL, NULL, blend, norm};

@@ -122,10 +122,16 @@ static inline __m256 sums8(const __m256 v[8]) {
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
 }
 
+/* Line `line` of those of eight parts, one part after the other: pages that are asked for side by side keep the memory busy. */
+static inline void fetch(const void *const ahead[8], uint32_t line) {
+    _mm_prefetch((const char *)ahead[line % 8] + line / 8 * 64, _MM_HINT_T0);
+}
+
 /* Row by row, without a transposition; the sums of eight rows become lanes together. */
-static void near_cosines(const void *rows, const void *ahead, uint32_t d, const float *x, float x_rnorm, float u[16]) {
+static void near_cosines(const void *rows, const void *const ahead[8], uint32_t d, const float *x, float x_rnorm,
+                         float u[16]) {
     const uint16_t *row = rows;
-    const char *next = ahead;
+    uint32_t line = 0;
     for (int half = 0; half < 2; half++) {
         __m256 dot[8], sum[8];
         for (int c = 0; c < 8; c++, row += d) {
@@ -135,12 +141,66 @@ static void near_cosines(const void *rows, const void *ahead, uint32_t d, const 
                 a = _mm256_fmadd_ps(_mm256_loadu_ps(x + i), y, a);
                 b = _mm256_fmadd_ps(y, y, b);
             }
-            for (uint32_t i = 0; i < d; i += 32, next += 64) _mm_prefetch(next, _MM_HINT_T0);
+            for (uint32_t i = 0; i < d; i += 32) fetch(ahead, line++);
             dot[c] = a;
             sum[c] = b;
         }
         _mm256_storeu_ps(u + 8 * half, near8(sums8(dot), sums8(sum), _mm256_set1_ps(x_rnorm)));
     }
+}
+
+static void widen(const void *rows, uint32_t d, float *out, float rnorm[16]) {
+    const uint16_t *row = rows;
+    const __m256 one = _mm256_set1_ps(1.0f);
+    for (int half = 0; half < 2; half++) {
+        __m256 sum[8];
+        for (int c = 0; c < 8; c++, row += d, out += KVF__NEAR_STRIDE) {
+            sum[c] = _mm256_setzero_ps();
+            for (uint32_t i = 0; i < d; i += 8) {
+                __m256 y = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(row + i)));
+                _mm256_storeu_ps(out + i, y);
+                sum[c] = _mm256_fmadd_ps(y, y, sum[c]);
+            }
+        }
+        _mm256_storeu_ps(rnorm + 8 * half, near8(one, sums8(sum), one));
+    }
+}
+
+/* 8 / VECTORS rows by VECTORS registers of evicted ones at a time: eight sums hide one another's latency. */
+static inline __attribute__((always_inline)) void near_n(kvf__near *q, const float *rows, const float *rnorm,
+                                                         uint32_t valid, const void *const ahead[8], uint16_t may[16],
+                                                         const uint32_t VECTORS) {
+    const uint32_t n = 8 / VECTORS, d = q->d;
+    const __m256 slack = _mm256_set1_ps(q->slack);
+    uint32_t line = 0;
+    for (uint32_t r = 0; r < 16; r += n, rows += n * KVF__NEAR_STRIDE) {
+        __m256 acc[8];
+        const float *x = q->x, *row = rows;
+        for (uint32_t j = 0; j < 8; j++) acc[j] = _mm256_setzero_ps();
+        for (uint32_t i = 0; i < d; i++, row++, x += KVF__LANES) {
+            if (i % (2 * 16 / n) == 0) fetch(ahead, line++);
+            for (size_t j = 0; j < 8; j++)
+                acc[j] = _mm256_fmadd_ps(_mm256_broadcast_ss(row + j / VECTORS * KVF__NEAR_STRIDE),
+                                         _mm256_loadu_ps(x + j % VECTORS * 8), acc[j]);
+        }
+        for (uint32_t j = 0; j < 8; j++) {
+            uint32_t c = r + j / VECTORS, lane = j % VECTORS * 8;
+            if (!(valid >> c & 1)) continue;
+            __m256 u = _mm256_mul_ps(_mm256_mul_ps(acc[j], _mm256_loadu_ps(q->rnorm + lane)), _mm256_set1_ps(rnorm[c]));
+            __m256 most = _mm256_loadu_ps(q->most + lane);
+            int mask = _mm256_movemask_ps(_mm256_cmp_ps(u, _mm256_sub_ps(most, slack), _CMP_NLT_UQ));
+            may[c] |= (uint16_t)((uint32_t)mask << lane & q->lanes);
+            _mm256_storeu_ps(q->most + lane, _mm256_max_ps(u, most)); /* NaN raises nothing */
+        }
+    }
+}
+
+static void near(kvf__near *q, const float *rows, const float *rnorm, uint32_t valid, const void *const ahead[8],
+                 uint16_t may[16]) {
+    if (q->lanes >> 8)
+        near_n(q, rows, rnorm, valid, ahead, may, 2);
+    else
+        near_n(q, rows, rnorm, valid, ahead, may, 1);
 }
 
 static inline float max8(__m256 x) {
@@ -219,9 +279,16 @@ float kvf__policy_norm_avx2(const float *row, uint32_t d) {
     return sqrtf(sum);
 }
 
-const kvf__kernels kvf__policy_kernels_avx2 = {
-    kvf__policy_load_avx2,    kvf__policy_store_avx2, kvf__policy_pack_avx2,  nearest,
-    kvf__policy_cosines_avx2, near_cosines,           kvf__policy_blend_avx2, kvf__policy_norm_avx2};
+const kvf__kernels kvf__policy_kernels_avx2 = {kvf__policy_load_avx2,
+                                               kvf__policy_store_avx2,
+                                               kvf__policy_pack_avx2,
+                                               nearest,
+                                               kvf__policy_cosines_avx2,
+                                               near_cosines,
+                                               widen,
+                                               near,
+                                               kvf__policy_blend_avx2,
+                                               kvf__policy_norm_avx2};
 #else
 typedef int kvf__policy_no_avx2; /* a translation unit is never empty */
 #endif

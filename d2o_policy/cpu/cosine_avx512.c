@@ -5,6 +5,12 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
 static inline __m512 cosine16(__m512 dot, __m512 ri, __m512 rj) {
     __m512 u = _mm512_mul_ps(_mm512_mul_ps(dot, ri), rj);
     u = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(u, u, _CMP_ORD_Q), u);
@@ -89,10 +95,28 @@ static inline __m512 sums16(const __m512 v[16]) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
 
+/* As that of AVX2. */
+static inline void fetch(const void *const ahead[8], uint32_t line) {
+    _mm_prefetch((const char *)ahead[line % 8] + line / 8 * 64, _MM_HINT_T0);
+}
+
+/* Lanes whose sum of squares is infinite or NaN, where the exact form must tell. */
+static inline __mmask16 strange(__m512 sum) {
+    return _mm512_cmp_ps_mask(sum, _mm512_set1_ps(3.402823466e38f), _CMP_NLE_UQ);
+}
+
+/* x / sqrt(sum): 0 where there is no sum, NaN where it is strange. */
+static inline __m512 over_root(__m512 x, __m512 sum) {
+    __mmask16 some = _mm512_cmp_ps_mask(sum, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+    x = _mm512_maskz_div_ps(some, x, _mm512_sqrt_ps(sum));
+    return _mm512_mask_mov_ps(x, strange(sum), _mm512_set1_ps(NAN));
+}
+
 /* As that of AVX2. The last elements of a row that are fewer than 16 are read under a mask. */
-static void near_cosines(const void *rows, const void *ahead, uint32_t d, const float *x, float x_rnorm, float u[16]) {
+static void near_cosines(const void *rows, const void *const ahead[8], uint32_t d, const float *x, float x_rnorm,
+                         float u[16]) {
     const uint16_t *row = rows;
-    const char *next = ahead;
+    uint32_t line = 0;
     const __mmask16 rest = (__mmask16)((1u << d % 16) - 1);
     __m512 dot[16], sum[16];
     for (int c = 0; c < 16; c++, row += d) {
@@ -108,21 +132,68 @@ static void near_cosines(const void *rows, const void *ahead, uint32_t d, const 
             a = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(rest, x + i), y, a);
             b = _mm512_fmadd_ps(y, y, b);
         }
-        for (i = 0; i < d; i += 32, next += 64) _mm_prefetch(next, _MM_HINT_T0);
+        for (i = 0; i < d; i += 32) fetch(ahead, line++);
         dot[c] = a;
         sum[c] = b;
     }
-    __m512 all = sums16(sum);
-    __mmask16 some = _mm512_cmp_ps_mask(all, _mm512_setzero_ps(), _CMP_NEQ_UQ);
-    __mmask16 strange = _mm512_cmp_ps_mask(all, _mm512_set1_ps(3.402823466e38f), _CMP_NLE_UQ);
-    __m512 cosine = _mm512_div_ps(_mm512_mul_ps(sums16(dot), _mm512_set1_ps(x_rnorm)), _mm512_sqrt_ps(all));
-    cosine = _mm512_mask_mov_ps(_mm512_maskz_mov_ps(some, cosine), strange, _mm512_set1_ps(NAN));
-    _mm512_storeu_ps(u, cosine);
+    _mm512_storeu_ps(u, over_root(_mm512_mul_ps(sums16(dot), _mm512_set1_ps(x_rnorm)), sums16(sum)));
 }
 
-const kvf__kernels kvf__policy_kernels_avx512 = {
-    kvf__policy_load_avx2,    kvf__policy_store_avx2, kvf__policy_pack_avx2,  nearest,
-    kvf__policy_cosines_avx2, near_cosines,           kvf__policy_blend_avx2, kvf__policy_norm_avx2};
+static void widen(const void *rows, uint32_t d, float *out, float rnorm[16]) {
+    const uint16_t *row = rows;
+    const __mmask16 rest = (__mmask16)((1u << d % 16) - 1);
+    __m512 sum[16];
+    for (int c = 0; c < 16; c++, row += d, out += KVF__NEAR_STRIDE) {
+        uint32_t i = 0;
+        sum[c] = _mm512_setzero_ps();
+        for (; i + 16 <= d; i += 16) {
+            __m512 y = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(row + i)));
+            _mm512_storeu_ps(out + i, y);
+            sum[c] = _mm512_fmadd_ps(y, y, sum[c]);
+        }
+        if (!rest) continue;
+        __m512 y = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(rest, row + i));
+        _mm512_mask_storeu_ps(out + i, rest, y);
+        sum[c] = _mm512_fmadd_ps(y, y, sum[c]);
+    }
+    _mm512_storeu_ps(rnorm, over_root(_mm512_set1_ps(1.0f), sums16(sum)));
+}
+
+/* Sums of 16 rows by 16 evicted ones, in registers: an element of a row is broadcast as it is read. */
+static void near(kvf__near *q, const float *rows, const float *rnorm, uint32_t valid, const void *const ahead[8],
+                 uint16_t may[16]) {
+    const uint32_t d = q->d;
+    const float *x = q->x;
+    __m512 acc[16];
+    UNROLL for (int c = 0; c < 16; c++) acc[c] = _mm512_setzero_ps();
+    for (uint32_t i = 0; i < d; i += 2, rows += 2, x += 2 * KVF__LANES) {
+        __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + KVF__LANES);
+        fetch(ahead, i / 2);
+        UNROLL for (size_t c = 0; c < 16; c++) acc[c] =
+            _mm512_fmadd_ps(_mm512_set1_ps(rows[c * KVF__NEAR_STRIDE]), x0, acc[c]);
+        UNROLL for (size_t c = 0; c < 16; c++) acc[c] =
+            _mm512_fmadd_ps(_mm512_set1_ps(rows[c * KVF__NEAR_STRIDE + 1]), x1, acc[c]);
+    }
+    __m512 most = _mm512_loadu_ps(q->most), x_rnorm = _mm512_loadu_ps(q->rnorm), slack = _mm512_set1_ps(q->slack);
+    UNROLL for (int c = 0; c < 16; c++) {
+        if (!(valid >> c & 1)) continue;
+        __m512 u = _mm512_mul_ps(_mm512_mul_ps(acc[c], x_rnorm), _mm512_set1_ps(rnorm[c]));
+        may[c] |= (uint16_t)(_mm512_cmp_ps_mask(u, _mm512_sub_ps(most, slack), _CMP_NLT_UQ) & q->lanes);
+        most = _mm512_max_ps(u, most); /* NaN raises nothing */
+    }
+    _mm512_storeu_ps(q->most, most);
+}
+
+const kvf__kernels kvf__policy_kernels_avx512 = {kvf__policy_load_avx2,
+                                                 kvf__policy_store_avx2,
+                                                 kvf__policy_pack_avx2,
+                                                 nearest,
+                                                 kvf__policy_cosines_avx2,
+                                                 near_cosines,
+                                                 widen,
+                                                 near,
+                                                 kvf__policy_blend_avx2,
+                                                 kvf__policy_norm_avx2};
 #else
 typedef int kvf__policy_no_avx512; /* a translation unit is never empty */
 #endif

@@ -32,6 +32,17 @@ typedef struct kvf__tile {
     uint32_t n;
 } kvf__tile;
 
+#define KVF__LANES 16u        /* evicted rows side by side */
+#define KVF__NEAR_STRIDE 272u /* floats from one widened row to the next: not all in the same sets of the cache */
+
+/* Evicted rows, and what is known of their nearest kept one. */
+typedef struct kvf__near {
+    const float *x; /* [head_dim][KVF__LANES] */
+    float rnorm[KVF__LANES], most[KVF__LANES];
+    uint32_t d, lanes; /* bits of the rows that there are */
+    float slack;       /* below most by which a cosine may still be the largest */
+} kvf__near;
+
 typedef struct kvf__kernels {
     void (*load)(kvf_dtype dtype, const void *row, uint32_t d, float *out);
     void (*store)(kvf_dtype dtype, const float *in, uint32_t d, void *row);
@@ -45,8 +56,15 @@ typedef struct kvf__kernels {
     void (*cosines)(kvf_dtype dtype, const void *rows, const void *ahead, uint32_t d, const float *x, float x_rnorm,
                     float u[16]);
     /* The same within kvf__cosine_slack, for finite fp16 rows, and for others too 0 (as cosines has it) or NaN, where cosines
-     * must tell; x here is contiguous. NULL: there is no faster way. */
-    void (*near_cosines)(const void *rows, const void *ahead, uint32_t d, const float *x, float x_rnorm, float u[16]);
+     * must tell; x here is contiguous. NULL: there is no faster way. ahead: parts of 4 * d bytes that will be read soon. */
+    void (*near_cosines)(const void *rows, const void *const ahead[8], uint32_t d, const float *x, float x_rnorm,
+                         float u[16]);
+    /* 16 fp16 rows that follow one another to floats, and nearly 1 / norm: 0 for no norm, NaN where cosines must tell. With near,
+     * or NULL without. */
+    void (*widen)(const void *rows, uint32_t d, float *out, float rnorm[16]);
+    /* Adds to may[c] the lanes for which row c of 16, if its bit is in valid, may be the nearest of all so far, and raises most. */
+    void (*near)(kvf__near *q, const float *rows, const float *rnorm, uint32_t valid, const void *const ahead[8],
+                 uint16_t may[16]);
     /* acc[i] = fmaf(w, row[i] - base[i], acc[i]), base NULL: zeros. */
     void (*blend)(float *acc, const float *base, const float *row, float w, uint32_t d);
     float (*norm)(const float *row, uint32_t d);
