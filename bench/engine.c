@@ -118,7 +118,7 @@ static void open_engine(bench *b, const char *policy) {
     c.max_running = b->s->n_seqs[0];
     c.n_score_arrays = KVF__MAX(kvf_policy_n_arrays(&b->policy), 1u);
     c.fast_activations = b->s->fast_activations;
-    c.want_mass_bias = b->policy.merge == KVF_MERGE_MASS;
+    c.want_mass_bias = kvf_policy_needs_weights(&b->policy);
     if (kvf_engine_create(&c, &b->engine, &err)) die("engine: %s", err.text);
 }
 

@@ -11,6 +11,8 @@
 
 #include "d2o_policy/pages.h"
 
+#define MAX_WEIGHT 0x1p100 /* of a slot: far above any, and finite whatever the scores are */
+
 typedef struct apply_job {
     kvf__call call;
     const kvf_plan *plan;
@@ -29,6 +31,7 @@ double kvf__merge_weights(kvf_merge merge, const float *u, const float *mass, ui
         for (uint32_t i = 0; i < n; i++) we[i] = (double)u[i] / (1.0 + n);
         return 1.0 / (1.0 + n);
     case KVF_MERGE_MASS:
+    case KVF_MERGE_ATTENTION:
         sum = (double)mass[n];
         for (uint32_t i = 0; i < n; i++) sum += (double)mass[i];
         for (uint32_t i = 0; i < n; i++) we[i] = (double)mass[i] / sum;
@@ -75,6 +78,33 @@ static void fold_row(const kvf__fold *w, kvf__head old, bool keys, uint32_t targ
         p->key_norm[kvf__slot_index(&w->to, slot)] = w->kernels->norm(row, d);
 }
 
+static float *score_of(const kvf__fold *w, uint32_t slot) {
+    if (w->gathered) return &w->x.score[w->roles.score][slot];
+    return kvf__score_at(&w->old, w->call->batch->scores, w->roles.score, slot);
+}
+
+/* What a query that saw the slot gave it on average. */
+static double attention_of(const kvf__fold *w, uint32_t slot) {
+    uint32_t seen = w->call->batch->view->next_pos[w->event->row] - w->old.pages->pos[kvf__slot_index(&w->old, slot)];
+    return (double)*score_of(w, slot) / seen;
+}
+
+/* The masses of a merge by attention: of the kept slot's weight, which its attention already has in it, each source has
+ * the share that its own attention is of the kept one's. A share above 1 is one of few queries, mostly, and counts as 1.
+ * The kept slot stands for its sources from now on, and so its score grows as its weight does. */
+static double attention_masses(const kvf__fold *w, uint32_t entry, uint32_t target, double own) {
+    double kept = attention_of(w, target), times = 1.0;
+    uint32_t n = 0;
+    for (uint32_t e = entry; e != KVF__NONE; e = w->x.next[e]) {
+        double a = attention_of(w, w->entries[e].slot), share = a < kept ? a / kept : 1.0;
+        w->x.mass[n++] = (float)(own * share);
+        times += share;
+    }
+    float *score = score_of(w, target);
+    *score = (float)((double)*score * times);
+    return fmin(own * times, MAX_WEIGHT);
+}
+
 /* Merges the chain of entries that starts at entry into its target. */
 static void fold(const kvf__fold *w, uint32_t entry) {
     const kvf_pages *p = w->old.pages;
@@ -87,10 +117,11 @@ static void fold(const kvf__fold *w, uint32_t entry) {
     }
     w->x.mass[n] = p->weight ? p->weight[kvf__slot_index(&w->old, target)] : 1.0f;
     mass += (double)w->x.mass[n];
+    if (w->options->merge == KVF_MERGE_ATTENTION) mass = attention_masses(w, entry, target, (double)w->x.mass[n]);
     double wc = kvf__merge_weights(w->options->merge, w->x.u, w->x.mass, n, w->x.weights);
     if (w->options->merge_keys) fold_row(w, w->old, true, target, entry, wc);
     fold_row(w, w->old, false, target, entry, wc);
-    if (w->options->merge == KVF_MERGE_MASS) {
+    if (kvf_policy_needs_weights(w->options)) {
         size_t i = kvf__slot_index(&w->to, kvf__fold_slot(w, target));
         p->weight[i] = (float)mass;
         p->bias[i] = logf((float)mass);
@@ -336,9 +367,9 @@ static kvf_status check_apply(const kvf__call *c, const kvf_plan *plan, kvf_erro
         if (pe->n_evict && kvf__policy_has_tau(o) &&
             isnan(plan->tau[(size_t)i * plan->n_kv_heads + kvf__part_of(b->view, e).head_begin]))
             return kvf__fail(err, KVF_E_STATE, "apply: event %u has no threshold: gate the plan first", i);
-        if (o->merge == KVF_MERGE_MASS && pe->n_evict && (!b->pages->weight || !b->pages->bias))
+        if (kvf_policy_needs_weights(o) && pe->n_evict && (!b->pages->weight || !b->pages->bias))
             return kvf__fail(err, KVF_E_INVALID,
-                             "merge mass: pages.weight and pages.bias must be set, or use another merge");
+                             "merge mass or attention: pages.weight and pages.bias must be set, or use another merge");
         if (pe->n_evict) st = check_compaction(b, i, err);
         uint32_t n_arrays = kvf_policy_n_arrays(o);
         if (!st && n_arrays && (pe->n_evict || kvf__of_prompt(b, e)))

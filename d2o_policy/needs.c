@@ -85,6 +85,10 @@ uint32_t kvf__policy_n_full(const kvf_policy_options *o, uint32_t n_layers) {
     return n;
 }
 
+int kvf_policy_needs_weights(const kvf_policy_options *o) {
+    return o && (o->merge == KVF_MERGE_MASS || o->merge == KVF_MERGE_ATTENTION);
+}
+
 bool kvf__policy_has_tau(const kvf_policy_options *o) { return o->merge != KVF_MERGE_NONE && isnan(o->gate); }
 
 kvf_status kvf_policy_options_resolve(kvf_policy_options *o, uint32_t n_layers, uint64_t token_bytes, kvf_error *err) {

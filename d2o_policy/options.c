@@ -49,8 +49,8 @@ typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE 
     X(score_decay, score_decay, REAL, 0, 1, "[0, 1]",                                                                  \
       "Factor of the former score at the end of a later prompt segment.")                                              \
     X(gqa, gqa, CHOICE, 0, 0, "sum|max|first", "How the query heads of a KV head become one score.")                   \
-    X(merge, merge, CHOICE, 0, 0, "paper|authors|average|mass|none",                                                   \
-      "Weights of a merge; mass takes pages with weight and bias.")                                                    \
+    X(merge, merge, CHOICE, 0, 0, "paper|authors|average|mass|none|attention",                                         \
+      "Weights of a merge; mass and attention take pages with weight and bias.")                                       \
     X(merge_keys, merge_keys, FLAG, 0, 0, "0|1", "0: only values are merged.")                                         \
     X(match, match, CHOICE, 0, 0, "key|value", "Whose cosines match evicted tokens with kept ones.")                   \
     X(scope, scope, CHOICE, 0, 0, "head|layer", "Who shares the threshold and the decision.")                          \
@@ -321,6 +321,20 @@ static kvf_status check_arrays(const kvf_policy_options *o, kvf_error *err) {
                      r.known, KVF_MAX_SCORE_ARRAYS);
 }
 
+/* merge attention goes by what a query gave each slot on average, so the score has to be a sum over queries. */
+static kvf_status check_attention(const kvf_policy_options *o, kvf_error *err) {
+    uint32_t sums = KVF_NEEDS_COL_SUMS | KVF_NEEDS_LAST_ROWS | KVF_NEEDS_ROW | KVF_NEEDS_SQUARES;
+    kvf_policy_ops ops = kvf_policy_ops_resolve(o->ops);
+    if (o->merge != KVF_MERGE_ATTENTION || ops.flags & KVF_POLICY_KEEPS_ALL) return KVF_OK;
+    if (!(ops.needs & sums))
+        return kvf__fail(err, KVF_E_INVALID, "merge attention: policy %s sees no attention: use another merge",
+                         o->ops->name);
+    if (o->score == KVF_SCORE_PROMPT_PLUS_CURRENT || o->score == KVF_SCORE_WINDOW)
+        return kvf__fail(err, KVF_E_INVALID,
+                         "merge attention: score must be accumulate, mean or sqrt, whose sums are of all queries");
+    return KVF_OK;
+}
+
 kvf_status kvf_policy_options_check(const kvf_policy_options *o, uint32_t n_layers, uint32_t block_size,
                                     kvf_error *err) {
     if (!o || !o->ops) return kvf__fail(err, KVF_E_INVALID, "policy options: start from kvf_policy_options_init");
@@ -352,6 +366,8 @@ kvf_status kvf_policy_options_check(const kvf_policy_options *o, uint32_t n_laye
         kvf_policy_option_get(o, "merge", merge, sizeof merge) == KVF_OK)
         return kvf__fail(err, KVF_E_INVALID, "merge %s: policy %s hands values on by a rule of its own: use merge none",
                          merge, o->ops->name);
+    st = check_attention(o, err);
+    if (st) return st;
     if (o->head_budget == KVF_HEAD_BUDGET_ADAPTIVE && o->scope == KVF_SCOPE_LAYER)
         return kvf__fail(err, KVF_E_INVALID,
                          "head_budget adaptive: needs scope head, since heads evict at different times");

@@ -274,6 +274,7 @@ static kvf_status create_small(kvf_engine *e, kvf_error *err) {
         e->result_layers = kvf__slab_take(&slab, n_layers, sizeof *e->result_layers);
         e->lone_layers = kvf__slab_take(&slab, n_layers, sizeof *e->lone_layers);
         e->lone_sizes = kvf__slab_take(&slab, n_layers, sizeof *e->lone_sizes);
+        e->lone_groups = kvf__slab_take(&slab, e->n_tables, sizeof *e->lone_groups);
         e->lone_density = kvf__slab_take(&slab, n_layers, sizeof *e->lone_density);
         e->sample_scratch = kvf__slab_take(&slab, (size_t)kvf_stream_n_threads(e->stream) * e->info->n_vocab, 8);
         e->workspace = kvf__slab_take(&slab, e->workspace_bytes, 1);

@@ -70,8 +70,9 @@ bool kvf__group_room(kvf_engine *e, kvf__group *g, kvf__live *r) {
     if (!o) return false;
     o->layers = kvf__alloc(a, n * sizeof *o->layers);
     o->sizes = kvf__alloc(a, n * sizeof *o->sizes);
+    o->group_sizes = kvf__alloc(a, e->n_tables * sizeof *o->group_sizes);
     o->density = kvf__alloc(a, n * sizeof *o->density);
-    if (!o->layers || !o->sizes || !o->density) return false;
+    if (!o->layers || !o->sizes || !o->group_sizes || !o->density) return false;
     if (!g->beams) return true;
     r->choices.tokens = kvf__alloc(a, g->n_choices * sizeof *r->choices.tokens);
     r->choices.logprobs = kvf__alloc(a, g->n_choices * sizeof *r->choices.logprobs);
@@ -86,6 +87,7 @@ void kvf__group_room_free(kvf_engine *e, kvf__live *r) {
     if (!r->outcome) return;
     kvf__free(a, r->outcome->layers, n * sizeof *r->outcome->layers);
     kvf__free(a, r->outcome->sizes, n * sizeof *r->outcome->sizes);
+    kvf__free(a, r->outcome->group_sizes, e->n_tables * sizeof *r->outcome->group_sizes);
     kvf__free(a, r->outcome->density, n * sizeof *r->outcome->density);
     kvf__free(a, r->outcome, sizeof *r->outcome);
 }
@@ -122,6 +124,8 @@ static void note_outcome(kvf_engine *e, const kvf__live *holder, kvf__live *r, k
     if (o->result.layers != o->layers)
         o->result.layers = memcpy(o->layers, o->result.layers, n_layers * sizeof *o->layers);
     if (o->result.sizes) o->result.sizes = memcpy(o->sizes, o->result.sizes, n_layers * sizeof *o->sizes);
+    if (o->result.group_sizes)
+        o->result.group_sizes = memcpy(o->group_sizes, o->result.group_sizes, e->n_tables * sizeof *o->group_sizes);
     if (o->result.density) o->result.density = memcpy(o->density, o->result.density, n_layers * sizeof *o->density);
     if (g->beams) o->result.score = n ? r->sum / pow(n, g->length_penalty) : 0;
 }

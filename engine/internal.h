@@ -97,7 +97,7 @@ typedef struct kvf__outcome {
     kvf_result result;
     kvf_error error;
     kvf_layer_occupancy *layers;
-    kvf_layer_size *sizes;
+    kvf_layer_size *sizes, *group_sizes;
     double *density;
 } kvf__outcome;
 
@@ -218,7 +218,7 @@ struct kvf_engine {
     /* Figures of the only request in the pool before a plan that may end it: afterwards its sequence is gone. */
     kvf_result lone;
     kvf_layer_occupancy *lone_layers;
-    kvf_layer_size *lone_sizes;
+    kvf_layer_size *lone_sizes, *lone_groups;
     double *lone_density;
     kvf_view view;            /* of the step */
     kvf__rows aside;          /* see the glossary */

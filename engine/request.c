@@ -145,10 +145,10 @@ static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_e
             "policy %s: the model's layers have a sliding window of %u, which lets go of all beyond it: use "
             "policy full, or create the engine with a max_context of at most %u",
             o->ops->name, e->window, e->window);
-    if (o->merge == KVF_MERGE_MASS && !e->pages.bias)
+    if (kvf_policy_needs_weights(o) && !e->pages.bias)
         return kvf__fail(
             err, KVF_E_INVALID,
-            "merge mass: needs weights and biases beside the pages; create the engine with want_mass_bias");
+            "merge mass or attention: needs weights and biases beside the pages; create the engine with want_mass_bias");
     return KVF_OK;
 }
 
@@ -453,6 +453,7 @@ static void result_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *la
         return;
     result->layers = layers;
     result->sizes = kvf_policy_sizes(e->policies, index);
+    result->group_sizes = kvf_policy_group_sizes(e->policies, index);
     result->density = kvf_policy_density(e->policies, index);
     result->counts = kvf_policy_get_counts(e->policies, index);
     for (uint32_t l = 0; l < e->info->n_layers; l++) result->held_tokens += layers[l].slots_used;
@@ -474,6 +475,8 @@ void kvf__live_note_lone(kvf_engine *e) {
     uint32_t n_layers = e->info->n_layers;
     result_kv(e, lone, e->lone_layers, &result);
     if (result.sizes) result.sizes = memcpy(e->lone_sizes, result.sizes, n_layers * sizeof *e->lone_sizes);
+    if (result.group_sizes)
+        result.group_sizes = memcpy(e->lone_groups, result.group_sizes, e->n_tables * sizeof *e->lone_groups);
     if (result.density) result.density = memcpy(e->lone_density, result.density, n_layers * sizeof *e->lone_density);
     if (result.layers) e->lone = result;
 }
@@ -482,11 +485,13 @@ void kvf__live_note_lone(kvf_engine *e) {
 void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result) {
     memset(layers, 0, e->info->n_layers * sizeof *layers);
     result->layers = layers;
+    result->n_groups = e->n_groups;
     if (r->seq) {
         result_kv(e, r, layers, result);
     } else if (e->lone.request == r->id) {
         result->layers = e->lone.layers;
         result->sizes = e->lone.sizes;
+        result->group_sizes = e->lone.group_sizes;
         result->density = e->lone.density;
         result->counts = e->lone.counts;
         result->held_tokens = e->lone.held_tokens;

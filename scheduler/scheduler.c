@@ -362,6 +362,11 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
         return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: its prompt is not computed: its sizes come later",
                          (unsigned long long)request);
     status = kvf__sched_reserve_sized(sched, r);
+    if (status == KVF_E_NO_BLOCKS && r->bounded && kvf_policy_group_sizes(sched->config.policies, r->seq_index)) {
+        /* Head groups that were dealt their sizes in decode may round up to more blocks than equal ones. */
+        r->bounds = true;
+        r->bounded = r->sized = false;
+    }
     if (status == KVF_E_NO_BLOCKS && !r->bounded) return KVF_OK; /* it grows from the free pool; each plan asks again */
     if (status != KVF_OK) kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
     return status;

@@ -97,6 +97,32 @@ by = lambda rows: {(r["source"], r["context"], r["policy"], r["rho"]): r.get("nl
 assert by(nll) == by(rows)
 assert "h2o" in run("eval", "report", "whole.jsonl")[0].decode()
 END
+# Head groups with sizes of their own: equal memory from the records alone, and what they tell of the groups.
+check eval_head_groups <<'END'
+from helper import *
+import math
+rows = lines(run("eval", "divergence", "--model", model, "--text", "novel:mill=a.txt", "--contexts", "96,160", "--scored", "20", "--rhos", "0.4,0.6,0.8",
+                 "--heads-per-group", "1", "--block-size", "8", "--quiet", "--policies", "h2o;ada=h2o,head_budget=adaptive,nm=7:1,head_floor=0;"
+                 "ratios=d2o,redistribute=0,head_budget=adaptive;full0=h2o,head_budget=adaptive,full_layers=0")[0])
+cells, n_layers, unequal = [r for r in rows if r["record"] == "cell"], rows[0]["model"]["layers"], 0
+n_groups = json.loads(run("info", model, "--json")[0])["n_kv_heads"]
+assert len(cells) == 2 * 3 * 4 and n_groups > 1
+for c in cells:
+    assert c["target_blocks"] == math.floor(c["rho"] * c["context"] * n_layers / 8 + 1e-6) * n_groups, c
+    if "empty" in c:
+        assert c["policy"] == "full0" and "group_sizes" not in c, c
+        continue
+    assert c["held_blocks"] <= 1.01 * c["target_blocks"], c
+    if c["policy"] == "h2o":
+        assert "group_sizes" not in c
+        continue
+    groups, k = c["group_sizes"], 4
+    assert len(groups) == n_layers and all(len(g) == n_groups and sum(g) == s * n_groups for g, s in zip(groups, c["sizes"])), c
+    unequal += sum(min(g) < max(g) for g in groups)
+    if c["policy"] == "full0": assert groups[0] == [c["n_prompt"]] * n_groups
+    else: assert sum(math.ceil((s + k) / 8) for g in groups for s in g) == c["held_blocks"], c
+assert unequal > 10, unequal
+END
 check eval_goes_on <<'END'
 from helper import *
 import random, signal, time

@@ -250,6 +250,26 @@ assert [(l["keep_mean"], l["keep_min"], l["keep_max"]) for l in r["layers"]] == 
 assert all(abs(a["density"] - b["density"]) < 1e-5 for a, b in zip(r["layers"], data["layers"]))
 assert r["pool"]["evicted_slots"] == data["pool"]["evicted_slots"] and r["pool"]["compactions"] == data["pool"]["compactions"]
 END
+check run_tells_of_head_groups <<'END'
+from report import *
+args = ("run", "--model", model, "--input", "w.jsonl", "--policy", "h2o", "--rho", "0.3", "--min-tokens", "16", "--nm", "7:1", "--quiet", "--block-size", "8", "--kv-memory", "16MiB", "--heads-per-group", "1")
+out, _ = run(*args, "--head-budget", "adaptive", "--report", "g.html", "--metrics", "g.prom", code=1)
+done = [r for r in lines(out) if r.get("finish_reason") in ("stop", "length")]
+data, m, info = page("g.html"), prometheus("g.prom"), json.loads(run("info", model, "--json")[0])
+n_groups, n_layers = info["n_kv_heads"], info["n_layers"]
+sizes = [r["kv"]["group_sizes"] for r in done]
+assert len(sizes) == 5 and all(len(s) == n_layers and all(len(g) == n_groups for g in s) for s in sizes)
+assert any(max(g) > min(g) for s in sizes for g in s)
+for l in range(n_layers):
+    layer = data["layers"][l]
+    assert abs(sum(layer["group_keep_mean"]) / n_groups - layer["keep_mean"]) < 1e-6
+    for g in range(n_groups):
+        mean = sum(s[l][g] for s in sizes) / len(sizes)
+        assert abs(mean - layer["group_keep_mean"][g]) < 1e-6 > abs(mean - m["kvfold_group_budget_tokens_mean", f'layer="{l}",group="{g}"'])
+out, _ = run(*args, "--report", "g.html", "--metrics", "g.prom", code=1)
+assert not any("group_sizes" in (r.get("kv") or {}) for r in lines(out)) and not any(n == "kvfold_group_budget_tokens_mean" for n, _ in prometheus("g.prom"))
+assert all(l["group_keep_mean"] is None for l in page("g.html")["layers"])
+END
 check run_names_are_escaped <<'END'
 from report import *
 open("</script><b>&.jsonl".replace("/", "_"), "w").write('{"prompt": "x", "max_tokens": 1}\n')

@@ -13,15 +13,20 @@ enum { BLOCK = 8, N_LAYERS = 3 };
 
 static kvf_model *model;
 
-static inline void open_model(void) {
+static inline void open_model_of(const struct tiny_model_params *params) {
     char path[256];
     gw_temp_path(path, sizeof path);
-    struct tiny_model_params params = {.n_layers = N_LAYERS, .seed = 7};
-    kvf_test_write_tiny_model(path, &params);
+    kvf_test_write_tiny_model(path, params);
     kvf_model_config config = {.struct_size = sizeof config};
     kvf_error err = {""};
     cr_assert_eq(kvf_model_open(path, &config, &model, &err), KVF_OK, "%s", err.text);
     unlink(path);
+}
+
+static inline void open_model(void) { open_model_of(&(struct tiny_model_params){.n_layers = N_LAYERS, .seed = 7}); }
+/* Of four KV heads: as many head groups, or two. */
+static inline void open_wide_model(void) {
+    open_model_of(&(struct tiny_model_params){.n_layers = N_LAYERS, .n_q_heads = 8, .n_kv_heads = 4, .seed = 8});
 }
 
 static inline void close_model(void) { kvf_model_close(model); }

@@ -14,8 +14,9 @@ enum {
     MAX_VOCAB = 300,
     SLOTS = 512,
     N_ARRAYS = 5,
-    N_Q = 4,
-    N_KV = 2
+    MAX_Q = 8,
+    MAX_KV = 4,
+    MAX_TABLES = N_LAYERS * MAX_KV
 };
 
 struct script { /* what is said, and what is answered */
@@ -28,6 +29,7 @@ struct turn {
     double logprobs[MAX_ANSWER];
     uint64_t kept; /* digest of the positions held when the last token came */
     uint32_t keep[N_LAYERS], n_prompt, n_block_steps;
+    uint32_t groups[MAX_TABLES]; /* slots that the head groups keep, where they have sizes of their own */
 };
 
 struct talk {
@@ -57,6 +59,7 @@ static inline void expect_talk(const struct talk *a, const struct talk *b, const
             cr_assert(!memcmp(x->logits[i], y->logits[i], sizeof x->logits[i]), "%s: turn %u, token %u: %.9g, %.9g",
                       what, t, i, (double)x->logits[i][0], (double)y->logits[i][0]);
         cr_assert(x->kept == y->kept && !memcmp(x->keep, y->keep, sizeof x->keep), "%s: turn %u", what, t);
+        cr_assert(!memcmp(x->groups, y->groups, sizeof x->groups), "%s: turn %u: groups", what, t);
         cr_assert_eq(x->n_prompt, y->n_prompt);
     }
 }
@@ -81,6 +84,11 @@ static inline kvf_engine_config config_of(uint32_t n_blocks, uint32_t chunk) {
 static inline uint64_t digest_of(const uint32_t *pos, uint32_t n, uint64_t digest) {
     for (uint32_t i = 0; i < n; i++) digest = (digest ^ pos[i]) * 1099511628211u;
     return (digest ^ 0xffffffffu) * 1099511628211u;
+}
+
+static inline void note_groups(struct turn *turn, const kvf_policy_state *state, uint32_t seq, uint32_t n_groups) {
+    const kvf_layer_size *groups = kvf_policy_group_sizes(state, seq);
+    for (uint32_t i = 0; groups && i < N_LAYERS * n_groups; i++) turn->groups[i] = groups[i].keep;
 }
 
 static inline void next_turn(struct talk *t) {
@@ -110,10 +118,13 @@ static inline void on_finish(void *user, const kvf_result *r) {
     turn->n_prompt = r->n_prompt;
     turn->n_block_steps = r->n_block_steps;
     for (uint32_t l = 0; l < N_LAYERS; l++) turn->keep[l] = r->sizes ? r->sizes[l].keep : 0;
+    const kvf_policy_state *state;
+    (void)kvf_engine_manager(t->engine, &state);
+    note_groups(turn, state, kvf_engine_seq_index(t->engine, t->id), t->engine->n_groups);
     uint32_t pos[SLOTS], n;
     turn->kept = 14695981039346656037u;
     for (uint32_t l = 0; l < N_LAYERS; l++)
-        for (uint32_t h = 0; h < N_KV; h++) {
+        for (uint32_t h = 0; h < kvf_model_get_info(model)->n_kv_heads; h++) {
             cr_assert_eq(kvf_engine_positions(t->engine, t->id, l, h, pos, SLOTS, &n), KVF_OK);
             turn->kept = digest_of(pos, n, turn->kept);
         }
@@ -201,6 +212,7 @@ struct hand {
     float logprobs[SLOTS], logprob; /* by position; of the newest token */
     float logits[MAX_VOCAB];
     bool prompt;
+    uint32_t n_groups;
 };
 
 static inline void hand_ok(struct hand *h, kvf_status st) {
@@ -228,10 +240,14 @@ static inline kvf_policy_batch hand_batch(struct hand *h, float **sums, float **
                               .workspace_bytes = h->workspace_bytes};
 }
 
-static inline void hand_open(struct hand *h, const char *policy) {
+static inline void hand_open(struct hand *h, const char *policy, uint32_t heads_per_group) {
+    enum { BLOCKS = 800 };
     const kvf_model_info *info = kvf_model_get_info(model);
+    uint32_t n_kv = info->n_kv_heads, n_q = info->n_q_heads;
     memset(h, 0, sizeof *h);
-    rig_open(&h->r, model, KVF_F32, 2, 0, 200, SLOTS, SLOTS);
+    heads_per_group = heads_per_group ? heads_per_group : n_kv;
+    h->n_groups = n_kv / heads_per_group;
+    rig_open(&h->r, model, KVF_F32, 2, heads_per_group, BLOCKS, SLOTS, SLOTS);
     h->o = options_of(policy);
     h->ops = kvf_policy_ops_resolve(h->o.ops);
     kvf_policy_state_config c = {.struct_size = sizeof c,
@@ -241,23 +257,24 @@ static inline void hand_open(struct hand *h, const char *policy) {
                                  .head_dim = info->head_dim,
                                  .block_size = 16,
                                  .max_seqs = RIG_SEQS,
-                                 .max_slots = SLOTS};
-    cr_assert(info->n_kv_heads == N_KV && info->n_q_heads == N_Q && info->n_vocab <= MAX_VOCAB);
+                                 .max_slots = SLOTS,
+                                 .n_groups = h->n_groups};
+    cr_assert(n_kv <= MAX_KV && n_q <= MAX_Q && info->n_vocab <= MAX_VOCAB);
     hand_ok(h, kvf_policy_state_create(&c, &h->state, &h->r.err));
     hand_ok(h, kvf_policy_open(h->state, 0, &h->o, &h->r.err));
-    hand_ok(h, kvf_policy_workspace_bytes(2, info->head_dim, N_KV, SLOTS, &h->workspace_bytes));
-    hand_ok(h, kvf_plan_create(NULL, N_KV, N_LAYERS, SLOTS * N_LAYERS * N_KV, &h->plan, &h->r.err));
+    hand_ok(h, kvf_policy_workspace_bytes(2, info->head_dim, n_kv, SLOTS, &h->workspace_bytes));
+    hand_ok(h, kvf_plan_create(NULL, n_kv, MAX_TABLES, SLOTS * MAX_TABLES, &h->plan, &h->r.err));
     h->workspace = aligned_alloc(64, (h->workspace_bytes + 63) / 64 * 64);
     h->scores = (kvf_score_pages){.struct_size = sizeof h->scores,
-                                  .base = rig_memory((size_t)200 * N_ARRAYS * N_KV * 16 * sizeof(float)),
-                                  .n_pages = 200,
+                                  .base = rig_memory((size_t)BLOCKS * N_ARRAYS * heads_per_group * 16 * sizeof(float)),
+                                  .n_pages = BLOCKS,
                                   .n_arrays = N_ARRAYS,
-                                  .heads_per_group = N_KV,
+                                  .heads_per_group = heads_per_group,
                                   .block_size = 16};
-    h->sums = rig_memory((size_t)N_LAYERS * N_Q * SLOTS * sizeof(float));
-    h->last = rig_memory((size_t)N_LAYERS * N_Q * SLOTS * sizeof(float));
-    h->squares = rig_memory((size_t)N_LAYERS * N_KV * SLOTS * sizeof(float));
-    h->row = rig_memory((size_t)N_KV * SLOTS * sizeof(float));
+    h->sums = rig_memory((size_t)N_LAYERS * n_q * SLOTS * sizeof(float));
+    h->last = rig_memory((size_t)N_LAYERS * n_q * SLOTS * sizeof(float));
+    h->squares = rig_memory((size_t)N_LAYERS * n_kv * SLOTS * sizeof(float));
+    h->row = rig_memory((size_t)n_kv * SLOTS * sizeof(float));
 }
 
 static inline void hand_close(struct hand *h) {
@@ -272,23 +289,42 @@ static inline void hand_close(struct hand *h) {
     free(h->row);
 }
 
+/* Equal groups by their layers, the others by their tables. */
+static inline void hand_due(struct hand *h, kvf_moment moment, uint32_t *keep) {
+    uint32_t slots[N_LAYERS], by_layer[N_LAYERS], n_due = 0;
+    float *sums[1], *last[1], *squares[1];
+    const float *p[1];
+    kvf_policy_batch b = hand_batch(h, sums, last, squares, p);
+    if (h->o.head_budget == KVF_HEAD_BUDGET_ADAPTIVE && h->n_groups > 1) {
+        hand_ok(h, kvf_policy_due_tables(h->state, h->r.stream, &b, 0, moment, keep, &n_due, &h->r.err));
+        return;
+    }
+    for (uint32_t l = 0; l < N_LAYERS; l++) slots[l] = h->r.view.n_slots[l * h->n_groups];
+    (void)kvf_policy_due(h->state, 0, moment, slots, by_layer);
+    for (uint32_t t = 0; t < N_LAYERS * h->n_groups; t++) keep[t] = by_layer[t / h->n_groups];
+}
+
 /* The events of one moment. pages: before the first of a prompt's, the score pages. */
 static inline void hand_events(struct hand *h, kvf_moment moment, uint32_t kind, bool pages) {
-    uint32_t slots[N_LAYERS], keep[N_LAYERS], n_events = 0, n_items = 0, item_of[N_LAYERS];
-    kvf_event events[N_LAYERS];
+    uint32_t slots[MAX_TABLES], keep[MAX_TABLES], n_events = 0, n_items = 0, item_of[MAX_TABLES];
+    kvf_event events[MAX_TABLES];
     kvf_compact_item items[N_LAYERS];
     float *sums[1], *last[1], *squares[1];
     const float *p[1];
     hand_ok(h, kvf_view_fill(h->r.manager, 0, h->r.seqs, 1, &h->r.view));
-    memcpy(slots, h->r.view.n_slots, sizeof slots);
-    (void)kvf_policy_due(h->state, 0, moment, slots, keep);
+    memcpy(slots, h->r.view.n_slots, N_LAYERS * h->n_groups * sizeof *slots);
+    hand_due(h, moment, keep);
+    uint32_t step = kvf_policy_group_sizes(h->state, 0) ? 1 : h->n_groups; /* tables of an event */
     for (uint32_t l = 0; l < N_LAYERS; l++) {
-        if (!keep[l] && !(h->prompt && kvf_policy_n_arrays(&h->o))) continue;
-        uint32_t to = keep[l] ? keep[l] : slots[l];
-        slots[l] = to;
-        item_of[n_events] = keep[l] ? n_items : UINT32_MAX;
-        if (keep[l]) items[n_items++] = (kvf_compact_item){h->r.seqs[0], l, to, NULL};
-        events[n_events++] = (kvf_event){0, l, to, kind, 0, 0};
+        uint32_t *of = slots + l * h->n_groups, *to = keep + l * h->n_groups, n_in_layer = 0;
+        for (uint32_t g = 0; g < h->n_groups; g += step) {
+            if (!to[g] && !(h->prompt && kvf_policy_n_arrays(&h->o))) continue;
+            item_of[n_events] = to[g] ? n_items : UINT32_MAX;
+            n_in_layer += to[g] != 0;
+            for (uint32_t i = g; i < g + step && to[g]; i++) of[i] = to[g];
+            events[n_events++] = (kvf_event){0, l, of[g], kind, step < h->n_groups ? g : 0, step < h->n_groups};
+        }
+        if (n_in_layer) items[n_items++] = (kvf_compact_item){h->r.seqs[0], l, of[0], step < h->n_groups ? of : NULL};
     }
     if (!n_events) return;
     if (pages) hand_ok(h, kvf_seq_take_scores(h->r.manager, h->r.seqs[0], slots));
@@ -354,13 +390,14 @@ static inline void hand_forward(struct hand *h, const uint32_t *tokens, uint32_t
 static inline void hand_prompt(struct hand *h, const uint32_t *tokens, uint32_t n, uint32_t at, uint32_t total,
                                uint32_t chunk) {
     bool first = at == 0;
-    double variance[N_LAYERS * N_Q];
+    const kvf_model_info *info = kvf_model_get_info(model);
+    double variance[N_LAYERS * MAX_Q];
     float *sums[1], *last[1], *squares[1];
     const float *p[1];
     h->prompt = true;
-    memset(h->sums, 0, (size_t)N_LAYERS * N_Q * SLOTS * sizeof(float));
-    memset(h->last, 0, (size_t)N_LAYERS * N_Q * SLOTS * sizeof(float));
-    memset(h->squares, 0, (size_t)N_LAYERS * N_KV * SLOTS * sizeof(float));
+    memset(h->sums, 0, (size_t)N_LAYERS * info->n_q_heads * SLOTS * sizeof(float));
+    memset(h->last, 0, (size_t)N_LAYERS * info->n_q_heads * SLOTS * sizeof(float));
+    memset(h->squares, 0, (size_t)N_LAYERS * info->n_kv_heads * SLOTS * sizeof(float));
     if (first) h->logprobs[0] = 0;
     for (uint32_t i = 0, m; i < n; i += m) {
         m = KVF__MIN(chunk - (at + i) % chunk, n - i);
@@ -398,15 +435,17 @@ static inline int ascending(const void *a, const void *b) {
 
 static inline void hand_note(struct hand *h, struct turn *turn, uint32_t n_prompt) {
     const kvf_layer_size *sizes = kvf_policy_sizes(h->state, 0);
-    uint32_t pos[SLOTS], n;
+    uint32_t pos[SLOTS], n, per_group = h->r.pages.heads_per_group;
     const uint32_t *row;
+    note_groups(turn, h->state, 0, h->n_groups);
     turn->n_prompt = n_prompt;
     turn->kept = 14695981039346656037u;
     for (uint32_t l = 0; l < N_LAYERS; l++) {
         turn->keep[l] = sizes ? sizes[l].keep : 0;
-        hand_ok(h, kvf_seq_table(h->r.manager, h->r.seqs[0], l, 0, &n, NULL, &row));
-        for (uint32_t head = 0; head < N_KV; head++) {
-            for (uint32_t s = 0; s < n; s++) pos[s] = h->r.pages.pos[((size_t)row[s / 16] * N_KV + head) * 16 + s % 16];
+        for (uint32_t head = 0; head < kvf_model_get_info(model)->n_kv_heads; head++) {
+            hand_ok(h, kvf_seq_table(h->r.manager, h->r.seqs[0], l, head / per_group, &n, NULL, &row));
+            for (uint32_t s = 0; s < n; s++)
+                pos[s] = h->r.pages.pos[((size_t)row[s / 16] * per_group + head % per_group) * 16 + s % 16];
             qsort(pos, n, sizeof *pos, ascending);
             turn->kept = digest_of(pos, n, turn->kept);
         }
@@ -414,12 +453,13 @@ static inline void hand_note(struct hand *h, struct turn *turn, uint32_t n_promp
 }
 
 /* The last token of an answer is decoded when a turn follows it. */
-static inline void by_hand(struct talk *t, const char *policy, const struct script *s, uint32_t chunk) {
+static inline void by_hand_groups(struct talk *t, const char *policy, const struct script *s, uint32_t chunk,
+                                  uint32_t heads_per_group) {
     struct hand h;
     uint32_t at = 0, total = 0;
     memset(t, 0, sizeof *t);
     t->script = s;
-    hand_open(&h, policy);
+    hand_open(&h, policy, heads_per_group);
     for (uint32_t i = 0; i < s->n_turns; i++) {
         struct turn *turn = &t->turns[i];
         total += s->n_tokens[i];
@@ -435,6 +475,9 @@ static inline void by_hand(struct talk *t, const char *policy, const struct scri
         }
     }
     hand_close(&h);
+}
+static inline void by_hand(struct talk *t, const char *policy, const struct script *s, uint32_t chunk) {
+    by_hand_groups(t, policy, s, chunk, 0);
 }
 
 #endif

@@ -60,7 +60,7 @@ static inline uint64_t kept_of(kvf_engine *e, kvf_request id) {
     uint32_t pos[2 * MAX_TOKENS], n = 0;
     uint64_t digest = 14695981039346656037u;
     for (uint32_t l = 0; l < N_LAYERS; l++)
-        for (uint32_t h = 0; h < 2; h++) {
+        for (uint32_t h = 0; h < kvf_model_get_info(model)->n_kv_heads; h++) {
             cr_assert_eq(kvf_engine_positions(e, id, l, h, pos, 2 * MAX_TOKENS, &n), KVF_OK);
             for (uint32_t i = 0; i < n; i++) digest = (digest ^ pos[i]) * 1099511628211u;
             digest = (digest ^ 0xffffffffu) * 1099511628211u;

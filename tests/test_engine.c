@@ -12,11 +12,16 @@ static const char *const policies[] = {
     "d2o serving rho=0.4 min_tokens=16",
     "d2o authors rho=0.3",
     "d2o rho=0.3 min_tokens=16 merge=mass merge_keys=0 gate=0.2",
+    "h2o rho=0.3 min_tokens=16 merge=attention gate=0.2",
     "fold rho=0.3 min_tokens=16 gate=0.2",
     "d2o rho=0.3 min_tokens=16 scope=layer gqa=max sinks_extra=1 score=prompt_plus_current score_norm=v evict_every=5",
     "d2o budget_tokens=64",
 };
 enum { N_POLICIES = sizeof policies / sizeof *policies };
+
+/* The tiny model's attention is nearly even, so that rounding may turn which token goes; of what folds by attention, the
+ * rest then differs. Those are compared where nothing rounds otherwise. */
+static int by_the_bit(const char *policy) { return strstr(policy, "fold") || strstr(policy, "attention"); }
 
 /* ---- Results ------------------------------------------------------------------------------------------------ */
 
@@ -40,6 +45,7 @@ Test(engine, a_request_is_the_same_alone_and_in_a_batch) {
     for (int p = 0; p < N_POLICIES; p++) {
         struct answer alone[3], together[3];
         memset(together, 0, sizeof together);
+        c.deterministic = by_the_bit(policies[p]);
         kvf_engine *e = create(&c);
         for (uint32_t i = 0; i < 3; i++) submit(e, &together[i], 60 + 50 * i, i, 30, policies[p]);
         run(e);
@@ -55,6 +61,7 @@ Test(engine, chunks_threads_and_head_groups_do_not_matter) {
     for (int p = 0; p < N_POLICIES; p++) {
         kvf_engine_config c = config_of(1200);
         struct answer base, other;
+        c.deterministic = by_the_bit(policies[p]);
         answer_alone(&c, &base, 150, 3, 30, policies[p]);
         c.n_threads = 1;
         answer_alone(&c, &other, 150, 3, 30, policies[p]);
@@ -74,6 +81,7 @@ Test(engine, chunks_threads_and_head_groups_do_not_matter) {
 
 Test(engine, requests_of_different_policies_share_a_batch) {
     kvf_engine_config c = config_of(2000);
+    c.deterministic = 1;
     struct answer alone, together[N_POLICIES];
     memset(together, 0, sizeof together);
     kvf_engine *e = create(&c);
@@ -82,7 +90,7 @@ Test(engine, requests_of_different_policies_share_a_batch) {
     kvf_engine_destroy(e);
     for (uint32_t i = 0; i < N_POLICIES; i++) {
         answer_alone(&c, &alone, 90, i, 20, policies[i]);
-        expect_same(&alone, &together[i], 2e-4, policies[i]);
+        expect_same(&alone, &together[i], 0, policies[i]);
     }
 }
 
@@ -487,6 +495,8 @@ Test(engine, an_engine_that_lacks_what_a_policy_needs_says_so) {
     g.policy = &o;
     expect_refused(e, &g, KVF_E_INVALID, "n_score_arrays 2");
     o = options_of("d2o merge=mass");
+    expect_refused(e, &g, KVF_E_INVALID, "want_mass_bias");
+    o = options_of("d2o merge=attention");
     expect_refused(e, &g, KVF_E_INVALID, "want_mass_bias");
     kvf_engine_destroy(e);
 }

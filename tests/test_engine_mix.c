@@ -13,7 +13,7 @@ enum { N_STEMS = 3, N_JOBS = 14, MAX_PROMPT = 100, MAX_NEW = 24 };
 struct task {
     kvf_generate g;
     uint32_t tokens[MAX_PROMPT];
-    const char *policy;
+    char policy[192];
     char salt[4];
     kvf_engine *engine;
     kvf_request id;
@@ -41,7 +41,16 @@ static void task_finish(void *user, const kvf_result *r) {
 
 static uint32_t below(uint64_t *rng, uint32_t n) { return (uint32_t)(gw_random(rng) % n); }
 
-static void make_task(struct task *t, uint64_t *rng) {
+/* Half of those that can be: with sizes for each head group. */
+static void draw_policy(struct task *t, bool adapts, uint64_t *rng) {
+    const char *policy = policies[below(rng, N_POLICIES)];
+    adapts =
+        adapts && below(rng, 3) && strcmp(policy, "full") && !strstr(policy, "layer") && !strstr(policy, "authors");
+    snprintf(t->policy, sizeof t->policy, "%s%s%s", policy, adapts ? " head_budget=adaptive" : "",
+             adapts && below(rng, 2) ? " head_floor=0 nm=7:1" : "");
+}
+
+static void make_task(struct task *t, bool adapts, uint64_t *rng) {
     static const uint32_t lengths[] = {1,  2,  7,  8,  9,  15, 16, 17, 24, 25, 31,
                                        32, 33, 40, 41, 48, 49, 57, 64, 65, 80, 97};
     memset(t, 0, sizeof *t);
@@ -70,7 +79,7 @@ static void make_task(struct task *t, uint64_t *rng) {
         break;
     default: break;
     }
-    t->policy = policies[below(rng, N_POLICIES)];
+    draw_policy(t, adapts, rng);
 }
 
 static void submit_task(kvf_engine *e, struct task *t) {
@@ -135,7 +144,7 @@ static void expect_alone(const struct task *t, const struct task *alone, uint64_
     }
 }
 
-static void run_mix(uint64_t seed, bool deterministic, bool cache, uint32_t n_blocks) {
+static void run_mix(uint64_t seed, bool adapts, bool deterministic, bool cache, uint32_t n_blocks) {
     uint64_t rng = seed;
     static struct task tasks[N_JOBS];
     static struct task alone;
@@ -153,7 +162,7 @@ static void run_mix(uint64_t seed, bool deterministic, bool cache, uint32_t n_bl
     memset(tasks, 0, sizeof tasks);
     for (int more = 1; more || n < N_JOBS; steps++) {
         while (n < N_JOBS && (!more || below(&rng, 4) == 0)) {
-            make_task(&tasks[n], &rng);
+            make_task(&tasks[n], adapts, &rng);
             submit_task(e, &tasks[n++]);
             more = 1;
         }
@@ -258,6 +267,16 @@ Test(engine_mix, answers_are_those_alone) {
         uint64_t rng = seed * 7919;
         uint32_t n_blocks = 6 * (8 + below(&rng, 24));
         bool cache = below(&rng, 4) != 0, deterministic = below(&rng, 3) != 0;
-        run_mix(seed, deterministic, cache, n_blocks);
+        run_mix(seed, false, deterministic, cache, n_blocks);
+    }
+}
+
+/* Seed 406: a looser budget whose head groups round up to more blocks than equal ones. */
+Test(engine_mix, answers_with_sizes_for_each_head_group_are_those_alone, .init = open_wide_model) {
+    for (uint64_t seed = 380; seed < 420; seed++) {
+        uint64_t rng = seed * 104729;
+        uint32_t n_blocks = 12 * (8 + below(&rng, 24));
+        bool cache = below(&rng, 4) != 0, deterministic = below(&rng, 3) != 0;
+        run_mix(seed, true, deterministic, cache, n_blocks);
     }
 }

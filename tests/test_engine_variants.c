@@ -12,6 +12,7 @@ static const char *const all[] = {
     "d2o serving rho=0.4 min_tokens=16",
     "d2o authors rho=0.3",
     "d2o rho=0.3 min_tokens=16 merge=mass merge_keys=0 gate=0.2",
+    "h2o rho=0.3 min_tokens=16 merge=attention gate=0.2",
     "d2o rho=0.3 min_tokens=16 scope=layer gqa=max sinks_extra=1 score=prompt_plus_current score_norm=v evict_every=5",
     "d2o budget_tokens=64",
     "d2o rho=1",

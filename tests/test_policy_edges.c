@@ -317,11 +317,44 @@ Test(policy_edges, positions_outlive_eviction) {
     rig_free(r);
 }
 
+/* merge attention by hand: v, weight and score of the one kept token that evicted ones go to, and numbers that leave nothing
+ * to divide by. */
+Test(policy_edges, attention_is_taken_over) {
+    static const struct {
+        double evicted, kept, share;
+    } cases[] = {{1, 4, 0.25}, {4, 4, 1}, {5, 4, 1}, {0, 4, 0}, {0, 0, 1}, {INFINITY, INFINITY, 1}};
+    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rig *r = rig_small(1, 1, 1);
+        kvf_policy_options o = rig_policy("d2o", NULL);
+        o.merge = KVF_MERGE_ATTENTION;
+        o.merge_keys = 0;
+        o.gate = -1;
+        o.sinks = 1;
+        rig_open_sized(r, 0, &o, 2, 1);
+        /* Seen by 4, 3, 2 and 1 queries: the sink, the kept one, the one that goes, the window. */
+        rig_put2(r, 0, 1, 5, 0.5);
+        rig_put2(r, 1, 0, 6, cases[i].kept * 3);
+        rig_put2(r, 1, 0.01, 2, cases[i].evicted * 2);
+        rig_put2(r, 0, -1, 7, 1);
+        rig_event0(r, 3, KVF_EVENT_DECODE, 0);
+        kvf__head x = rig_head(r, 0, 0, 0);
+        uint32_t slot = 0;
+        while (slot < 3 && rig_pos(r, 0, 0, 0, slot) != 1) slot++;
+        cr_assert(slot < 3, "case %u: position 1 is not kept", i);
+        double share = cases[i].share, weight = (double)r->pages.weight[kvf__slot_index(&x, slot)];
+        cr_expect_float_eq(rig_v(r, 0, slot), (6 + share * 2) / (1 + share), 1e-5, "case %u", i);
+        cr_expect_float_eq(weight, 1 + share, 1e-6, "case %u", i);
+        double score = (double)*rig_score(r, 0, 0, 0, 0, slot), grown = cases[i].kept * 3 * (1 + share);
+        cr_expect(score == grown || fabs(score - grown) < 1e-5, "case %u: %g, not %g", i, score, grown);
+        rig_free(r);
+    }
+}
+
 /* D10: equal values stay exactly what they are, joint folding has no order, the last slot can receive, and a shared
  * block is only read. */
 Test(policy_edges, weights_add_up) {
-    static const kvf_merge merges[] = {KVF_MERGE_PAPER, KVF_MERGE_AVERAGE, KVF_MERGE_MASS};
-    for (int m = 0; m < 3; m++) {
+    static const kvf_merge merges[] = {KVF_MERGE_PAPER, KVF_MERGE_AVERAGE, KVF_MERGE_MASS, KVF_MERGE_ATTENTION};
+    for (int m = 0; m < 4; m++) {
         rig *r = rig_small(1, 1, 1);
         kvf_policy_options o = rig_policy("d2o", NULL);
         o.merge = merges[m];
@@ -342,8 +375,11 @@ Test(policy_edges, weights_add_up) {
             cr_assert_float_eq(r->pages.bias[kvf__slot_index(&x, s)], log(r->pages.weight[kvf__slot_index(&x, s)]),
                                1e-6);
         }
-        cr_assert_eq(mass, merges[m] == KVF_MERGE_MASS ? 90 : 8); /* tokens are neither lost nor counted twice */
-        cr_assert(isnan(kvf_policy_tau(r->state, 0, 0, 0)));      /* a fixed gate keeps no threshold */
+        if (merges[m] == KVF_MERGE_ATTENTION)
+            cr_assert(mass > 8 && mass <= 0x1p103);
+        else
+            cr_assert_eq(mass, merges[m] == KVF_MERGE_MASS ? 90 : 8); /* tokens are neither lost nor counted twice */
+        cr_assert(isnan(kvf_policy_tau(r->state, 0, 0, 0)));          /* a fixed gate keeps no threshold */
         cr_assert_eq(kvf_policy_get_counts(r->state, 0).merged, 82);
         rig_free(r);
     }

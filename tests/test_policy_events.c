@@ -155,8 +155,12 @@ static void naive_gate(naive *m, uint32_t layer, const kvf_plan_entry *entries) 
     }
 }
 
+/* Of a query that saw it. */
+static double attention_of(const naive *m, const token *t) { return t->prompt / (m->next_pos - t->pos); }
+
 static void naive_fold(const naive *m, list *x, uint32_t target) {
-    double w[MAX_SLOTS], z = 0, own = 1;
+    bool weighs = m->o.merge == KVF_MERGE_MASS || m->o.merge == KVF_MERGE_ATTENTION;
+    double w[MAX_SLOTS], z = 0, own = 1, kept = attention_of(m, &x->t[target]);
     uint32_t from[MAX_SLOTS], n = 0;
     for (uint32_t i = 0; i < x->n_gone; i++)
         if (x->merge[i] && x->target[i] == target) {
@@ -168,10 +172,12 @@ static void naive_fold(const naive *m, list *x, uint32_t target) {
         if (m->o.merge == KVF_MERGE_PAPER) w[i] = exp(w[i]);
         if (m->o.merge == KVF_MERGE_AVERAGE) w[i] = 1;
         if (m->o.merge == KVF_MERGE_MASS) w[i] = x->t[from[i]].weight;
+        if (m->o.merge == KVF_MERGE_ATTENTION)
+            w[i] = x->t[target].weight * fmin(1, attention_of(m, &x->t[from[i]]) / kept);
         z += w[i];
     }
     if (m->o.merge == KVF_MERGE_PAPER) own = exp(1);
-    if (m->o.merge == KVF_MERGE_MASS) own = x->t[target].weight;
+    if (weighs) own = x->t[target].weight;
     z = m->o.merge == KVF_MERGE_AUTHORS ? n + 1.0 : z + own;
     token *t = &x->t[target];
     for (uint32_t e = 0; e < m->d; e++) {
@@ -183,7 +189,8 @@ static void naive_fold(const naive *m, list *x, uint32_t target) {
         if (m->o.merge_keys) t->k[e] = k / z;
         t->v[e] = v / z;
     }
-    if (m->o.merge == KVF_MERGE_MASS) t->weight = z;
+    if (m->o.merge == KVF_MERGE_ATTENTION) t->prompt *= z / own;
+    if (weighs) t->weight = z;
 }
 
 static int by_pos(const void *a, const void *b) {
@@ -497,10 +504,12 @@ static void draw(run *x, kvf_policy_options *o, uint32_t turn) {
     o->gqa = (kvf_gqa)(rig_random(s) % 3);
     o->sinks = (uint32_t)(rig_random(s) % 6);
     o->sinks_extra = rig_random(s) % 4 == 0;
-    o->merge = turn % 5 < 3 ? (kvf_merge)(turn / 3 % 5) : KVF_MERGE_NONE;
+    o->merge = turn % 5 < 3 ? (kvf_merge)(turn / 3 % 6) : KVF_MERGE_NONE;
     o->merge_keys = rig_random(s) % 3 != 0;
     o->scope = rig_random(s) % 2 ? KVF_SCOPE_HEAD : KVF_SCOPE_LAYER;
     o->score = rig_random(s) % 3 ? (kvf_score)(turn / 2 % 5) : KVF_SCORE_ACCUMULATE;
+    if (o->merge == KVF_MERGE_ATTENTION && (o->score == KVF_SCORE_PROMPT_PLUS_CURRENT || o->score == KVF_SCORE_WINDOW))
+        o->score = KVF_SCORE_SQRT;
     o->score_window = 5 + (uint32_t)(rig_random(s) % 30); /* shorter and longer than a segment */
     o->score_norm = rig_random(s) % 3 ? KVF_SCORE_NORM_NONE : KVF_SCORE_NORM_V;
     o->score_pool = rig_random(s) % 4 ? 1 : 3 + 2 * (uint32_t)(rig_random(s) % 31);
@@ -515,7 +524,7 @@ static void draw(run *x, kvf_policy_options *o, uint32_t turn) {
     if (rig_random(s) % 5 == 0) o->gate = 0.5;
     o->defer_first_decode = !own && rig_random(s) % 4 == 0;
     o->n_parts = (uint32_t)(rig_random(s) % 4);
-    x->c.mass = o->merge == KVF_MERGE_MASS;
+    x->c.mass = kvf_policy_needs_weights(o);
     x->c.n_arrays = KVF__MAX(kvf_policy_n_arrays(o), 1u);
 }
 

@@ -285,6 +285,62 @@ Test(policy_heads, one_group_a_layer_is_equal) {
     rig_free(x.r);
 }
 
+/* Of equal groups all have what kvf_policy_due says of their layer, also in the call that finds the sizes. */
+Test(policy_heads, equal_groups_are_due_as_their_layer) {
+    uint32_t n_found = 0, n_left_out = 0;
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        enum { L = 4 };
+        uint32_t hpg = 1u << seed % 3, n_prompt = 40 + (uint32_t)(seed % 17), slots[L], want[L], keep[L * N_KV], n_due;
+        rig *r[2]; /* by layers, by tables */
+        kvf_policy_options o = rig_policy(seed % 2 ? "d2o" : "evict", NULL);
+        uint64_t s = seed;
+        double variance[L * N_KV * G];
+        for (uint32_t i = 0; i < L * N_KV * G; i++) variance[i] = rig_uniform(&s) * (double)(i / (N_KV * G) % 3);
+        o.budget_tokens = n_prompt + (seed % 5 ? 3 : 0); /* fits */
+        o.min_tokens = 0;
+        if (seed % 2 && seed % 7 == 0) o.rho = 0.5, o.budget_tokens = 0, o.defer_first_decode = 1;
+        o.layer_strength = 2;
+        for (int i = 0; i < 2; i++) {
+            rig_config c = {.n_seqs = 1,
+                            .n_layers = L,
+                            .n_kv = N_KV,
+                            .g = G,
+                            .hpg = hpg,
+                            .bs = BS,
+                            .d = D,
+                            .cap = CAP,
+                            .n_arrays = 2,
+                            .threads = 1,
+                            .mass = true};
+            r[i] = rig_new(c);
+            OK(kvf_policy_open(r[i]->state, 0, &o, err));
+            kvf_policy_ops ops = kvf_policy_ops_resolve(o.ops);
+            OK(ops.budget(r[i]->state, 0, ops.metric ? variance : NULL, n_prompt, err));
+        }
+        for (uint32_t n = n_prompt; n < n_prompt + 12; n++)
+            for (kvf_moment moment = n == n_prompt ? KVF_AT_PROMPT_END : KVF_BEFORE_APPEND; moment <= KVF_AFTER_STEP;
+                 moment++) {
+                bool sized = kvf_policy_sizes(r[0]->state, 0) != NULL;
+                uint32_t now = n + (moment == KVF_AFTER_STEP);
+                for (uint32_t l = 0; l < L; l++) slots[l] = now;
+                for (uint32_t t = 0; t < L * r[1]->n_groups; t++) r[1]->n_slots[t] = now;
+                kvf_policy_batch b = rig_batch(r[1]);
+                uint32_t n_layers_due = kvf_policy_due(r[0]->state, 0, moment, slots, want);
+                OK(kvf_policy_due_tables(r[1]->state, NULL, &b, 0, moment, keep, &n_due, err));
+                cr_assert_eq(n_due, n_layers_due * r[1]->n_groups);
+                for (uint32_t t = 0; t < L * r[1]->n_groups; t++)
+                    cr_assert_eq(keep[t], want[t / r[1]->n_groups], "seed %llu, moment %d, table %u: %u, not %u",
+                                 (unsigned long long)seed, (int)moment, t, keep[t], want[t / r[1]->n_groups]);
+                if (sized || !kvf_policy_sizes(r[0]->state, 0)) continue;
+                n_found++;
+                n_left_out += n_layers_due < L;
+            }
+        rig_free(r[0]);
+        rig_free(r[1]);
+    }
+    cr_assert(n_found >= 25 && n_left_out > 20, "%u, %u", n_found, n_left_out);
+}
+
 Test(policy_heads, a_fork_takes_the_sizes_and_rho_1_keeps_all) {
     static life x;
     uint32_t n_prompt;

@@ -166,6 +166,10 @@ Test(policy_options, check_finds_what_was_set_by_field) {
     BAD((bad.budget_unit = KVF_BUDGET_BLOCK, bad.redistribute = 0), "budget_unit block: needs redistribute 1");
     BAD(bad.ops = kvf_policy_find("cam"),
         "merge paper: policy cam hands values on by a rule of its own: use merge none");
+    BAD((bad.merge = KVF_MERGE_ATTENTION, bad.score = KVF_SCORE_WINDOW), "merge attention: score must be accumulate");
+    BAD((bad.merge = KVF_MERGE_ATTENTION, bad.score = KVF_SCORE_PROMPT_PLUS_CURRENT), "merge attention: score must be");
+    BAD((bad.merge = KVF_MERGE_ATTENTION, bad.ops = kvf_policy_find("streaming")),
+        "merge attention: policy streaming sees no attention");
     BAD(bad.ops = NULL, "kvf_policy_options_init");
     FAILS(kvf_policy_options_check(&o, 0, 16, err), KVF_E_INVALID, "n_layers 0");
     OK(kvf_policy_options_check(&o, 1, 16, err));

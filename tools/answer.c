@@ -114,6 +114,7 @@ static json_t *kv_json(const kvf__answer *a, const kvf_result *r) {
     for (uint32_t l = 0; l < a->n_layers && json_is_array(blocks); l++)
         json_array_append_new(blocks, json_integer(r->layers[l].n_blocks));
     json_object_set_new(kv, "blocks", blocks);
+    if (known && r->group_sizes) json_object_set_new(kv, "group_sizes", kvf__group_sizes_json(r, a->n_layers));
     json_object_set_new(kv, "kept", count_if(known, r->kept));
     json_object_set_new(kv, "merged", count_if(known, r->counts.merged));
     json_object_set_new(kv, "dropped", count_if(known, r->counts.dropped));

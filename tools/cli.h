@@ -94,6 +94,9 @@ bool kvf__policy_keeps_all(const kvf_policy_options *options);
 /* Adds "rho" (null when budget_tokens stands in its place) and "budget_tokens" to an object. */
 void kvf__policy_put(json_t *object, const kvf_policy_options *options);
 
+/* Slots that each head group of each layer keeps, [layers][groups]; the prompt's in a layer that is never compressed. */
+json_t *kvf__group_sizes_json(const kvf_result *result, uint32_t n_layers);
+
 /* All of a file, NUL terminated; "-" is standard input. NULL after a message that names `option`. */
 char *kvf__read_file(const char *path, const char *option, size_t *n_bytes);
 

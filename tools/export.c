@@ -32,6 +32,19 @@ static json_t *histogram_json(const kvf_histogram *h) {
     return o;
 }
 
+/* Means over the requests whose head groups have sizes of their own; null where there is none. */
+static double group_mean(const kvf__occ *o, uint32_t l, uint32_t g) {
+    uint64_t n = o->layers[l].n_groups_keep;
+    return n ? (double)o->group_keep[(size_t)l * o->n_groups + g] / (double)n : NAN;
+}
+
+static json_t *groups_json(const kvf__occ *o, uint32_t l) {
+    if (!o->layers[l].n_groups_keep) return json_null();
+    json_t *list = json_array();
+    for (uint32_t g = 0; g < o->n_groups; g++) json_array_append_new(list, json_real(group_mean(o, l, g)));
+    return list;
+}
+
 static json_t *layer_json(const kvf__occ *o, uint32_t l) {
     const kvf__occ_layer *layer = &o->layers[l];
     const kvf_profile_layer *p = &o->profile_layers[l];
@@ -41,6 +54,7 @@ static json_t *layer_json(const kvf__occ *o, uint32_t l) {
     put_real(x, "keep_mean", layer->n_keep ? (double)layer->keep_sum / (double)layer->n_keep : NAN);
     json_object_set_new(x, "keep_min", layer->n_keep ? whole(layer->keep_min) : json_null());
     json_object_set_new(x, "keep_max", layer->n_keep ? whole(layer->keep_max) : json_null());
+    json_object_set_new(x, "group_keep_mean", groups_json(o, l));
     put(x, "held", p->held);
     put(x, "held_max", p->held_max);
     put(x, "entries_max", p->entries_max);
@@ -282,6 +296,13 @@ static void layer_samples(const kvf__occ *o, FILE *out) {
         if (o->layers[l].n_keep)
             fprintf(out, "kvfold_layer_budget_tokens_mean{layer=\"%u\"} %.10g\n", l,
                     (double)o->layers[l].keep_sum / (double)o->layers[l].n_keep);
+    if (!o->n_groups) return;
+    head(out, "group_budget_tokens_mean", "gauge",
+         "Mean budget of a head group over the requests whose groups have budgets of their own, in tokens.");
+    for (uint32_t l = 0; l < o->n_layers; l++)
+        for (uint32_t g = 0; g < o->n_groups && o->layers[l].n_groups_keep; g++)
+            fprintf(out, "kvfold_group_budget_tokens_mean{layer=\"%u\",group=\"%u\"} %.10g\n", l, g,
+                    group_mean(o, l, g));
 }
 
 void kvf__occ_prometheus(const kvf__occ *o, FILE *out) {

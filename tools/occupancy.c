@@ -39,6 +39,8 @@ void kvf__occ_free(kvf__occ *o) {
     free(o->now);
     free(o->peak);
     free(o->held_max);
+    free(o->group_keep);
+    o->group_keep = NULL;
     o->points = NULL;
     o->point_blocks = NULL;
     o->layers = NULL;
@@ -232,6 +234,17 @@ void kvf__occ_add_budget(kvf__occ *o, const kvf_layer_size *sizes, const double 
         layer->keep_max = layer->keep_max > sizes[l].keep ? layer->keep_max : sizes[l].keep;
         layer->keep_sum += sizes[l].keep;
         layer->n_keep++;
+    }
+}
+
+void kvf__occ_add_groups(kvf__occ *o, const kvf_layer_size *sizes, uint32_t n_groups) {
+    if (!o->group_keep) o->group_keep = calloc((size_t)o->n_layers * n_groups, sizeof *o->group_keep);
+    if (!o->group_keep) return; /* the report does without */
+    o->n_groups = n_groups;
+    for (uint32_t l = 0; l < o->n_layers; l++) {
+        if (sizes[l * n_groups].keep == UINT32_MAX) continue;
+        for (uint32_t g = 0; g < n_groups; g++) o->group_keep[l * n_groups + g] += sizes[l * n_groups + g].keep;
+        o->layers[l].n_groups_keep++;
     }
 }
 

@@ -41,6 +41,7 @@ typedef struct kvf__occ_layer { /* sums over the requests whose sizes became kno
     uint32_t keep_min, keep_max;
     double density_sum;
     uint64_t n_density;
+    uint64_t n_groups_keep; /* requests whose head groups have sizes of their own */
 } kvf__occ_layer;
 
 typedef struct kvf__occ {                        /* kvf__occ_begin, kvf__occ_free */
@@ -56,6 +57,8 @@ typedef struct kvf__occ {                        /* kvf__occ_begin, kvf__occ_fre
     kvf__occ_request longest[KVF__OCC_SLOWEST]; /* waits */
     uint32_t n_longest;
     kvf__occ_layer *layers;
+    uint32_t n_groups;    /* 0: no request's head groups had sizes of their own */
+    uint64_t *group_keep; /* (layer, group): sums of the slots that these keep */
     uint64_t n_requests, n_preempted, n_started, prompt_tokens, output_tokens, full_max, waiting_max, running_max;
     double wait_sum_s, wait_max_s, end_s;
     uint64_t queue_steps_sum, queue_steps_max;
@@ -81,6 +84,8 @@ bool kvf__occ_note(kvf__occ *occ, kvf__chrome *chrome, const kvf_manager *manage
 void kvf__occ_add_request(kvf__occ *occ, const kvf__occ_request *request);
 /* sizes, densities: [n_layers], or NULL while unknown */
 void kvf__occ_add_budget(kvf__occ *occ, const kvf_layer_size *sizes, const double *densities);
+/* sizes: [n_layers][n_groups], of the same groups each time */
+void kvf__occ_add_groups(kvf__occ *occ, const kvf_layer_size *sizes, uint32_t n_groups);
 void kvf__occ_end(kvf__occ *occ, const kvf_manager *manager); /* takes the last figures of the profile */
 
 /* The quantile of a histogram: that share of the values is under what is returned, the end of a bucket. */

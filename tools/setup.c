@@ -95,7 +95,7 @@ kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const
     kvf_engine_config config = kvf__engine_config(cli, model);
     uint32_t n_arrays = kvf_policy_n_arrays(policy);
     config.n_score_arrays = any && n_arrays <= 3 ? 0 : n_arrays; /* the engine's own number serves every policy */
-    config.want_mass_bias = any || policy->merge == KVF_MERGE_MASS;
+    config.want_mass_bias = any || kvf_policy_needs_weights(policy);
     config.profile = kvf__watch_profile(cli);
     return kvf__engine_open(&config);
 }
@@ -154,6 +154,21 @@ void kvf__policy_put(json_t *object, const kvf_policy_options *options) {
     } else {
         json_object_set_new(object, "rho", kvf__json_number(kvf__policy_keeps_all(options) ? 1 : options->rho));
     }
+}
+
+static uint32_t keep_of(const kvf_result *r, uint32_t table) {
+    return r->group_sizes[table].keep == UINT32_MAX ? r->n_prompt : r->group_sizes[table].keep;
+}
+
+json_t *kvf__group_sizes_json(const kvf_result *r, uint32_t n_layers) {
+    json_t *layers = json_array();
+    for (uint32_t l = 0; l < n_layers; l++) {
+        json_t *layer = json_array();
+        for (uint32_t g = 0; g < r->n_groups; g++)
+            json_array_append_new(layer, json_integer(keep_of(r, l * r->n_groups + g)));
+        json_array_append_new(layers, layer);
+    }
+    return layers;
 }
 
 /* ---- Files and JSON ------------------------------------------------------------------------------------ */

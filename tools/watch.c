@@ -154,6 +154,7 @@ void kvf__watch_finish(kvf__watch *w, kvf__watched *q, const kvf_result *result)
                                           .end = ends[result->finish & 3]};
         kvf__occ_add_request(&w->occ, &figures);
         kvf__occ_add_budget(&w->occ, result->sizes, result->density);
+        if (result->group_sizes) kvf__occ_add_groups(&w->occ, result->group_sizes, result->n_groups);
         kvf__chrome_request(&w->chrome, &figures);
     }
     flush(w);

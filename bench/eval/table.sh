@@ -26,8 +26,9 @@ done
 [ ${#what[@]} -gt 0 ] || what=(divergence recall needle)
 mkdir -p "$output"
 
-cat engine/*.c scheduler/*.c blockmgr/*.c | head -c 200000 >"$output/code_kvfold.txt"
-python3 - "$output" <<'PY'
+# Made once, so that a run that goes on has the same.
+[ -e "$output/code_kvfold.txt" ] || head -c 200000 <(cat engine/*.c scheduler/*.c blockmgr/*.c) >"$output/code_kvfold.txt"
+[ -e "$output/text_reference.txt" ] || python3 - "$output" <<'PY'
 import json, pydoc_data.topics, sys
 folder = sys.argv[1]
 speaker = {"system": "Setting", "user": "Question", "assistant": "Answer"}

@@ -47,7 +47,7 @@ typedef struct kvf_engine_config {
     uint32_t max_context;        /* 0: the model's */
     uint32_t max_prefill_tokens; /* 0: max_context */
     uint32_t n_score_arrays;     /* score arrays a page has; a request that needs more is refused; 0: 3 */
-    int want_mass_bias;          /* 1: pages carry weight and bias (merge=mass) */
+    int want_mass_bias;          /* 1: pages carry weight and bias (merge mass or attention) */
     kvf_cpu_path path;
     kvf_log log;
     kvf_allocator allocator;
@@ -116,6 +116,9 @@ typedef struct kvf_result {
      * its size is not known yet. Of samples each counts what it shares. */
     uint64_t block_steps, reserved_block_steps;
     uint32_t n_block_steps;
+    /* Where the head groups of a layer have sizes of their own (head_budget adaptive): [n_layers][n_groups]; else NULL. */
+    const kvf_layer_size *group_sizes;
+    uint32_t n_groups; /* head groups, block tables, of a layer */
 } kvf_result;
 
 enum { KVF_TOP_LOGPROBS_MAX = 20, KVF_SAMPLES_MAX = 128 };

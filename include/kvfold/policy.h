@@ -55,7 +55,8 @@ typedef enum kvf_merge {
     KVF_MERGE_AUTHORS,
     KVF_MERGE_AVERAGE,
     KVF_MERGE_MASS,
-    KVF_MERGE_NONE
+    KVF_MERGE_NONE,
+    KVF_MERGE_ATTENTION /* by the attention that each slot got from a query, at most as much as the kept one's */
 } kvf_merge;
 
 #define KVF_MAX_FULL_LAYERS 64
@@ -200,6 +201,10 @@ KVF_API uint32_t kvf_policy_n_arrays(const kvf_policy_options *options);
 /** Whether each decode step is to be observed: needs a row or log-probabilities, and has decode events.
  *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). Returns 0 or 1. */
 KVF_API int kvf_policy_observes(const kvf_policy_options *options);
+
+/** Whether merges leave weights: pages must then have weight and bias, and attention must add the bias (merge mass, attention).
+ *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). Returns 0 or 1. */
+KVF_API int kvf_policy_needs_weights(const kvf_policy_options *options);
 
 /* ---- Sizes ------------------------------------------------------------------------------------ */
 

@@ -275,7 +275,7 @@ KVF_API KVF_CHECK kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request 
 /** Sets the reservation anew from the policy's sizes (after an overflow).
  *  @param sched a scheduler. @param request running. @own nothing. @threads as the scheduler.
  *  @errors KVF_E_NOT_FOUND, KVF_E_STATE (its prompt is not computed), KVF_E_NO_BLOCKS (a bounded request whose tables are not compacted
- *  yet: the former reservation stands; for others no room is no error). kvf_sched_plan settles what stands open. @cost O(n_layers). */
+ *  yet: the former reservation stands; for others, and where head groups have sizes of their own, no room is no error). kvf_sched_plan settles what stands open. @cost O(n_layers). */
 KVF_API KVF_CHECK kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request);
 
 /** kvf_sched_set_budget for several requests, all or none: the samples of one prompt.

@@ -87,9 +87,11 @@ static void on_logits(void *user, uint32_t index, kvf_request request, uint32_t 
 static bool copy_layers(kvf__eval_cell *c, const kvf_result *r, uint32_t n_layers) {
     free(c->blocks);
     free(c->sizes);
+    json_decref(c->group_sizes);
     c->blocks = malloc(n_layers * sizeof *c->blocks);
     c->sizes = r->sizes ? malloc(n_layers * sizeof *c->sizes) : NULL;
-    if (!c->blocks || (r->sizes && !c->sizes)) return false;
+    c->group_sizes = r->group_sizes ? kvf__group_sizes_json(r, n_layers) : NULL;
+    if (!c->blocks || (r->sizes && !c->sizes) || (r->group_sizes && !c->group_sizes)) return false;
     for (uint32_t l = 0; l < n_layers; l++) {
         c->blocks[l] = (uint32_t)r->layers[l].n_blocks;
         if (r->sizes) c->sizes[l] = r->sizes[l].keep == UINT32_MAX ? r->n_prompt : r->sizes[l].keep;
@@ -253,6 +255,7 @@ void kvf__eval_batch_free(kvf__eval_batch *batch) {
         free_figures(&batch->cells[i].figures);
         free(batch->cells[i].blocks);
         free(batch->cells[i].sizes);
+        json_decref(batch->cells[i].group_sizes);
     }
     free_figures(&batch->full);
     free(batch->density_head_minmax);

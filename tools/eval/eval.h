@@ -168,6 +168,7 @@ typedef struct kvf__eval_cell {
     double target, held;
     char empty[480];          /* why there are no figures; "": there are */
     uint32_t *blocks, *sizes; /* [n_layers] at the end; NULL: not known */
+    json_t *group_sizes;      /* (layer, group), where head groups have sizes of their own; else NULL */
     kvf__eval_figures figures;
 } kvf__eval_cell;
 

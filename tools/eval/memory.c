@@ -67,7 +67,10 @@ static double would_hold(search *s, double rho) {
         return kvf__eval_held(s->shape, s->sizes);
     }
     kvf_policy_ops ops = kvf_policy_ops_resolve(s->options.ops);
-    if (kvf_policy_open(s->scratch, 0, &s->options, NULL) ||
+    kvf_policy_need need; /* refuses full layers that leave nothing to the others, as a submission does */
+    if (kvf_policy_project(&s->options, s->shape->n_layers, 1, s->shape->block_size, s->shape->n_prompt, 0, &need,
+                           NULL) ||
+        kvf_policy_open(s->scratch, 0, &s->options, NULL) ||
         ops.budget(s->scratch, 0, NULL, s->shape->n_prompt, NULL) || !kvf_policy_sizes(s->scratch, 0))
         return INFINITY;
     return kvf__eval_held(s->shape, kvf_policy_sizes(s->scratch, 0));

@@ -172,6 +172,7 @@ json_t *kvf__eval_cell_record(const kvf__eval_batch *b, uint32_t index, kvf__mea
     if (c->held > 0) json_object_set_new(o, "held_blocks", kvf__json_number(c->held));
     if (c->blocks) json_object_set_new(o, "blocks_by_layer", integers(c->blocks, b->n_layers));
     if (c->sizes) json_object_set_new(o, "sizes", integers(c->sizes, b->n_layers));
+    if (c->group_sizes) json_object_set(o, "group_sizes", c->group_sizes);
     if (c->empty[0]) json_object_set_new(o, "empty", json_string(c->empty));
     bool answer = b->item->task != NULL, text = !answer || measure == KVF__MEASURE_MULTITURN;
     if (answer && !c->empty[0]) put_answer(o, b, &c->figures);

@@ -240,7 +240,7 @@ static bool open_engine(plan *p) {
             continue;
         uint32_t n = kvf_policy_n_arrays(&options);
         if (n > config.n_score_arrays) config.n_score_arrays = n;
-        if (options.merge == KVF_MERGE_MASS) config.want_mass_bias = 1;
+        if (kvf_policy_needs_weights(&options)) config.want_mass_bias = 1;
     }
     p->engine = kvf__engine_open(&config);
     return p->engine != NULL;

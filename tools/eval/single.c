@@ -95,6 +95,7 @@ static void add_layers(score *s, const kvf_result *r) {
     }
     bool known = r->sizes || never_evicts(s->policy);
     json_object_set_new(s->json, "sizes", known ? sizes : json_null());
+    if (r->group_sizes) json_object_set_new(s->json, "group_sizes", kvf__group_sizes_json(r, s->n_layers));
     json_object_set_new(s->json, "density", r->density ? density : json_null());
     if (!known) json_decref(sizes);
     if (!r->density) json_decref(density);

@@ -71,7 +71,8 @@ main.appendChild(head);
   s.appendChild(d);
   const most = l => Math.max(0, ...S.blocks.map(r => r[l]));
   table(d, [["layer", l => l.layer], ["density F", l => real(l.density, 4)], ["kept, mean", l => real(l.keep_mean, 1)],
-    ["least", l => num(l.keep_min)], ["most", l => num(l.keep_max)], ["blocks, at most", l => num(l.held_max)],
+    ["least", l => num(l.keep_min)], ["most", l => num(l.keep_max)],
+    ...(L.some(l => l.group_keep_mean) ? [["kept by head group, mean", l => l.group_keep_mean ? l.group_keep_mean.map(x => real(x, 1)).join(" ") : "–", "text"]] : []), ["blocks, at most", l => num(l.held_max)],
     ["bytes, at most", l => kept(l.held_max)], ["idle slots, at most", l => num(l.slots_idle_max)],
     ["taken", l => num(l.taken_blocks)], ["freed", l => num(l.freed_blocks)], ["slots evicted", l => num(l.evicted_slots)]],
     L, { layer: "all", density: null, keep_mean: known ? sum(L, "keep_mean") : null, keep_min: null, keep_max: null,
