@@ -58,6 +58,10 @@ def labels(lines):
     ]
 
 
+def beside(axis, x, y, text):
+    axis.annotate(text, (x, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
+
+
 def bars(lines, title):
     """A panel for each unit and number of threads."""
     panels = defaultdict(list)
@@ -77,8 +81,8 @@ def bars(lines, title):
             axis.scatter([m for m, _ in known], [i for _, i in known], marker="|", s=90, linewidths=2, color=MARK,
                          zorder=3, label=what)
         for i, line in enumerate(some):
-            text = f" {line['value']:.4g}" + (f"  ({line['ratio']:.2f} x)" if "ratio" in line else "")
-            axis.text(max(line["value"], marks[i] or 0), i, text, va="center", fontsize=7)
+            text = f"{line['value']:.4g}" + (f"  ({line['ratio']:.2f} x)" if "ratio" in line else "")
+            beside(axis, max(line["value"], marks[i] or 0), i, text)
         axis.set_yticks(range(len(some)), labels(some) if len(some) > 1 else [some[0]["name"]])
         axis.invert_yaxis()
         spread = max(line["value"] for line in some) / min(line["value"] for line in some)
@@ -144,10 +148,10 @@ def shares(lines):
             ends = [a + b for a, b in zip(ends, width)]
         for i, line in enumerate(some):
             digits = 0 if line["value"] >= 1000 else 2
-            text = f" {100 * line['share']:.2f} % of {line['value']:,.{digits}f} {line['unit']}"
+            text = f"{100 * line['share']:.2f} % of {line['value']:,.{digits}f} {line['unit']}"
             if line.get("of_full", 1) != 1:
                 text += f", {line['of_full']:.2f} of full"
-            axis.text(ends[i], i, text, va="center", fontsize=7)
+            beside(axis, ends[i], i, text)
         axis.set_yticks(range(len(some)), [line["policy"] + (f", k {line['k']}" if "k" in line else "") for line in some])
         axis.invert_yaxis()
         axis.set_xlim(0, max(max(ends), 0.1) * 1.45)
@@ -181,7 +185,9 @@ def plot(path):
         small = re.sub(r"<!--.*?-->\s*", "", text.getvalue(), flags=re.DOTALL)
         tenths = lambda tag: re.sub(r"(\d\.\d)\d+", r"\1", tag.group())  # of a point are enough; text stays
         small = re.sub(r"<[^>]*>", tenths, small)
-        out.write_text(re.sub(r"\n\s*", "\n", small))
+        # A line for each group that has a name, so that files are short and differences can still be read.
+        small = re.sub(r"\s*\n\s*(<g id=)?", lambda end: f"\n{end[1]}" if end[1] else " ", small)
+        out.write_text(small.strip() + "\n")
         print(f"{out}: {len(lines)} cases", file=sys.stderr)
 
 

@@ -68,6 +68,7 @@ static void fetch_page(const kvf__head *h, const kvf_score_pages *s, uint32_t sl
     const char *page = (const char *)kvf__score_at(h, s, 0, slot);
     size_t bytes = (size_t)s->heads_per_group * s->block_size * sizeof(float);
     for (size_t at = 0; at < bytes; at += KVF__CACHE_LINE) __builtin_prefetch(page + at, 1);
+    KVF__PREFETCHES();
 }
 
 static target target_of(const observe_job *job, uint32_t row) {

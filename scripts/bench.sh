@@ -36,7 +36,7 @@ load=$(cut -d ' ' -f 1 /proc/loadavg 2>/dev/null || echo unknown)
 echo "load before: $load" >&2
 "$program" pool >>"$lines"
 "$program" prefix >>"$lines"
-"$program" policy -r 9 >>"$lines"
+"$program" policy -r 5 >>"$lines"
 "$program" attention -r 5 >>"$lines"
 "$program" model/gemm 3 32 >>"$lines"
 model=$cache/SmolLM2-135M-Instruct.Q4_1.gguf

@@ -125,6 +125,7 @@ static inline __m256 sums8(const __m256 v[8]) {
 /* Line `line` of those of eight parts, one part after the other: pages that are asked for side by side keep the memory busy. */
 static inline void fetch(const void *const ahead[8], uint32_t line) {
     _mm_prefetch((const char *)ahead[line % 8] + line / 8 * 64, _MM_HINT_T0);
+    KVF__PREFETCHES();
 }
 
 /* Row by row, without a transposition; the sums of eight rows become lanes together. */
@@ -177,11 +178,12 @@ static inline __attribute__((always_inline)) void near_n(kvf__near *q, const flo
         __m256 acc[8];
         const float *x = q->x, *row = rows;
         for (uint32_t j = 0; j < 8; j++) acc[j] = _mm256_setzero_ps();
-        for (uint32_t i = 0; i < d; i++, row++, x += KVF__LANES) {
-            if (i % (2 * 16 / n) == 0) fetch(ahead, line++);
-            for (size_t j = 0; j < 8; j++)
-                acc[j] = _mm256_fmadd_ps(_mm256_broadcast_ss(row + j / VECTORS * KVF__NEAR_STRIDE),
-                                         _mm256_loadu_ps(x + j % VECTORS * 8), acc[j]);
+        for (uint32_t i = 0; i < d; i += 4 * VECTORS) {
+            fetch(ahead, line++);
+            for (uint32_t e = 0; e < 4 * VECTORS; e++, row++, x += KVF__LANES)
+                for (size_t j = 0; j < 8; j++)
+                    acc[j] = _mm256_fmadd_ps(_mm256_broadcast_ss(row + j / VECTORS * KVF__NEAR_STRIDE),
+                                             _mm256_loadu_ps(x + j % VECTORS * 8), acc[j]);
         }
         for (uint32_t j = 0; j < 8; j++) {
             uint32_t c = r + j / VECTORS, lane = j % VECTORS * 8;

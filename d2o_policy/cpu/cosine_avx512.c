@@ -98,6 +98,7 @@ static inline __m512 sums16(const __m512 v[16]) {
 /* As that of AVX2. */
 static inline void fetch(const void *const ahead[8], uint32_t line) {
     _mm_prefetch((const char *)ahead[line % 8] + line / 8 * 64, _MM_HINT_T0);
+    KVF__PREFETCHES();
 }
 
 /* Lanes whose sum of squares is infinite or NaN, where the exact form must tell. */

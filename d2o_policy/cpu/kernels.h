@@ -32,6 +32,9 @@ typedef struct kvf__tile {
     uint32_t n;
 } kvf__tile;
 
+/* GCC takes a function that only prefetches for one without effect, and drops its calls; this is an effect. */
+#define KVF__PREFETCHES() __asm__ volatile("")
+
 #define KVF__LANES 16u        /* evicted rows side by side */
 #define KVF__NEAR_STRIDE 272u /* floats from one widened row to the next: not all in the same sets of the cache */
 
