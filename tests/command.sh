@@ -450,7 +450,7 @@ END
 . "$here/command_eval.sh"
 
 if [ $# -eq 3 ]; then
-    for options in "" "--part vary --fast-activations"; do
+    for options in "" "--part vary --fast-activations" "--part vary --heads-per-group 1"; do
         # shellcheck disable=SC2086
         if python3 "$here/determinism.py" "$kvfold" "$quantised" --tight 160KiB $options >log 2>&1; then
             ok "deterministic_answers $options"

@@ -18,7 +18,9 @@ import time
 
 POLICIES = [{"policy": "full"}, {"policy": "h2o", "rho": 0.4, "min_tokens": 16},
             {"policy": "streaming", "rho": 0.4, "min_tokens": 16}, {"policy": "d2o", "rho": 0.3, "min_tokens": 16},
-            {"policy": "d2o", "preset": "serving", "rho": 0.5, "min_tokens": 16}]
+            {"policy": "d2o", "preset": "serving", "rho": 0.5, "min_tokens": 16},
+            {"policy": "h2o", "rho": 0.4, "min_tokens": 16, "nm": "7:1", "head_budget": "adaptive", "head_floor": 0},
+            {"policy": "snapkv", "rho": 0.4, "window": 8, "score_window": 16, "head_budget": "adaptive"}]
 WORDS = "the a block page token cache river stone why how where green seven keeps folds runs holds again more than".split()
 
 

@@ -55,7 +55,7 @@ static void expect_as_alone(const kvf_engine_config *c, const struct job *togeth
 Test(engine_head_forks, samples_with_policies_of_their_own_are_what_each_is_alone) {
     static struct job together, other, first;
     uint32_t prompt[MAX_TOKENS];
-    for (int kind = 0; kind < 4; kind++) {
+    for (int kind = 0; kind < 3; kind++) {
         kvf_engine_config c = config_of(8000);
         c.heads_per_group = 1 + (kind & 1);
         kvf_generate g = request_of(prompt, 101, 3 + kind, 24);
@@ -86,14 +86,14 @@ Test(engine_head_forks, preempted_samples_lose_and_change_nothing) {
     uint32_t prompt[MAX_TOKENS];
     uint64_t n_preempted = 0, n_swapped = 0;
     for (uint32_t per_group = 1; per_group <= 2; per_group++)
-        for (uint32_t n_blocks = 60; n_blocks < 140; n_blocks += 8) {
+        for (uint32_t n_blocks = 60; n_blocks < 140; n_blocks += 12) {
             kvf_engine_config c = config_of(5000);
             c.heads_per_group = per_group;
             kvf_generate g = request_of(prompt, 45, 2, 60);
             if (n_blocks == 60) answer_alone(&c, &roomy, g, all, N);
             c.kv_bytes = config_of(2 * n_blocks).kv_bytes;
-            c.prefix_cache = n_blocks >> 3 & 1;
-            c.host_bytes = n_blocks >> 4 & 1 ? c.kv_bytes : 0;
+            c.prefix_cache = n_blocks / 12 & 1;
+            c.host_bytes = n_blocks / 24 & 1 ? c.kv_bytes : 0;
             kvf_engine *e = create(&c);
             submit(e, &tight, g, all, N);
             run(e);
@@ -102,7 +102,7 @@ Test(engine_head_forks, preempted_samples_lose_and_change_nothing) {
             kvf_engine_destroy(e);
             for (uint32_t i = 0; i < N; i++) expect_bits(&roomy.answers[i], &tight.answers[i], all[i]);
         }
-    cr_expect(n_preempted > 20 && n_swapped > 0, "%llu preempted, %llu back", (unsigned long long)n_preempted,
+    cr_expect(n_preempted > 10 && n_swapped > 2, "%llu preempted, %llu back", (unsigned long long)n_preempted,
               (unsigned long long)n_swapped);
 }
 
@@ -145,14 +145,14 @@ Test(engine_head_forks, samples_and_beams_of_one_policy) {
     static struct job base, other, alone;
     uint32_t prompt[MAX_TOKENS];
     uint64_t n_preempted = 0, none = 0;
-    for (uint32_t p = 0; p < N_ALL + N_OTHERS; p++)
-        for (uint32_t kind = p % 2; kind < 6; kind += 2) { /* samples, the best of them, beams */
+    for (uint32_t p = 0; p < N_ALL + N_OTHERS; p += 2)
+        for (uint32_t kind = p / 2 % 2; kind < 6; kind += 2) { /* samples, the best of them, beams */
             const char *policy = p < N_ALL ? all[p] : others[p - N_ALL];
             kvf_engine_config c = config_of(4000);
             c.heads_per_group = 1 + kind % 2;
             kvf_generate g = request_of(prompt, 61, 3 + p, 30);
-            g.n = kind / 2 == 1 ? 2 : 3;
-            g.best_of = kind / 2 == 1 ? 4 : 0;
+            g.n = kind / 2 == 1 ? 3 : 5 - kind / 2;
+            g.best_of = kind / 2 == 1 ? 6 : 0;
             g.beam_width = kind / 2 == 2 ? 3 : 0;
             if (g.beam_width) g.sampling.temperature = 0;
             run_one(&c, &base, g, policy, &none);
@@ -169,12 +169,12 @@ Test(engine_head_forks, samples_and_beams_of_one_policy) {
             run_one(&c, &other, g, policy, &none);
             expect_ends(&base, &other, policy);
             if (kind / 2 == 2) continue; /* a search that does not fit as a whole is refused */
-            c.prefix_cache = p % 2;
-            c.kv_bytes = config_of(80).kv_bytes;
-            c.host_bytes = p % 3 ? c.kv_bytes : 0;
+            c.prefix_cache = p % 3 == 0;
+            c.kv_bytes = config_of(76).kv_bytes;
+            c.host_bytes = p % 4 ? c.kv_bytes : 0;
             run_one(&c, &other, g, policy, &n_preempted);
             expect_ends(&base, &other, policy);
         }
-    cr_expect_gt(n_preempted, 20, "%llu", (unsigned long long)n_preempted);
+    cr_expect_gt(n_preempted, 5, "%llu", (unsigned long long)n_preempted);
     cr_expect_eq(none, 0u);
 }
