@@ -90,13 +90,14 @@ static double attention_of(const kvf__fold *w, uint32_t slot) {
 }
 
 /* The masses of a merge by attention: of the kept slot's weight, which its attention already has in it, each source has
- * the share that its own attention is of the kept one's. A share above 1 is one of few queries, mostly, and counts as 1.
+ * the share that its own attention is of the kept one's. A share above 1 is one of few queries, mostly, and counts as 1; scores that
+ * are no numbers, or below 0, give one in [0, 1] too.
  * The kept slot stands for its sources from now on, and so its score grows as its weight does. */
 static double attention_masses(const kvf__fold *w, uint32_t entry, uint32_t target, double own) {
     double kept = attention_of(w, target), times = 1.0;
     uint32_t n = 0;
     for (uint32_t e = entry; e != KVF__NONE; e = w->x.next[e]) {
-        double a = attention_of(w, w->entries[e].slot), share = a < kept ? a / kept : 1.0;
+        double a = attention_of(w, w->entries[e].slot), share = a < kept ? fmin(fmax(a / kept, 0.0), 1.0) : 1.0;
         w->x.mass[n++] = (float)(own * share);
         times += share;
     }
