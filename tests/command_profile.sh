@@ -91,7 +91,7 @@ common = ("profile", "--generate", "60", "--seed", "5", "--kv-memory", "48MiB", 
 out, err = run(*common, "--json", "--report", "r.html", "--trace", "t.json", "--metrics", "m.prom", "--record", "x.trace")
 assert not err, err
 s, data, events, m = json.loads(out), page("r.html"), chrome("t.json"), prometheus("m.prom")
-assert s["done"] == s["requests"] == 60 and s["trace_form"] == "made" and s["n_layers"] == 30 and s["policy"] == "d2o"
+assert s["done"] == s["requests"] == 60 and s["trace_form"] == "made" and s["n_layers"] == 30 and s["policy"] == "fold"
 assert s["peak_blocks"] == data["peak_blocks"] == m["kvfold_blocks_held_max", None] == max(data["series"]["held"]) <= s["n_blocks"]
 assert s["steps"] == data["steps"] == m["kvfold_steps_total", None] == sum(e["ph"] == "X" and e["cat"] == "step" for e in events)
 series = data["series"]
