@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 700
 # Data, text under a licence of its own, and this file, which has to name what it looks for.
-ANY_LENGTH = re.compile(r"tests/data/|LICENSE$|.*\.(jsonl?|svg)$")
+ANY_LENGTH = re.compile(r"tests/data/|LICENSE$|.*\.jsonl?$")
 ANY_WORD = re.compile(r"tests/data/|LICENSE$|tests/check_tree\.py$")
 SCRIPT = re.compile(r".*\.(sh|cmake|cmake\.in)$|(.*/)?CMakeLists\.txt$|CMakePresets\.json$|scripts/|\.ci/")
 BUILT = re.compile(r".*\.(o|so(\.\d+)*|a|pyc|gguf|cubin|fatbin)$|(.*/)?(a\.out|core)$")

@@ -244,6 +244,11 @@ for c in rows:
     assert abs(one["mean_nll"] - c["nll"]) < 1e-5, (c["policy"], c["rho"], c["rho_used"], one["mean_nll"], c["nll"])
     n_lowered += c["rho_used"] < c["rho"]
 assert len(rows) >= 10 and n_lowered >= 4, (len(rows), n_lowered)
+# A prompt and what is scored may fill the model's context: the last token is not computed.
+base = ["eval", "nll", "--model", model, "--text", "a.txt", "--contexts", "128", "--scored", "20", "--rhos", "0.5", "--policies", "h2o", "--quiet"]
+cell = lambda *more: [r["nll_by_token"] for r in lines(run(*base, *more)[0]) if r["record"] == "cell"]
+assert cell("--context", "148") == cell() and len(cell()[0]) == 20
+assert "the model's context 147" in run(*base, "--context", "147", code=2)[1]
 END
 check eval_dialogues <<'END'
 from helper import *

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The tables of docs/results.md: every policy over eight texts, four contexts and four memories, and over tasks of recall.
 #   bench/eval/table.sh --texts DIR [--output DIR] [--program kvfold] [--policies LIST] [--contexts LIST] [--rhos LIST]
-#                       [--scored N] [--recall-contexts LIST] [--samples N] [--kvfold "OPTION..."] [WHAT...]
-# WHAT, all of them if none is named: divergence recall needle. Goes on where it stopped: records are there already.
+#                       [--scored N] [--recall-contexts LIST] [--tasks LIST] [--samples N] [--kvfold "OPTION..."] [WHAT...]
+# WHAT, all of them if none is named: divergence recall needle report. Goes on where it stopped: records stay. report
+# writes docs/results/ and pages beside the records; fold was tuned on the texts in `tuned`, which have a file of their own.
 # DIR has the prose that the project does not carry, UTF-8, named KIND_NAME.txt (novel, essay, problems). Beside it are
 # measured: this project's C code, its dialogues as a text, and Python's reference (pydoc_data/topics.py).
 set -euo pipefail
@@ -10,20 +11,21 @@ cd "$(dirname "$0")/../.."
 
 texts="" output=build/eval program=build/release/kvfold policies=all contexts=1024,2048,4096,7936 rhos=0.1,0.2,0.4,0.8
 scored=256 recall_contexts=1024 samples=20 kvfold="" what=()
+tasks=single,multikey,multivalue,tracking tuned=jack_sheppard,news_from_nowhere,problems_gsm8k,kvfold
 while [ $# -gt 0 ]; do
     case $1 in
-    --texts | --output | --program | --policies | --contexts | --rhos | --scored | --recall-contexts | --samples | --kvfold)
+    --texts | --output | --program | --policies | --contexts | --rhos | --scored | --recall-contexts | --tasks | --samples | --kvfold)
         name=${1#--}
         [ $# -gt 1 ] || { echo "table: $1: needs a value" >&2 && exit 2; }
         declare "${name//-/_}=$2"
         shift 2
         ;;
-    divergence | recall | needle) what+=("$1") && shift ;;
-    *) echo "table: $1: must be divergence, recall, needle or an option, which the head of this file lists" >&2 && exit 2 ;;
+    divergence | recall | needle | report) what+=("$1") && shift ;;
+    *) echo "table: $1: must be divergence, recall, needle, report or an option, which the head of this file lists" >&2 && exit 2 ;;
     esac
 done
 [ -d "$texts" ] || { echo "table: --texts: must be a folder of texts named KIND_NAME.txt" >&2 && exit 2; }
-[ ${#what[@]} -gt 0 ] || what=(divergence recall needle)
+[ ${#what[@]} -gt 0 ] || what=(divergence recall needle report)
 mkdir -p "$output"
 
 # Made once, so that a run that goes on has the same.
@@ -64,7 +66,19 @@ for measure in "${what[@]}"; do
             done
         done
         ;;
-    recall) run recall --contexts "$recall_contexts" --samples "$samples" --output "$output/recall.jsonl" ;;
+    recall) run recall --tasks "$tasks" --contexts "$recall_contexts" --samples "$samples" --output "$output/recall.jsonl" ;;
     needle) run needle --contexts "$recall_contexts" --samples "$samples" --output "$output/needle.jsonl" ;;
+    report)
+        mkdir -p docs/results
+        report() { # name, title, options and files
+            printf '# %s\n\nWritten by bench/eval/table.sh; what the words mean is in [eval.md](../eval.md).\n\n' "$2" >"docs/results/$1.md"
+            "$program" eval report "${@:3}" --baseline best --markdown "$output/$1.md" --html "$output/$1.html" >"$output/$1.txt"
+            cat "$output/$1.md" >>"docs/results/$1.md"
+        }
+        report held-out "Texts that fold was not tuned on" "$output"/divergence*.jsonl --except "$tuned"
+        report tuned "Texts that fold was tuned on" "$output"/divergence*.jsonl --only "$tuned"
+        [ ! -e "$output/recall.jsonl" ] || report recall "Recall" "$output"/recall*.jsonl
+        [ ! -e "$output/needle.jsonl" ] || report needle "Needles" "$output"/needle*.jsonl
+        ;;
     esac
 done

@@ -215,7 +215,7 @@ static bool open_engine(plan *p) {
     kvf_engine_config config = kvf__engine_config(p->cli, p->model);
     config.kv_bytes = p->most_blocks * p->block_bytes;
     config.max_running = p->most_cells + 1 + KVF__EVAL_PROBES;
-    config.max_context = p->most_context + 1;
+    config.max_context = p->most_context; /* the last token scored is not computed */
     config.prefix_cache = 0;
     for (uint32_t i = 0; i < p->policies.n + KVF__EVAL_PROBES; i++) {
         kvf_policy_options options;
