@@ -226,7 +226,7 @@ rows = [{"id": "a", "prompt": "Once upon a time", "max_tokens": 5}, {"prompt": "
         {"id": "t", "token_ids": [5, 6, 7], "max_tokens": 2, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 3, "stop": ["zz"]},
         {"id": "h", "prompt": "A longer text. " * 30, "policy": "h2o", "rho": 0.3, "min_tokens": 16, "max_tokens": 2},
         {"id": "m", "prompt": "A longer text. " * 30, "merge": "mass", "min_tokens": 16, "full_layers": [], "max_tokens": 2},
-        {"id": "q", "prompt": "A longer text. " * 30, "score": "prompt_plus_current", "min_tokens": 16, "max_tokens": 2},
+        {"id": "q", "prompt": "A longer text. " * 30, "policy": "d2o", "score": "prompt_plus_current", "min_tokens": 16, "max_tokens": 2},
         {"id": "f", "prompt": "x", "policy": "full", "rho": 0.5, "max_tokens": 1},
         {"id": "1", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
         {"id": "10", "messages": [{"role": "user", "content": "<|im_end|>"}], "max_tokens": 1}]
@@ -350,7 +350,7 @@ for name, stdin in (("rows.jsonl", ""), ("-", text)):
     assert sum(s["decode_tokens"] for s in steps if s["policy"] == "full") == summary["compare"]["decode"]["tokens"]
     assert all(len(s["blocks"]) == summary["n_layers"] and s["free_blocks"] <= summary["blocks_total"] for s in steps)
 _, err = run("run", "--model", model, "--input", "rows.jsonl", "--output", "a", "--compare", "h2o", "--min-tokens", "16")
-assert "d2o, rho 0.2" in err and "h2o, rho 0.2" in err and "preemptions" in err and "#" in err
+assert "fold, rho 0.2" in err and "h2o, rho 0.2" in err and "preemptions" in err and "#" in err
 _, err = run("run", "--model", model, "--input", "two.jsonl", "--output", "a", "--compare", "full", "--quiet")
 assert err == ""
 END
