@@ -11,8 +11,8 @@ cmake --build --preset release --target kvfold_command
 
 answers=build/quickstart.jsonl
 echo
-echo "\$ kvfold run --input examples/prompts.jsonl --output $answers --rho 0.2 --compare full"
-build/release/kvfold run --input examples/prompts.jsonl --output "$answers" --rho 0.2 --compare full
+echo "\$ kvfold run --input examples/prompts.jsonl --output $answers --policy d2o --rho 0.2 --compare full"
+build/release/kvfold run --input examples/prompts.jsonl --output "$answers" --policy d2o --rho 0.2 --compare full
 echo
 python3 - "$answers" <<'END'
 import json, sys, textwrap

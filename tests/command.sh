@@ -198,7 +198,7 @@ assert run(*base, "--quiet")[1] == ""
 summary = json.loads(run(*base, "--json")[0])
 result = summary["result"]
 assert text.decode("utf-8") == result["text"] + "\n"
-assert summary["requests"]["total"] == 1 and summary["policy"] == "fold" and summary["rho"] == 0.2
+assert summary["requests"]["total"] == 1 and summary["policy"] == "d2o" and summary["rho"] == 0.2
 assert summary["blocks_held_max"] > 0 and len(summary["blocks_per_layer"]) == summary["n_layers"]
 assert run(*base, "--quiet", "--output", "one.jsonl")[0] == b""
 assert lines(open("one.jsonl", "rb").read()) == [result]
@@ -226,7 +226,7 @@ rows = [{"id": "a", "prompt": "Once upon a time", "max_tokens": 5}, {"prompt": "
         {"id": "t", "token_ids": [5, 6, 7], "max_tokens": 2, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 3, "stop": ["zz"]},
         {"id": "h", "prompt": "A longer text. " * 30, "policy": "h2o", "rho": 0.3, "min_tokens": 16, "max_tokens": 2},
         {"id": "m", "prompt": "A longer text. " * 30, "merge": "mass", "min_tokens": 16, "full_layers": [], "max_tokens": 2},
-        {"id": "q", "prompt": "A longer text. " * 30, "policy": "d2o", "score": "prompt_plus_current", "min_tokens": 16, "max_tokens": 2},
+        {"id": "q", "prompt": "A longer text. " * 30, "score": "prompt_plus_current", "min_tokens": 16, "max_tokens": 2},
         {"id": "f", "prompt": "x", "policy": "full", "rho": 0.5, "max_tokens": 1},
         {"id": "1", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
         {"id": "10", "messages": [{"role": "user", "content": "<|im_end|>"}], "max_tokens": 1}]
@@ -243,7 +243,7 @@ for r in out:
 assert by_id["10"]["prompt_tokens"] > by_id["1"]["prompt_tokens"] + 2  # a control token in a content is so much text
 assert by_id["t"]["prompt_tokens"] == 3 and by_id["a"]["completion_tokens"] <= 5
 assert by_id["h"]["kv"]["policy"] == "h2o" and by_id["h"]["kv"]["rho"] == 0.3 and by_id["h"]["kv"]["dropped"] > 0
-assert by_id["a"]["kv"]["policy"] == "fold" and by_id["a"]["kv"]["rho"] == 0.2
+assert by_id["a"]["kv"]["policy"] == "d2o" and by_id["a"]["kv"]["rho"] == 0.2
 assert by_id["f"]["kv"]["policy"] == "full" and by_id["f"]["kv"]["rho"] == 1 and by_id["f"]["kv"]["dropped"] == 0
 END
 check bad_lines_cost_themselves_alone <<'END'
@@ -337,7 +337,7 @@ for name, stdin in (("rows.jsonl", ""), ("-", text)):
     out, err = run("run", "--model", model, "--input", name, "--output", "a", "--compare", "full", "--compare-output", "b", "--json",
                    "--stats", "s", "--rho", "0.2", "--min-tokens", "16", stdin=stdin)
     summary = json.loads(out)
-    assert summary["policy"] == "fold" and summary["compare"]["policy"] == "full"
+    assert summary["policy"] == "d2o" and summary["compare"]["policy"] == "full"
     assert summary["requests"]["total"] == summary["compare"]["requests"]["total"] == 4
     assert summary["effective_ratio"] < 0.5 and summary["compare"]["effective_ratio"] == 1
     assert summary["merged"] + summary["dropped"] > 0 == summary["compare"]["dropped"]
@@ -346,11 +346,11 @@ for name, stdin in (("rows.jsonl", ""), ("-", text)):
     assert sorted(r["id"] for r in a) == sorted(r["id"] for r in b) == [0, 1, 2, 3]
     assert all(r["kv"]["policy"] == "full" for r in b)
     steps = lines(open("s", "rb").read())
-    assert [s["step"] for s in steps if s["policy"] == "fold"] == list(range(1, summary["steps"] + 1))
+    assert [s["step"] for s in steps if s["policy"] == "d2o"] == list(range(1, summary["steps"] + 1))
     assert sum(s["decode_tokens"] for s in steps if s["policy"] == "full") == summary["compare"]["decode"]["tokens"]
     assert all(len(s["blocks"]) == summary["n_layers"] and s["free_blocks"] <= summary["blocks_total"] for s in steps)
 _, err = run("run", "--model", model, "--input", "rows.jsonl", "--output", "a", "--compare", "h2o", "--min-tokens", "16")
-assert "fold, rho 0.2" in err and "h2o, rho 0.2" in err and "preemptions" in err and "#" in err
+assert "d2o, rho 0.2" in err and "h2o, rho 0.2" in err and "preemptions" in err and "#" in err
 _, err = run("run", "--model", model, "--input", "two.jsonl", "--output", "a", "--compare", "full", "--quiet")
 assert err == ""
 END

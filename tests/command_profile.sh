@@ -91,7 +91,7 @@ common = ("profile", "--generate", "60", "--seed", "5", "--kv-memory", "48MiB", 
 out, err = run(*common, "--json", "--report", "r.html", "--trace", "t.json", "--metrics", "m.prom", "--record", "x.trace")
 assert not err, err
 s, data, events, m = json.loads(out), page("r.html"), chrome("t.json"), prometheus("m.prom")
-assert s["done"] == s["requests"] == 60 and s["trace_form"] == "made" and s["n_layers"] == 30 and s["policy"] == "fold"
+assert s["done"] == s["requests"] == 60 and s["trace_form"] == "made" and s["n_layers"] == 30 and s["policy"] == "d2o"
 assert s["peak_blocks"] == data["peak_blocks"] == m["kvfold_blocks_held_max", None] == max(data["series"]["held"]) <= s["n_blocks"]
 assert s["steps"] == data["steps"] == m["kvfold_steps_total", None] == sum(e["ph"] == "X" and e["cat"] == "step" for e in events)
 series = data["series"]
@@ -103,7 +103,7 @@ layers = data["layers"]
 assert [l["held_max"] for l in layers] == [max(r[i] for r in series["blocks"]) for i in range(30)] == [m["kvfold_layer_blocks_held_max", f'layer="{i}"'] for i in range(30)]
 assert all(l["keep_min"] <= l["keep_mean"] <= l["keep_max"] and 0 < l["density"] < 1 for l in layers)
 high = max(layers, key=lambda l: l["density"]); low = min(layers, key=lambda l: l["density"])
-assert high["keep_mean"] > low["keep_mean"] # layer_sign -1
+assert high["keep_mean"] < low["keep_mean"] # layer_sign 1
 pool = data["pool"]
 assert pool["freed_blocks"] + pool["cached"] == pool["taken_blocks"] == sum(l["taken_blocks"] for l in layers) and pool["held"] == 0 < pool["cached"]
 assert pool["freed_blocks"] == sum(v for (n, _), v in m.items() if n == "kvfold_blocks_freed_total")

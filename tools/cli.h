@@ -77,9 +77,6 @@ kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const
 kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model);
 kvf_engine *kvf__engine_open(const kvf_engine_config *config);
 
-/* What is run where no --policy says otherwise: the best by docs/results.md. */
-#define KVF__DEFAULT_POLICY "fold"
-
 /* "d2o" or "d2o:serving" in two; false when a part is too long. */
 typedef struct kvf__policy_name {
     char policy[48], preset[48]; /* preset "": the policy's default */

@@ -10,7 +10,7 @@ static const char help_head[] =
     "kvfold: language models on a paged KV cache that compresses itself, layer by layer (D2O).\n"
     "\n"
     "  kvfold run --prompt \"Why is the sky blue?\"\n"
-    "  kvfold run --input prompts.jsonl --output out.jsonl --rho 0.2 --compare full\n"
+    "  kvfold run --input prompts.jsonl --output out.jsonl --policy d2o --rho 0.2 --compare full\n"
     "\n"
     "Commands:\n";
 

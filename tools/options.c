@@ -86,14 +86,14 @@ static const kvf__arg_group sampling_group = {"Generation (a line of the input m
 /* The policy's own options follow these two, from the library's table. */
 enum { MAX_POLICY_ARGS = 64 };
 static kvf__arg policy_args[MAX_POLICY_ARGS] = {
-    {"policy", "NAME", NULL, KVF__DEFAULT_POLICY, KVF__ARG_TEXT, AT(policy), 0, 0, NULL},
+    {"policy", "NAME", NULL, "d2o", KVF__ARG_TEXT, AT(policy), 0, 0, NULL},
     {"preset", "NAME", "set of options: of d2o paper, serving or authors; of cam h2o", "paper", KVF__ARG_TEXT,
      AT(preset), 0, 0, NULL},
 };
 static char policy_help[200], policy_helps[MAX_POLICY_ARGS][320], policy_fallbacks[MAX_POLICY_ARGS][48];
 static kvf__arg_group policy_group = {
     "Policy: which tokens the cache keeps (a line of the input may set its own)", policy_args, 2,
-    "  Defaults are those of " KVF__DEFAULT_POLICY "; another policy or preset has its own. A line that names its own\n"
+    "  Defaults are those of d2o, preset paper; another policy or preset has its own. A line that names its own\n"
     "  policy or preset starts from that: of the command line only rho, budget-tokens and min-tokens count there too."};
 
 static const kvf__arg memory_args[] = {
@@ -505,8 +505,8 @@ void kvf__options_init(void) {
 
     kvf_policy_options options;
     kvf__cli cli = kvf__cli_default();
-    kvf__policy_name usual = {KVF__DEFAULT_POLICY, ""};
-    bool known = kvf__policy_options(&cli, &usual, true, &options, NULL) == KVF_OK;
+    kvf__policy_name paper = {"d2o", ""};
+    bool known = kvf__policy_options(&cli, &paper, true, &options, NULL) == KVF_OK;
     uint32_t n = 0;
     const kvf_policy_option_info *list = kvf_policy_option_list(&n);
     for (uint32_t i = 0; i < n && policy_group.n_args < MAX_POLICY_ARGS; i++) {

@@ -72,7 +72,7 @@ static bool read_policies(kvf__batch *r, uint32_t n_layers) {
     const kvf__cli *cli = r->cli;
     r->n_passes = cli->compare ? 2 : 1;
     for (uint32_t i = 0; i < r->n_passes; i++) {
-        const char *text = i ? cli->compare : cli->policy ? cli->policy : KVF__DEFAULT_POLICY;
+        const char *text = i ? cli->compare : cli->policy ? cli->policy : "d2o";
         kvf_error err = {""};
         if (!kvf__policy_name_read(text, &r->names[i])) {
             kvf__say("--%s %s: there is no policy of that name", i ? "compare" : "policy", kvf__shown(text).text);

@@ -196,7 +196,7 @@ static bool check_usage(const kvf__cli *cli, kvf__policy_name *name, kvf_policy_
         kvf__say("eval nll --prompt: give one of --ids FILE and --text FILE");
     } else if (!cli->n_prompt) {
         kvf__say("eval nll: give --prompt N with --ids: how many tokens are the prompt; those after it are scored");
-    } else if (!kvf__policy_name_read(cli->policy ? cli->policy : KVF__DEFAULT_POLICY, name)) {
+    } else if (!kvf__policy_name_read(cli->policy ? cli->policy : "d2o", name)) {
         kvf__say("--policy %s: there is no policy of that name", kvf__shown(cli->policy).text);
     } else {
         if (cli->preset) snprintf(name->preset, sizeof name->preset, "%s", cli->preset);
