@@ -12,7 +12,11 @@ enum { BLOCK = 8, N_LAYERS = 3 };
 
 static kvf_model *model;
 
-static inline void open_model_of(const struct tiny_model_params *params) { model = open_tiny(params); }
+/* A test's own model comes after its suite's. */
+static inline void open_model_of(const struct tiny_model_params *params) {
+    if (model) kvf_model_close(model);
+    model = open_tiny(params);
+}
 
 static inline void open_model(void) { open_model_of(&(struct tiny_model_params){.n_layers = N_LAYERS, .seed = 7}); }
 /* Of four KV heads: as many head groups, or two. */
