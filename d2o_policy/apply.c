@@ -90,9 +90,9 @@ static double attention_of(const kvf__fold *w, uint32_t slot) {
 }
 
 /* The masses of a merge by attention: of the kept slot's weight, which its attention already has in it, each source has
- * the share that its own attention is of the kept one's. A share above 1 is one of few queries, mostly, and counts as 1; scores that
- * are no numbers, or below 0, give one in [0, 1] too.
- * The kept slot stands for its sources from now on, and so its score grows as its weight does. */
+ * the share that its own attention is of the kept one's. A share above 1 is one of few queries, mostly, and counts as 1;
+ * scores that are no numbers, or below 0, give one in [0, 1] too. The kept slot stands for its sources from now on, and so
+ * its score grows as its weight does. */
 static double attention_masses(const kvf__fold *w, uint32_t entry, uint32_t target, double own) {
     double kept = attention_of(w, target), times = 1.0;
     uint32_t n = 0;

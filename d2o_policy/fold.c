@@ -5,8 +5,8 @@
  * the root of the number of queries that saw the token (accumulated sums favour old tokens) and by the norm of its value
  * (what attention to it can move); half of S is the recent window; keys, which are rotated to their positions, are left
  * alone, and values are folded by the attention that they got (merge attention; that a kept token should answer for
- * those it took in is KeepKV's idea, arXiv 2504.09936, which counts tokens), above a fixed cosine. The query heads of a KV head
- * count by the one that looks most. docs/fold.md has the evidence. */
+ * those it took in is KeepKV's idea, arXiv 2504.09936, which counts tokens), above a fixed cosine. The query heads of a
+ * KV head count by the one that looks most. docs/fold.md has the evidence. */
 #include "d2o_policy/policy.h"
 
 const kvf_policy_ops kvf__policy_fold = {
