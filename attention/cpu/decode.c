@@ -94,10 +94,11 @@ static void finish(const kvf__decode *d, const kvf__head *h) {
 }
 
 enum {
-    PIECE_BYTES = 4096,                   /* of a head's rows that are read at a time, but 8 rows at least */
-    MOST_LINES = 8 * 256 * 4 / KVF__LINE, /* of a piece */
-    STREAMS = 8,                          /* pieces that are asked for side by side */
-    ITEM_HEADS = 2 /* at most; the queries and outputs of more would drive out of the cache what was asked for */
+    PAGE_BYTES = 4096,                    /* of memory: within one the processor fetches ahead by itself */
+    MOST_LINES = 8 * 256 * 4 / KVF__LINE, /* of a run */
+    STREAMS = 8,                          /* runs that are asked for side by side */
+    ITEM_HEADS = 8,                       /* at most */
+    KEPT_BYTES = 1 << 18 /* of more than two heads until their mass is known: more leaves the second-level cache */
 };
 
 /* Some tiles of n KV heads that lie side by side. */
@@ -113,21 +114,38 @@ typedef struct kvf__cursor {
     bool v;
 } kvf__cursor;
 
-/* Reads an item's pieces and asks for those that follow meanwhile, a share of each of the STREAMS pieces after the next: a
- * line of each in turn, the last lines of the one that is read soonest, the first of the one that is read last. For the
- * processor fetches ahead by itself, but only within a page and only once it has seen some lines asked for; so as many
- * pages as it can follow are under way at any time, and they begin one after the other. */
+/* Reads an item's pieces, each some rows of a head in a block, and asks for those that follow meanwhile. Pieces of heads
+ * that lie side by side in a page are a run, and so is one alone. While a run is worked on, a share of each of the STREAMS
+ * runs after the next is asked for, a line of each in turn: the last lines of the one that is read soonest, the first of
+ * the one that is read last. For the processor fetches ahead by itself, but only within a page and only once it has seen
+ * some lines asked for; so as many pages as it can follow are under way at any time, and they begin one after the other. */
 typedef struct kvf__reader {
     const kvf__call *c;
     const kvf__item *it;
-    size_t row_bytes, share_bytes;
-    uint32_t rows; /* of a piece */
+    size_t row_bytes, piece_bytes, share_bytes;
+    uint32_t rows;       /* of a piece: a page of them, but 8 at least and a block at most */
+    uint32_t run, piece; /* pieces of a run, and which of them is next */
     uint32_t soonest;
     kvf__cursor now, next;
-    const unsigned char *last; /* piece that is asked for: again, where none is left */
+    const unsigned char *last; /* run that is asked for: again, where none is left */
     const unsigned char *streams[STREAMS];
-    const unsigned char *ahead[MOST_LINES + STREAMS];
+    const unsigned char *ahead[MOST_LINES + STREAMS]; /* while the run is read */
 } kvf__reader;
+
+/* Rows of a piece. */
+static uint32_t piece_rows(const kvf_pages *p) {
+    uint32_t rows = p->block_size;
+    while (rows > 8 && rows * p->head_dim * kvf_dtype_bytes(p->dtype) > PAGE_BYTES) rows /= 2;
+    return rows;
+}
+
+/* Pieces of a run, of items of so many heads, which are a whole number of runs. */
+static uint32_t run_pieces(const kvf_pages *p, uint32_t heads) {
+    size_t bytes = (size_t)p->block_size * p->head_dim * kvf_dtype_bytes(p->dtype);
+    uint32_t n = heads;
+    while (n > 1 && (heads % n != 0 || n * bytes > PAGE_BYTES)) n--;
+    return n;
+}
 
 static kvf__cursor cursor_at(const kvf__reader *r) {
     const kvf__item *it = r->it;
@@ -136,14 +154,14 @@ static kvf__cursor cursor_at(const kvf__reader *r) {
     return (kvf__cursor){begin, end, begin, 0, false};
 }
 
-/* The piece at the cursor, which goes on to the next; NULL past the last. */
-static const unsigned char *next_piece(const kvf__reader *r, kvf__cursor *at) {
+/* The piece at the cursor, which goes on by n heads, to the next piece or run; NULL past the last. */
+static const unsigned char *next_piece(const kvf__reader *r, kvf__cursor *at, uint32_t n) {
     if (at->slot >= at->end) return NULL;
     const kvf__item *it = r->it;
     uint32_t bs = r->c->pages.block_size, block = it->first->row[at->slot / bs], head = it->first->head + at->head;
     const unsigned char *rows = at->v ? kvf__v_rows(r->c, block, head) : kvf__k_rows(r->c, block, head);
     rows += at->slot % bs * r->row_bytes;
-    if (++at->head < it->n) return rows;
+    if ((at->head += n) < it->n) return rows;
     at->head = 0;
     at->slot += r->rows;
     if (at->slot < at->end) return rows;
@@ -157,8 +175,8 @@ static const unsigned char *next_piece(const kvf__reader *r, kvf__cursor *at) {
 }
 
 static const unsigned char *next_stream(kvf__reader *r) {
-    const unsigned char *piece = next_piece(r, &r->next);
-    if (piece) r->last = piece;
+    const unsigned char *run = next_piece(r, &r->next, r->run);
+    if (run) r->last = run;
     return r->last;
 }
 
@@ -166,38 +184,46 @@ static void ask(const unsigned char *from, size_t bytes) {
     for (size_t at = 0; at < bytes; at += KVF__LINE) __builtin_prefetch(from + at);
 }
 
-/* Asks for all that the first pieces would have been asked for before them. */
+/* Asks for all that the first runs would have been asked for before them. */
 static void reader_begin(kvf__reader *r, const kvf__call *c, const kvf__item *it) {
     r->c = c;
     r->it = it;
     r->row_bytes = c->pages.head_dim * kvf_dtype_bytes(c->pages.dtype);
-    r->rows = c->pages.block_size;
-    while (r->rows > 8 && r->rows * r->row_bytes > PIECE_BYTES) r->rows /= 2;
-    r->share_bytes = kvf__ceil_div((uint32_t)(r->rows * r->row_bytes), STREAMS * KVF__LINE) * (size_t)KVF__LINE;
+    r->rows = piece_rows(&c->pages);
+    r->piece_bytes = r->rows * r->row_bytes;
+    r->run = run_pieces(&c->pages, it->n);
+    size_t run_bytes = r->run * r->piece_bytes;
+    r->share_bytes = kvf__ceil_div((uint32_t)run_bytes, STREAMS * KVF__LINE) * (size_t)KVF__LINE;
     r->now = r->next = cursor_at(r);
-    r->soonest = 0;
-    r->last = next_piece(r, &r->next);
+    r->soonest = r->piece = 0;
+    r->last = next_piece(r, &r->next, r->run);
     if (!r->last) return;
-    ask(r->last, r->rows * r->row_bytes);
-    ask(next_stream(r), r->rows * r->row_bytes);
+    ask(r->last, run_bytes);
+    ask(next_stream(r), run_bytes);
     for (uint32_t i = 0; i < STREAMS; i++) {
         size_t before = (STREAMS - 1 - i) * r->share_bytes;
-        const unsigned char *piece = next_stream(r);
-        ask(piece, before);
-        r->streams[i] = piece + before;
+        const unsigned char *run = next_stream(r);
+        ask(run, before);
+        r->streams[i] = run + before;
     }
 }
 
-/* The next piece and what to ask for meanwhile. */
-static void read_piece(kvf__reader *r, kvf__rows *rows) {
-    rows->rows = next_piece(r, &r->now);
-    rows->ahead = r->ahead;
+/* What to ask for while the next run is read. */
+static void read_run(kvf__reader *r) {
     /* Both arrays by way of r, so that the compiler sees that they are two. */
     for (size_t at = 0, to = 0; at < r->share_bytes; at += KVF__LINE, to += STREAMS)
         for (uint32_t i = 0; i < STREAMS; i++) r->ahead[to + i] = r->streams[i] + at;
     for (uint32_t i = 0; i < STREAMS; i++) r->streams[i] += r->share_bytes;
     r->streams[r->soonest] = next_stream(r);
     r->soonest = (r->soonest + 1) % STREAMS;
+}
+
+/* The next piece and what to ask for meanwhile. */
+static void read_piece(kvf__reader *r, kvf__rows *rows) {
+    if (r->piece == 0) read_run(r);
+    rows->rows = next_piece(r, &r->now, 1);
+    rows->ahead = r->ahead + r->piece * (r->piece_bytes / KVF__LINE);
+    if (++r->piece == r->run) r->piece = 0;
 }
 
 /* Logits, probabilities and output of the t-th tile for the g query heads of each KV head. */
@@ -313,12 +339,21 @@ static uint32_t take_sequences(kvf__decode *d, uint64_t capacity, bool *long_one
     return taken;
 }
 
-/* The most KV heads of an item, a divisor of all, that leave every thread enough items: heads of a block lie side by side,
- * and pages that do are found faster. */
+/* The most KV heads of an item, a divisor of all: heads of a block lie side by side, and pages that do are found faster. But
+ * where their pieces do not fill pages, runs of one item share pages, and fewer of them are under way: then no more than a run. */
+static uint32_t most_heads(const kvf__call *c) {
+    const kvf_pages *p = &c->pages;
+    uint32_t heads = KVF__MIN(p->heads_per_group, (uint32_t)ITEM_HEADS);
+    while (p->heads_per_group % heads != 0) heads--;
+    uint32_t run = run_pieces(p, heads);
+    return run * piece_rows(p) * p->head_dim * kvf_dtype_bytes(p->dtype) < PAGE_BYTES ? run : heads;
+}
+
+/* The same that leaves every thread enough items. */
 static uint32_t heads_of_item(const kvf__decode *d) {
     uint32_t hpg = d->c->pages.heads_per_group;
     uint64_t n = d->w->index[d->n_tables], enough = d->c->n_threads > 1 ? 8 * (uint64_t)d->c->n_threads : 1;
-    for (uint32_t heads = KVF__MIN(hpg, ITEM_HEADS); heads > 1; heads--)
+    for (uint32_t heads = most_heads(d->c); heads > 1; heads--)
         if (hpg % heads == 0 && n / heads >= enough) return heads;
     return 1;
 }
@@ -337,8 +372,10 @@ static bool take_whole(kvf__decode *d, uint64_t capacity) {
             n_tiles += tiles;
             d->max_tiles = KVF__MAX(d->max_tiles, tiles);
         }
-    for (d->heads = KVF__MIN(hpg, ITEM_HEADS); d->heads > 0; d->heads--)
-        if (hpg % d->heads == 0 && n_tiles * (hpg / d->heads) >= enough * d->max_tiles &&
+    size_t kept = c->mass.row ? d->max_tiles * d->tile_floats * sizeof(float) : 0; /* of a head, to its end */
+    for (d->heads = most_heads(c); d->heads > 0; d->heads--)
+        if (hpg % d->heads == 0 && (d->heads <= 2 || d->heads * kept <= KEPT_BYTES) &&
+            n_tiles * (hpg / d->heads) >= enough * d->max_tiles &&
             (uint64_t)c->n_threads * d->heads * d->max_tiles <= capacity &&
             (uint64_t)d->n_tables * (hpg / d->heads) <= UINT32_MAX)
             return true;
