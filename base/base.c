@@ -47,6 +47,16 @@ kvf_status kvf__fail(kvf_error *err, kvf_status status, const char *format, ...)
     return status;
 }
 
+void kvf__log(const kvf_log *log, kvf_log_level level, const char *format, ...) {
+    char line[512];
+    va_list args;
+    if (!log->write) return;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    log->write(log->ctx, level, line);
+}
+
 /* Large memory asks for huge pages: touching it first costs a fault for every 2 MiB instead of every 4 KiB, and kernels that
  * stream it miss the TLB less. */
 enum { HUGE_PAGE = 2 << 20 };

@@ -18,6 +18,10 @@
 KVF_API kvf_status kvf__fail(kvf_error *err, kvf_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* One line, cut at 511 bytes, to the log; nothing where it has no `write`. */
+KVF_API void kvf__log(const kvf_log *log, kvf_log_level level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
 /* The caller's allocator or the default; a half filled one is an error. */
 KVF_API kvf_status kvf__allocator_resolve(const kvf_allocator *in, kvf_allocator *out, kvf_error *err);
 KVF_API void *kvf__alloc(const kvf_allocator *a, size_t bytes); /* KVF__CACHE_LINE aligned, zeroed */

@@ -139,8 +139,7 @@ static kvf_status make_room(kvf_engine *e, uint32_t *n_events, kvf_error *err) {
     kvf_step_item shed;
     kvf_status st = kvf_sched_shed(e->sched, &shed);
     if (st) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
-    kvf__live_lost(e, shed.user);
-    e->stats.n_preempted++;
+    kvf__live_preempted(e, shed.user, shed.swapped);
     uint32_t n = 0;
     for (uint32_t i = 0; i < *n_events; i++)
         if (e->rows[e->events[i].row]) e->events[n++] = e->events[i];

@@ -293,7 +293,8 @@ kvf_status kvf__beams_advance(kvf_engine *e, kvf__group *g, kvf_error *err);
 void kvf__beams_stop(kvf_engine *e, kvf__group *g, kvf_finish finish, const char *error);
 
 /* request.c */
-void kvf__live_lost(kvf_engine *e, kvf__live *r); /* the scheduler preempted it */
+void kvf__live_lost(kvf_engine *e, kvf__live *r); /* the scheduler took its blocks: it begins again, or goes on */
+void kvf__live_preempted(kvf_engine *e, kvf__live *r, int swapped); /* for others' sake; counted, and told to the log */
 void kvf__live_link(kvf_engine *e, kvf__live *r);
 void kvf__live_unlink(kvf_engine *e, kvf__live *r);
 void kvf__live_free(kvf_engine *e, kvf__live *r);

@@ -55,7 +55,10 @@ kvf_model *kvf__setup_model(const kvf__cli *cli, bool tokenizer_only, uint32_t *
 
 static void log_line(void *ctx, kvf_log_level level, const char *line) {
     (void)ctx;
-    if (level >= KVF_LOG_WARN) kvf__say("warning: %s", line);
+    char text[KVF__WORDS_BYTES];
+    if (level < KVF_LOG_WARN) return;
+    snprintf(text, sizeof text, "warning: %s", line);
+    kvf__say_option(text);
 }
 
 kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model) {

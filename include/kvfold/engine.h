@@ -49,7 +49,9 @@ typedef struct kvf_engine_config {
     uint32_t n_score_arrays;     /* score arrays a page has; a request that needs more is refused; 0: 3 */
     int want_mass_bias;          /* 1: pages carry weight and bias (merge mass or attention) */
     kvf_cpu_path path;
-    kvf_log log; /* for lines to a person; this version writes none */
+    /* Lines to a person. KVF_LOG_INFO: what was created. KVF_LOG_WARN: that requests are preempted, at the 1st, 2nd, 4th, 8th...
+     * of the engine, with the remedy. */
+    kvf_log log;
     kvf_allocator allocator;
     /* 1: what a request gets depends on it, the model, and kv_dtype alone, to the bit: not on what runs beside it, chunk,
      * threads, or whether it was preempted. After a preemption all policies replay what they had generated. */
