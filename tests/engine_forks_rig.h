@@ -108,7 +108,12 @@ static const char *const policies[] = {
     "cam h2o rho=0.4 min_tokens=16 cam_mode=sample cam_seed=5 evict_every=4",
     "sirllm rho=0.4 min_tokens=16",
     "d2o rho=0.3 min_tokens=16 score=window score_window=12 evict_every=2",
+    "fold rho=0.4 min_tokens=16 gate=0.2 head_budget=adaptive",
+    "snapkv rho=0.4 min_tokens=16 window=8 score_window=16 head_budget=adaptive",
 };
 enum { N_POLICIES = sizeof policies / sizeof *policies };
+
+/* KV heads of a group, as kvf_engine_config.heads_per_group: budgets of heads need groups of their own. */
+static inline uint32_t heads_for(const char *policy) { return strstr(policy, "head_budget") ? 1 : 0; }
 
 #endif

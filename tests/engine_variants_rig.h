@@ -130,4 +130,20 @@ static inline void expect_bits(const struct answer *a, const struct answer *b, c
     cr_expect(a->held == b->held && a->merged == b->merged && a->dropped == b->dropped, "%s", what);
 }
 
+/* Each sample is to the bit what a request of its own, with its policy, gives, and reserves as much. */
+static inline void expect_as_alone(const kvf_engine_config *c, const struct job *together, kvf_generate g,
+                                   const char *const *policies, uint32_t n) {
+    static struct job alone;
+    cr_assert(together->n_ended == n && together->n_results == n);
+    for (uint32_t i = 0; i < n; i++) {
+        kvf_generate one = g;
+        one.sampling.seed += i;
+        answer_alone(c, &alone, one, &policies[i], 1);
+        expect_bits(&alone.answers[0], &together->answers[i], policies[i]);
+        cr_expect_eq(together->answers[i].n_seen, g.max_tokens);
+        cr_expect(together->answers[i].reserved_block_steps == alone.answers[0].reserved_block_steps, "%s",
+                  policies[i]);
+    }
+}
+
 #endif

@@ -81,18 +81,20 @@ static void expect_equal(const outcome *a, const outcome *b, const char *what) {
 Test(engine_device, no_block_is_used_before_its_copy_is_done) {
     outcome *plain = malloc(sizeof *plain), *late = malloc(sizeof *late);
     cr_assert(plain && late);
-    const size_t which[] = {0, 3, 6, 2};
+    const size_t which[] = {0, 3, 6, 2, N_POLICIES - 2}; /* the last has budgets of its head groups */
     struct fake_device f;
     uint64_t n_waits = 0, n_done = 0, n_swapped = 0, n_offloaded = 0, n_loaded = 0;
     for (size_t p = 0; p < sizeof which / sizeof *which; p++) {
         const char *policy = policies[which[p]];
         kvf_engine_config big = config_late(3000, NULL);
         big.host_bytes = 0;
+        big.heads_per_group = heads_for(policy);
         run_all(&big, policy, NULL, plain);
         for (uint32_t n_blocks = 80; n_blocks <= 152; n_blocks += 24) {
             const kvf_device device = fake_device(&f);
             kvf_engine_config small = config_late(n_blocks, &device);
             f.rng = n_blocks;
+            small.heads_per_group = big.heads_per_group;
             run_all(&small, policy, &f, late);
             expect_equal(plain, late, policy);
             cr_assert_eq(f.n_alive, 0, "%s: %llu are left behind", policy, (unsigned long long)f.n_alive);

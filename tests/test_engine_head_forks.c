@@ -37,21 +37,6 @@ static const char *const others[] = {
 };
 enum { N_OTHERS = sizeof others / sizeof *others };
 
-static void expect_as_alone(const kvf_engine_config *c, const struct job *together, kvf_generate g,
-                            const char *const *policies, uint32_t n) {
-    static struct job alone;
-    cr_assert(together->n_ended == n && together->n_results == n);
-    for (uint32_t i = 0; i < n; i++) {
-        kvf_generate one = g;
-        one.sampling.seed += i;
-        answer_alone(c, &alone, one, &policies[i], 1);
-        expect_bits(&alone.answers[0], &together->answers[i], policies[i]);
-        cr_expect_eq(together->answers[i].n_seen, g.max_tokens);
-        cr_expect(together->answers[i].reserved_block_steps == alone.answers[0].reserved_block_steps, "%s",
-                  policies[i]);
-    }
-}
-
 Test(engine_head_forks, samples_with_policies_of_their_own_are_what_each_is_alone) {
     static struct job together, other, first;
     uint32_t prompt[MAX_TOKENS];

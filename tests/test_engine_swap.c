@@ -68,6 +68,7 @@ Test(engine_swap, results_are_those_without_preemption) {
     for (size_t p = 0; p < N_POLICIES; p++) {
         kvf_engine_config big = config_swap(1000, 0, KVF_PREEMPT_AUTO);
         uint64_t n_in = 0;
+        big.heads_per_group = heads_for(policies[p]);
         run_all(&big, policies[p], there);
         cr_assert_eq(there->stats.n_preempted, 0);
         for (uint32_t n_blocks = 120; n_blocks <= 160; n_blocks += 40)
@@ -75,6 +76,7 @@ Test(engine_swap, results_are_those_without_preemption) {
                 if (n_blocks == 160 && preempt != KVF_PREEMPT_SWAP) continue;
                 kvf_engine_config small = config_swap(n_blocks, 300, preempt);
                 small.prefix_cache = n_blocks == 160;
+                small.heads_per_group = big.heads_per_group;
                 run_all(&small, policies[p], gone);
                 const kvf_engine_stats *s = &gone->stats;
                 expect_equal(there, gone, policies[p]);

@@ -42,19 +42,6 @@ enum { N_OTHERS = sizeof others / sizeof *others };
 
 /* ---- What each sample is ----------------------------------------------------------------------------------- */
 
-static void expect_as_alone(const kvf_engine_config *c, const struct job *together, kvf_generate g,
-                            const char *const *policies, uint32_t n) {
-    static struct job alone;
-    cr_assert(together->n_ended == n && together->n_results == n);
-    for (uint32_t i = 0; i < n; i++) {
-        kvf_generate one = g;
-        one.sampling.seed += i;
-        answer_alone(c, &alone, one, &policies[i], 1);
-        expect_bits(&alone.answers[0], &together->answers[i], policies[i]);
-        cr_expect_eq(together->answers[i].n_seen, g.max_tokens);
-    }
-}
-
 Test(engine_variants, each_sample_is_what_a_request_of_its_own_is) {
     static struct job together, other;
     uint32_t prompt[MAX_TOKENS];
