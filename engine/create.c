@@ -313,7 +313,7 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
     kvf__log(&c.log, KVF_LOG_INFO,
              "engine: %u layers, %u blocks of %u tokens x %u KV heads (%llu bytes of K and V), %u threads",
              e->info->n_layers, e->pages.n_blocks, e->pages.block_size, e->pages.heads_per_group,
-             (unsigned long long)(e->stats.block_bytes * e->pages.n_blocks), kvf_stream_n_threads(e->stream));
+             (unsigned long long)e->stats.block_bytes * e->pages.n_blocks, kvf_stream_n_threads(e->stream));
     *out = e;
     return KVF_OK;
 }
