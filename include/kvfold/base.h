@@ -92,7 +92,8 @@ typedef struct kvf_allocator {
 
 typedef enum kvf_log_level { KVF_LOG_DEBUG = 0, KVF_LOG_INFO = 1, KVF_LOG_WARN = 2 } kvf_log_level;
 
-/* Receives one line without its end. Called in the thread of the call that logs. */
+/* Receives one line without its end, valid during the call alone. Called in the thread of the call that logs; it may not call
+ * into the object that logs. */
 typedef struct kvf_log {
     void (*write)(void *ctx, kvf_log_level level, const char *line);
     void *ctx;
