@@ -24,11 +24,13 @@ kvf__req *kvf__sched_take_slot(kvf_sched *s, const kvf__req *request) {
     *r = *request;
     r->name = ++s->serial << s->slot_bits | slot;
     r->prev = r->next = r->extent_begin = r->held = r->leader = KVF__SLOT_NONE;
+    r->parting = false;
     if (!r->arrival) r->arrival = r->name;
     return r;
 }
 
 void kvf__sched_give_slot(kvf_sched *s, kvf__req *r) {
+    kvf__parting_leave(s, r);
     r->name = 0;
     r->state = KVF__REQ_FREE;
     r->next = s->free_slot;
@@ -56,6 +58,7 @@ void kvf__sched_insert(kvf_sched *s, kvf__list *list, kvf__req *r) {
     else
         s->slots[r->next].prev = slot;
     list->n++;
+    kvf__parting_enter(s, r);
 }
 
 void kvf__sched_remove(kvf_sched *s, kvf__list *list, kvf__req *r) {
@@ -153,6 +156,7 @@ bool kvf__sched_is_valid(const kvf_sched *s) {
         if (s->slots[i].state != KVF__REQ_FREE || ++n_free > s->n_slots_used) return false;
     if (!held_are_valid(s, &s->queue, false, &n_held, &n_reserved)) return false;
     if (!held_are_valid(s, &s->running, true, &n_held, &n_reserved)) return false;
+    if (!kvf__parting_is_valid(s)) return false;
     if (n_held != s->n_held || n_reserved != s->n_reserved) return false;
     if (n_free + n_held + s->n_parked + s->queue.n + s->running.n != s->n_slots_used) return false;
     for (uint32_t i = s->running.head; i != KVF__SLOT_NONE; i = s->slots[i].next)

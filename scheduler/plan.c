@@ -176,11 +176,13 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
     if (r->state == KVF__REQ_SWAPPED) return bring_back(s, r, more);
     kvf__sched_look_up(s, r);
     r->not_whole = false;
+    if (kvf__parting_waits(s, r)) return KVF_OK; /* it finds more in a later step */
     uint32_t begin = r->match.n_tokens, n = kvf__sched_chunk_end(s, r, begin) - begin;
     if (n > s->config.max_batch_tokens - s->n_tokens) return KVF_OK;
     if (s->reads_aside && !kvf__sched_takes_free(s, r, n)) return KVF_OK; /* in the next step */
     kvf__admission admission = kvf__sched_admit(s, r);
     if (admission == KVF__ADMITTED) {
+        kvf__parting_note_cached(s, r);
         n = kvf__sched_chunk_end(s, r, r->n_computed) - r->n_computed; /* the match may have been given up */
         const kvf_append_item append = {r->seq, n};
         kvf_status status = kvf_append(s->config.manager, &append, 1, &s->copies);
@@ -275,6 +277,7 @@ kvf_status kvf_sched_done(kvf_sched *sched) {
         kvf__req *r = kvf__sched_find(sched, item->request);
         if (!r) continue; /* finished while the step ran */
         r->n_computed += item->n_tokens;
+        if (item->prompt_ends) kvf__parting_leave(sched, r);
         if (item->prompt_ends)
             r->state = KVF__REQ_PROMPT_END;
         else if (item->kind == KVF_STEP_DECODE)

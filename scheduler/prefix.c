@@ -1,7 +1,7 @@
 /* The prefix cache as the scheduler uses it: what of a prompt is found, what that leaves to promise, what is stored. */
 #include "scheduler/sched.h"
 
-static bool caches(const kvf_sched *s, const kvf__req *r) {
+bool kvf__sched_caches(const kvf_sched *s, const kvf__req *r) {
     return r->prefix.key.tokens && kvf_manager_get_config(s->config.manager)->prefix_cache;
 }
 
@@ -19,7 +19,8 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     kvf__sched_forget_match(r);
     r->n_prefill = r->replays ? r->n_prompt : r->n_known;
     kvf__needs needs = kvf__group_needs(s, r);
-    if (!caches(s, r) || r->prefix.no_hits || needs.all || (needs.n_last && r->n_prompt <= needs.n_last)) return;
+    if (!kvf__sched_caches(s, r) || r->prefix.no_hits || needs.all || (needs.n_last && r->n_prompt <= needs.n_last))
+        return;
     kvf_prefix_key key = key_of(r, r->n_prefill);
     kvf_prefix_options options = kvf_prefix_options_default();
     options.need_snapshot = needs.sums;
@@ -64,20 +65,21 @@ bool kvf__sched_takes_free(const kvf_sched *s, const kvf__req *r, uint32_t n) {
 
 /* The reservation is s->want. A miss is counted too. */
 kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r, const kvf_reserve *reserve) {
-    if (!caches(s, r)) return kvf_seq_reserve_as(s->config.manager, r->seq, reserve);
+    if (!kvf__sched_caches(s, r)) return kvf_seq_reserve_as(s->config.manager, r->seq, reserve);
     kvf_prefix_key key = key_of(r, r->n_prefill);
     return kvf_prefix_attach_tiers(s->config.manager, r->seq, &key, &r->match, reserve, &s->copies);
 }
 
-/* Where the chunk that begins at `begin` ends: on the grid, at prefix_end, or with what is prefilled. */
-uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t begin) {
+/* Where the chunk that begins at `begin` ends: on the grid, at prefix_end, where prompts part, or with what is prefilled. */
+uint32_t kvf__sched_chunk_end(kvf_sched *s, const kvf__req *r, uint32_t begin) {
     uint32_t end = KVF__MIN(r->n_prefill, begin - begin % s->config.chunk + s->config.chunk);
-    return begin < r->prefix.prefix_end && r->prefix.prefix_end < end ? r->prefix.prefix_end : end;
+    if (begin < r->prefix.prefix_end) end = KVF__MIN(end, r->prefix.prefix_end);
+    return KVF__MIN(end, kvf__parting_end(s, r, begin));
 }
 
 /* What an item has to do with the cache. */
 void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item) {
-    if (item->kind != KVF_STEP_PREFILL || !caches(s, r)) return;
+    if (item->kind != KVF_STEP_PREFILL || !kvf__sched_caches(s, r)) return;
     uint32_t end = item->token_begin + item->n_tokens;
     bool first = r->match.n_tokens && item->token_begin == r->match.n_tokens;
     if (first) {
@@ -85,8 +87,9 @@ void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item) 
         item->logits_only = r->match.n_snapshot_tokens > r->match.n_tokens;
     }
     if (item->token_begin >= r->n_prompt || !kvf__group_needs(s, r).sums || item->logits_only) return;
-    item->take_snapshot = end == r->prefix.prefix_end || end == r->n_prefill || end % s->config.chunk == 0;
-    if (end == r->prefix.prefix_end)
+    bool parts = end == r->prefix.prefix_end || end == kvf__parting_end(s, r, item->token_begin);
+    item->take_snapshot = parts || end == r->n_prefill || end % s->config.chunk == 0;
+    if (parts)
         item->snapshot_flags = KVF_SNAPSHOT_KEEP_LONG;
     else if (end % s->config.chunk)
         item->snapshot_flags = KVF_SNAPSHOT_WHOLE;
@@ -95,7 +98,7 @@ void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item) 
 /* K and V of the computed tokens are written: they can be found from now on. What cannot be stored is not: the cache
  * costs hits at worst. */
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill) {
-    if (!caches(s, r)) return;
+    if (!kvf__sched_caches(s, r)) return;
     if (r->n_computed > r->n_prompt && (r->evicts || r->prefix.prompt_only)) return;
     if (!prefill && r->n_computed % s->block_size) return;
     kvf_prefix_key key = key_of(r, r->n_computed);

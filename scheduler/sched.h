@@ -78,6 +78,8 @@ typedef struct kvf__req {
     uint32_t n_segments, segment;      /* segment: the first that is not computed */
     kvf_policy_options options;
     kvf_sched_prefix prefix;
+    bool parting;           /* listed in s->parting: its prompt is still to be computed */
+    uint32_t parts_at;      /* where its prompt parts from a cached one without a snapshot there; 0: nowhere */
     bool not_whole;         /* its next look-up is not for the whole prompt */
     kvf_prefix_match match; /* of the prompt that runs, or of the last look-up */
 } kvf__req;
@@ -85,6 +87,11 @@ typedef struct kvf__req {
 typedef struct kvf__list {
     uint32_t head, tail, n;
 } kvf__list;
+
+/* A prompt that is still to be computed, and how many tokens it begins with that the next one has too. */
+typedef struct kvf__parting {
+    uint32_t slot, common;
+} kvf__parting;
 
 typedef struct kvf__extent {
     uint32_t begin, end;
@@ -103,6 +110,8 @@ struct kvf_sched {
     uint32_t n_held, n_reserved; /* held ones, and those of them whose leader runs */
     kvf__extent *extents;        /* [max_running], ascending and disjoint */
     uint32_t n_extents;
+    kvf__parting *parting; /* [n_slots], in the order of salt, extra keys, tokens */
+    uint32_t n_parting;
     uint32_t *want;        /* [n_layers][n_groups] */
     kvf_layer_size *sizes; /* [n_layers], of a budget that is about to change */
     /* the step */
@@ -142,7 +151,8 @@ void kvf__sched_give_extent(kvf_sched *s, kvf__req *r);
 bool kvf__sched_is_valid(const kvf_sched *s); /* O(requests); asserted in debug builds */
 
 /* prefix.c: the prefix cache */
-void kvf__sched_look_up(kvf_sched *s, kvf__req *r); /* fills in n_prefill and match */
+bool kvf__sched_caches(const kvf_sched *s, const kvf__req *r); /* looks for its prompt there, and stores it */
+void kvf__sched_look_up(kvf_sched *s, kvf__req *r);            /* fills in n_prefill and match */
 void kvf__sched_forget_match(kvf__req *r);
 bool kvf__sched_reads_aside(const kvf_sched *s, const kvf__req *r);
 bool kvf__sched_snapshot_stands(const kvf_sched *s, const kvf__req *r);
@@ -150,9 +160,19 @@ bool kvf__sched_takes_free(const kvf_sched *s, const kvf__req *r, uint32_t n);
 uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r);
 kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r,
                              const kvf_reserve *reserve); /* the new sequence takes its match */
-uint32_t kvf__sched_chunk_end(const kvf_sched *s, const kvf__req *r, uint32_t begin);
+uint32_t kvf__sched_chunk_end(kvf_sched *s, const kvf__req *r, uint32_t begin);
 void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item);
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill);
+
+/* parting.c: where prompts part */
+void kvf__parting_enter(kvf_sched *s, kvf__req *r);
+void kvf__parting_leave(kvf_sched *s, kvf__req *r);
+/* The first place behind `begin` where a chunk is to end so that others go on from there; UINT32_MAX: none. */
+uint32_t kvf__parting_end(kvf_sched *s, const kvf__req *r, uint32_t begin);
+void kvf__parting_note_cached(kvf_sched *s, kvf__req *r); /* when it is admitted */
+/* Whether the queue's head does better to wait for a prompt of this step that begins like it. */
+bool kvf__parting_waits(kvf_sched *s, const kvf__req *r);
+bool kvf__parting_is_valid(const kvf_sched *s);
 
 /* segment.c: paused requests and later segments */
 void kvf__sched_go_on(kvf_sched *s,

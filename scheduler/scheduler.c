@@ -62,6 +62,7 @@ static void lay_out(kvf_sched *s, kvf__slab *slab) {
     s->copies.items = kvf__slab_take(slab, n_copies, sizeof *s->copies.items);
     s->copies.capacity = (uint32_t)n_copies;
     s->slots = kvf__slab_take(slab, s->n_slots, sizeof *s->slots);
+    s->parting = kvf__slab_take(slab, s->n_slots, sizeof *s->parting);
 }
 
 kvf_status kvf_sched_create(const kvf_sched_config *config, kvf_sched **out, kvf_error *err) {
@@ -349,8 +350,10 @@ kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request request, const kvf
     if (given.key.tokens && given.key.n_tokens < r->n_prompt)
         return kvf__fail(&sched->error, KVF_E_INVALID, "prefix: %u tokens are given: must be n_prompt %u at least",
                          given.key.n_tokens, r->n_prompt);
+    kvf__parting_leave(sched, r);
     r->prefix = given;
     r->prefix.key.struct_size = sizeof r->prefix.key;
+    kvf__parting_enter(sched, r);
     return KVF_OK;
 }
 

@@ -152,8 +152,10 @@ typedef struct kvf_generate {
     void (*on_sample_token)(void *user, uint32_t index, kvf_request request, uint32_t token, double logprob);
     const void *cache_salt; /* prompts of different salts never share: a tenant's name, an adapter's; copied; or NULL */
     uint32_t cache_salt_bytes;
-    uint32_t prefix_end; /* tokens of the prompt that others will share, a multiple of block_size; 0: unknown */
-    int no_cache_hits;   /* 1: the prompt is computed anew, and can be found afterwards */
+    uint32_t
+        prefix_end; /* tokens of the prompt that later ones will share, a multiple of block_size; 0: unknown. What waits
+                          * together is compared in any case */
+    int no_cache_hits; /* 1: the prompt is computed anew, and can be found afterwards */
     /* [n], each with its struct_size, copied; or NULL. Sample i goes by the i-th in place of policy: the prompt is computed once,
      * with what all of them need of the attention's mass, and forked before it is compressed. Each sample is then what a
      * request of its own with that policy would be; forced tokens are all samples'. Its budgets cannot be changed. Not with

@@ -258,8 +258,9 @@ typedef struct kvf_sched_prefix {
         key; /* of its known tokens, n_prompt of them at least: the prompt, and room in which the caller writes each
                          * generated token before kvf_sched_token tells of it. All that it points to must live as long as the
                          * request. tokens NULL: the request neither looks for its prompt nor stores it */
-    uint32_t prefix_end; /* a multiple of block_size up to n_prompt: what other prompts will share; a chunk ends there
-                          * with the cache on and off; 0: unknown */
+    uint32_t prefix_end; /* a multiple of block_size up to n_prompt: what later prompts will share; a chunk ends there
+                          * with the cache on and off; 0: unknown. Prompts that wait together are compared with one
+                          * another in any case: a chunk ends where enough of them part */
     int no_hits;         /* 1: it is stored, but computed anew */
     int prompt_only; /* 1: what is generated is not stored. Decode and prefill give other bits for the same token, so that a
                           * prompt which repeats an answer would depend on whether that was found */
