@@ -69,6 +69,7 @@ typedef struct kvf__live {
     char **stop;
     uint32_t n_stop;
     size_t stop_bytes_max;
+    const char *stopped_by; /* of stop: the one that the text was cut before, or NULL */
     int ignore_end, in_prompt, abort;
     int swapped; /* to the host, and has not been in a step since */
     int changed; /* its budget: due before the next step */
@@ -306,8 +307,6 @@ void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result); /* the cal
 kvf_status kvf__engine_check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what,
                                  kvf_error *err);
 bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more); /* false: out of memory */
-/* Where a stop string begins in text[from..n), SIZE_MAX: nowhere. */
-size_t kvf__live_stop_at(const kvf__live *r, const char *text, size_t from, size_t n);
 kvf__prompt_needs kvf__live_needs(const kvf__live *r);
 void kvf__live_note_lone(kvf_engine *e);
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request);

@@ -418,12 +418,14 @@ bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more) {
     return true;
 }
 
-size_t kvf__live_stop_at(const kvf__live *r, const char *text, size_t from, size_t n) {
+/* Where the first stop string begins in text[from..n), and which it is (of several there the one given first); SIZE_MAX:
+ * there is none. */
+static size_t stop_at(const kvf__live *r, const char *text, size_t from, size_t n, const char **which) {
     size_t cut = SIZE_MAX;
     for (uint32_t s = 0; s < r->n_stop; s++) {
         size_t length = strlen(r->stop[s]);
         for (size_t i = from; i + length <= n && i < cut; i++)
-            if (!memcmp(text + i, r->stop[s], length)) cut = i;
+            if (!memcmp(text + i, r->stop[s], length)) cut = i, *which = r->stop[s];
     }
     return cut;
 }
@@ -439,7 +441,8 @@ int kvf__live_text(kvf_engine *e, kvf__live *r, uint32_t token) {
     /* A stop string may begin in an earlier token: look back as far as the longest could reach. */
     size_t from = r->text_bytes > r->stop_bytes_max ? r->text_bytes - r->stop_bytes_max : 0;
     r->text_bytes += n;
-    size_t cut = kvf__live_stop_at(r, r->text, from, r->text_bytes);
+    r->stopped_by = NULL;
+    size_t cut = stop_at(r, r->text, from, r->text_bytes, &r->stopped_by);
     if (cut == SIZE_MAX) return 0;
     r->text_bytes = cut;
     return 1;
@@ -511,6 +514,7 @@ kvf_result kvf__live_result(const kvf__live *r, kvf_finish finish, const char *e
                         .user = r->user,
                         .finish = finish,
                         .error = error,
+                        .stop_string = finish == KVF_FINISH_STOP ? r->stopped_by : NULL,
                         .tokens = r->tokens + r->n_begin,
                         .logprobs = r->logprobs + first,
                         .n_tokens = n,

@@ -89,6 +89,7 @@ static void take_room(kvf_engine *e, kvf__live *r, const kvf__live *to) {
     r->n_known = to->n_known;
     r->n_begin = to->n_begin;
     r->text_bytes = 0;
+    r->stopped_by = NULL;
     r->first_token = 0;
     r->submitted = kvf__clock();
     r->block_steps = r->reserved_block_steps = r->n_block_steps = 0;

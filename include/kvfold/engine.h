@@ -121,6 +121,9 @@ typedef struct kvf_result {
     /* Where the head groups of a layer have sizes of their own (head_budget adaptive): [n_layers][n_groups]; else NULL. */
     const kvf_layer_size *group_sizes;
     uint32_t n_groups; /* head groups, block tables, of a layer */
+    /* KVF_FINISH_STOP: the stop string of the request that ended it, NULL: an end token did. Of several that begin at the same
+     * place the one given first. */
+    const char *stop_string;
 } kvf_result;
 
 enum { KVF_TOP_LOGPROBS_MAX = 20, KVF_SAMPLES_MAX = 128 };
