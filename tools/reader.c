@@ -212,6 +212,10 @@ kvf__read kvf__reader_next(kvf__reader *r, bool wait, const char **line, size_t 
     }
 }
 
+void kvf__line_skip_mark(const char **line, size_t *n) {
+    while (*n >= 3 && !memcmp(*line, "\xef\xbb\xbf", 3)) *line += 3, *n -= 3;
+}
+
 uint64_t kvf__reader_count(const kvf__reader *r) {
     if (!is_regular(r->fd)) return 0;
     char part[READ_BYTES];

@@ -40,6 +40,8 @@ bool kvf__reader_rewind(kvf__reader *reader);
 /* The next line without its end, valid until the next call. wait: block until there is one; else LATER when none is
  * there yet. FAILED after a message. A signal that was caught ends a wait with LATER. */
 kvf__read kvf__reader_next(kvf__reader *reader, bool wait, const char **line, size_t *n_bytes);
+/* Skips byte order marks that a line begins with: one file behind another has them in its middle. */
+void kvf__line_skip_mark(const char **line, size_t *n_bytes);
 /* How many lines a regular file has, 0 for a pipe and for packed input. */
 uint64_t kvf__reader_count(const kvf__reader *reader);
 /* Whether path is the very file that is being read. */

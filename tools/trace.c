@@ -197,7 +197,6 @@ static bool own_line(kvf__trace_input *in, char *line, size_t n_bytes) {
 /* By the first line: which form it is, and what reads the others. own_form: its columns are in the next line. */
 static bool recognise(kvf__trace_input *in, char *line, kvf__trace_line *reads, bool *own_form) {
     char *text = line;
-    if (!strncmp(text, "\xef\xbb\xbf", 3)) text += 3; /* a byte order mark */
     *own_form = false;
     unsigned version = 0;
     int used = 0;
@@ -244,6 +243,7 @@ static bool read_lines(kvf__trace_input *in, uint64_t limit) {
         if (got == KVF__READ_END) break;
         if (got == KVF__READ_FAILED) good = false;
         if (!good) break;
+        kvf__line_skip_mark(&line, &n);
         if (n && line[n - 1] == '\r') n--;
         if (n + 1 > capacity) {
             char *larger = realloc(copy, n * 2 + 256);

@@ -217,6 +217,7 @@ static bool read_file(const kvf__eval_inputs *in, const char *path, const double
     while (ok && (got = kvf__reader_next(&r, true, &line, &n)) != KVF__READ_END) {
         if (got == KVF__READ_LATER) continue;
         ok = got == KVF__READ_LINE;
+        if (ok) kvf__line_skip_mark(&line, &n);
         if (ok && n) ok = take_line(in, path, (uint32_t)r.n_lines, line, n, contexts, n_contexts, items, n_added);
     }
     kvf__reader_close(&r);

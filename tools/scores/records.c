@@ -101,6 +101,7 @@ bool kvf__records_read(kvf__records *r, const char *path, const kvf__source_filt
     kvf__read got = KVF__READ_LATER;
     while (whole && (got == KVF__READ_LATER || got == KVF__READ_LINE)) {
         got = kvf__reader_next(&in, true, &line, &n);
+        if (got == KVF__READ_LINE) kvf__line_skip_mark(&line, &n);
         if (got == KVF__READ_LINE) whole = read_line(r, &in, line, n, filter, &n_bad);
     }
     if (n_bad > BAD_SHOWN) kvf__say("%s: %llu more such lines", in.name, (unsigned long long)(n_bad - BAD_SHOWN));
