@@ -237,7 +237,7 @@ by_id = {r["id"]: r for r in out}
 assert err == "" and set(by_id) == {"a", 2, 77, "t", "h", "m", "q", "f", "1", "10"} and len(out) == 10
 n_layers = json.loads(run("info", model, "--json")[0])["n_layers"]
 for r in out:
-    assert list(r) == ["id", "text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "kv"], r
+    assert list(r) == ["id", "text", "token_ids", "finish_reason", "stop_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "kv"], r
     assert r["finish_reason"] in ("stop", "length") and len(r["token_ids"]) == r["completion_tokens"] > 0
     assert len(r["kv"]["blocks"]) == n_layers and r["kv"]["held_tokens"] <= r["kv"]["full_tokens"]
 assert by_id["10"]["prompt_tokens"] > by_id["1"]["prompt_tokens"] + 2  # a control token in a content is so much text
@@ -255,7 +255,7 @@ bad = ['not json', '[1]', '{"id": 1.5, "prompt": "x"}', '{"prompt": "x", "promt"
        '{"prompt": "x", "max_tokens": 0}', '{"prompt": "x", "max_tokens": 1.5}', '{"prompt": "x", "max_tokens": 99999999999999999999}',
        '{"prompt": "x", "temperature": -1}', '{"prompt": "x", "top_p": 2}', '{"prompt": "x", "seed": -1}',
        '{"prompt": "x", "stop": ""}', '{"prompt": "x", "stop": [1]}', '{"prompt": "x", "rho": 0}', '{"prompt": "x", "rho": 1.01}',
-       '{"prompt": "x", "rho": null}', '{"prompt": "x", "budget_tokens": 15}', '{"prompt": "x", "policy": "nope"}',
+       '{"prompt": "x", "rho": "null"}', '{"prompt": "x", "budget_tokens": 15}', '{"prompt": "x", "policy": "nope"}',
        '{"prompt": "x", "policy": 3}', '{"prompt": "x", "preset": "nope"}', '{"prompt": "x", "merge": "nope"}',
        '{"prompt": "x", "prompt": "y"}', '{"id": "good", "prompt": "second use"}', '{"prompt": "%s"}' % ("word " * 20000)]
 first = '{"id": "good", "prompt": "x", "max_tokens": 2}\n'
@@ -382,6 +382,7 @@ assert "not JSON" in batch("\x1f\n", code=1)[1] and "not JSON" in batch("P", cod
 END
 
 . "$here/command_openai.sh"
+. "$here/command_forms.sh"
 
 # ---- Several answers ----------------------------------------------------------------------------------------
 check samples_and_logprobs <<'END'
@@ -413,12 +414,12 @@ rows = [{"id": "all", **base, "n": 6}, {"id": "best", **base, "n": 2, "best_of":
         {"id": "beams", **beams}, {"id": "longer", **beams, "length_penalty": 0, "logprobs": 2}, {"id": "plain", **base}]
 out, _ = batch("\n".join(map(json.dumps, rows)))
 by_id = {r["id"]: r for r in out}
-keys = ["index", "text", "token_ids", "finish_reason", "completion_tokens", "score", "kv"]
+keys = ["index", "text", "token_ids", "finish_reason", "stop_reason", "completion_tokens", "score", "kv"]
 order = sorted(by_id["all"]["choices"], key=lambda c: -c["score"])
 best = by_id["best"]["choices"]
 assert [list(c) for c in best] == [keys] * 2 and [c["index"] for c in best] == [0, 1]
 assert [c["token_ids"] for c in best] == [c["token_ids"] for c in order[:2]] and by_id["one"]["token_ids"] == best[0]["token_ids"]
-assert list(by_id["one"]) == ["id", "text", "token_ids", "finish_reason", "score", "prompt_tokens", "completion_tokens", "cached_tokens", "kv"]
+assert list(by_id["one"]) == ["id", "text", "token_ids", "finish_reason", "stop_reason", "score", "prompt_tokens", "completion_tokens", "cached_tokens", "kv"]
 for r in (by_id["beams"], by_id["longer"]):
     scores = [c["score"] for c in r["choices"]]
     assert len(scores) == 3 and scores == sorted(scores, reverse=True) and len({str(c["token_ids"]) for c in r["choices"]}) == 3

@@ -31,10 +31,10 @@ assert len({r["id"] for r in out}) == len(rows) == len({b["id"] for b in by_id.v
 b = by_id["c"]
 assert list(b) == ["id", "object", "created", "model", "choices", "usage"] and b["object"] == "chat.completion" and b["model"] == "tiny"
 c = b["choices"][0]
-assert list(c) == ["index", "message", "logprobs", "finish_reason"] and c["message"]["role"] == "assistant" and c["logprobs"] is None
+assert list(c) == ["index", "message", "logprobs", "finish_reason", "stop_reason"] and c["message"]["role"] == "assistant" and c["logprobs"] is None
 assert b["usage"]["total_tokens"] == b["usage"]["prompt_tokens"] + b["usage"]["completion_tokens"] and b["usage"]["completion_tokens"] <= 3
 t = by_id["t"]
-assert t["object"] == "text_completion" and list(t["choices"][0]) == ["index", "text", "logprobs", "finish_reason"]
+assert t["object"] == "text_completion" and list(t["choices"][0]) == ["index", "text", "logprobs", "finish_reason", "stop_reason"]
 assert by_id["p"]["choices"] == b["choices"] and by_id["l"]["choices"] == t["choices"]
 two = by_id["2"]["choices"]
 assert [x["index"] for x in two] == [0, 1]

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "tools/fields.h"
+
 static const char *const reasons[] = {"stop", "length", "aborted", "error"};
 
 static json_t *count(uint64_t n) { return json_integer((json_int_t)n); }
@@ -20,14 +22,14 @@ typedef struct piece { /* the bytes of a token */
     size_t n;
 } piece;
 
-static void piece_of(piece *p, const kvf_tokenizer *tokenizer, uint32_t token) {
+static void piece_of(piece *p, const kvf_tokenizer *tokenizer, uint32_t token, int special) {
     p->larger = NULL;
     p->text = p->bytes;
-    p->n = kvf_tokenizer_piece(tokenizer, token, 1, p->bytes, sizeof p->bytes);
+    p->n = kvf_tokenizer_piece(tokenizer, token, special, p->bytes, sizeof p->bytes);
     if (p->n <= sizeof p->bytes) return;
     p->text = p->larger = malloc(p->n);
     if (p->larger)
-        kvf_tokenizer_piece(tokenizer, token, 1, p->larger, p->n);
+        kvf_tokenizer_piece(tokenizer, token, special, p->larger, p->n);
     else
         p->text = p->bytes, p->n = sizeof p->bytes;
 }
@@ -35,7 +37,7 @@ static void piece_of(piece *p, const kvf_tokenizer *tokenizer, uint32_t token) {
 /* One token: {"token", "logprob"} with its id, or in the OpenAI form with its bytes. */
 static json_t *token_json(bool openai, const kvf_tokenizer *tokenizer, uint32_t token, double logprob) {
     piece p;
-    piece_of(&p, tokenizer, token);
+    piece_of(&p, tokenizer, token, 1);
     json_t *o = json_object();
     if (!openai) json_object_set_new(o, "token_id", json_integer(token));
     json_object_set_new(o, "token", kvf__json_text(p.text, p.n));
@@ -65,40 +67,118 @@ static json_t *tokens_json(bool openai, const kvf_tokenizer *tokenizer, const kv
     return list;
 }
 
-/* The lists of /v1/completions; text_offset counts characters. */
-static json_t *completion_logprobs(const kvf_tokenizer *tokenizer, const kvf_result *r) {
-    json_t *tokens = json_array(), *logprobs = json_array(), *tops = json_array(), *offsets = json_array();
-    uint64_t offset = 0;
-    for (uint32_t i = 0; i < r->n_tokens; i++) {
-        piece p;
-        piece_of(&p, tokenizer, r->tokens[i]);
-        json_t *text = kvf__json_text(p.text, p.n), *top = json_object();
-        json_array_append(tokens, text);
-        json_array_append_new(logprobs, kvf__json_number(r->logprobs[i]));
-        json_array_append_new(offsets, count(offset));
-        for (size_t k = 0; k < p.n; k++) offset += (p.text[k] & 0xc0) != 0x80;
-        free(p.larger);
-        for (uint32_t k = 0; k < r->n_top_logprobs; k++) {
-            size_t at = (size_t)i * r->n_top_logprobs + k;
-            if (r->top_tokens[at] == KVF_NO_TOKEN) continue;
-            piece_of(&p, tokenizer, r->top_tokens[at]);
-            json_t *key = kvf__json_text(p.text, p.n);
-            free(p.larger);
-            if (key && !json_object_get(top, json_string_value(key))) /* broken bytes may give one text twice */
-                json_object_set_new(top, json_string_value(key), kvf__json_number(r->top_logprobs[at]));
-            json_decref(key);
+/* ---- Log-probabilities of /v1/completions ------------------------------------------------------------------- */
+
+static bool begins_with(const piece *p, const char *text) {
+    return p->n >= strlen(text) && !memcmp(p->text, text, strlen(text));
+}
+
+static const char bytes_mark[] = "bytes:", id_mark[] = "token_id:";
+
+/* The name of a token that has no other in the list, since none is named so by its text. */
+static json_t *id_label(uint32_t token) { return json_sprintf("%s%u", id_mark, token); }
+
+/* The name of a token: its text, or "bytes:\xf0\x9f" where that is no text of its own. Tokens of equal bytes have one name. */
+static json_t *label_of(const kvf_tokenizer *tokenizer, uint32_t token) {
+    piece p;
+    json_t *label = NULL;
+    piece_of(&p, tokenizer, token, 1);
+    bool is_text = kvf__cli_utf8_valid(p.text, p.n) == p.n && !memchr(p.text, 0, p.n);
+    if (!p.n || begins_with(&p, bytes_mark) || begins_with(&p, id_mark)) {
+        label = id_label(token);
+    } else if (is_text) {
+        label = json_stringn(p.text, p.n);
+    } else {
+        char *text = malloc(sizeof bytes_mark + p.n * 4);
+        size_t used = text ? (size_t)sprintf(text, "%s", bytes_mark) : 0;
+        for (size_t i = 0; i < p.n && text; i++) {
+            unsigned char byte = (unsigned char)p.text[i];
+            bool plain = byte >= 0x20 && byte < 0x7f && byte != '\\';
+            used += (size_t)sprintf(text + used, plain ? "%c" : "\\x%02x", byte);
         }
-        if (text && r->n_top_logprobs && !json_object_get(top, json_string_value(text)))
-            json_object_set_new(top, json_string_value(text), kvf__json_number(r->logprobs[i]));
-        json_decref(text);
-        json_array_append_new(tops, top);
+        label = text ? json_stringn(text, used) : NULL;
+        free(text);
+    }
+    free(p.larger);
+    return label;
+}
+
+/* {name: log-probability}: the likeliest tokens of step i, and the one taken, named `taken`, where it is not of these. */
+static json_t *top_json(const kvf_tokenizer *tokenizer, const kvf_result *r, uint32_t i, const json_t *taken) {
+    json_t *top = json_object();
+    for (uint32_t k = 0; k < r->n_top_logprobs; k++) {
+        size_t at = (size_t)i * r->n_top_logprobs + k;
+        uint32_t token = r->top_tokens[at];
+        if (token == KVF_NO_TOKEN) continue;
+        json_t *label = token == r->tokens[i] ? json_incref((json_t *)taken) : label_of(tokenizer, token);
+        const char *name = json_string_value(label);
+        if (name && token != r->tokens[i] && (json_object_get(top, name) || json_equal(label, taken))) {
+            json_decref(label); /* another token of the same bytes has it */
+            name = json_string_value(label = id_label(token));
+        }
+        if (name) json_object_set_new(top, name, kvf__json_number(r->top_logprobs[at]));
+        json_decref(label);
+    }
+    const char *name = json_string_value(taken);
+    if (name && !json_object_get(top, name)) json_object_set_new(top, name, kvf__json_number(r->logprobs[i]));
+    return top;
+}
+
+static size_t n_characters(const char *text, size_t n) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) count += (text[i] & 0xc0) != 0x80;
+    return count;
+}
+
+/* For each token the character of the text in which its first byte lies; the text's length where the text ends before it.
+ * One character may be of several tokens, which then have the same place. */
+static json_t *offsets_json(const kvf_tokenizer *tokenizer, const kvf_result *r) {
+    json_t *list = json_array();
+    size_t n_text = n_characters(r->text, r->text_bytes), capacity = 0, used = 0, at = 0, character = 0;
+    char *bytes = NULL;
+    size_t *begins = calloc((size_t)r->n_tokens + 1, sizeof *begins);
+    for (uint32_t i = 0; i < r->n_tokens && begins; i++) {
+        piece p;
+        piece_of(&p, tokenizer, r->tokens[i], 0);
+        begins[i] = used;
+        if (capacity - used < p.n) {
+            char *larger = realloc(bytes, capacity = capacity * 2 + p.n + 256);
+            if (larger)
+                bytes = larger;
+            else
+                free(begins), begins = NULL;
+        }
+        if (begins && p.n) memcpy(bytes + used, p.text, p.n);
+        used += p.n;
+        free(p.larger);
+    }
+    for (uint32_t i = 0; i < r->n_tokens && begins; i++) {
+        while (at < begins[i]) { /* `at` is where `character` begins */
+            size_t length = kvf__cli_utf8_length(bytes + at, used - at, NULL);
+            if (at + (length ? length : 1) > begins[i]) break;
+            at += length ? length : 1;
+            character++;
+        }
+        json_array_append_new(list, count(character < n_text ? character : n_text));
+    }
+    free(begins);
+    free(bytes);
+    return list;
+}
+
+static json_t *completion_logprobs(const kvf_tokenizer *tokenizer, const kvf_result *r) {
+    json_t *tokens = json_array(), *logprobs = json_array(), *tops = r->n_top_logprobs ? json_array() : json_null();
+    for (uint32_t i = 0; i < r->n_tokens; i++) {
+        json_t *taken = label_of(tokenizer, r->tokens[i]);
+        if (r->n_top_logprobs) json_array_append_new(tops, top_json(tokenizer, r, i, taken));
+        json_array_append_new(tokens, taken);
+        json_array_append_new(logprobs, kvf__json_number(r->logprobs[i]));
     }
     json_t *o = json_object();
     json_object_set_new(o, "tokens", tokens);
     json_object_set_new(o, "token_logprobs", logprobs);
-    json_object_set(o, "top_logprobs", r->n_top_logprobs ? tops : json_null());
-    json_decref(tops);
-    json_object_set_new(o, "text_offset", offsets);
+    json_object_set_new(o, "top_logprobs", tops);
+    json_object_set_new(o, "text_offset", offsets_json(tokenizer, r));
     return o;
 }
 
@@ -125,6 +205,13 @@ static json_t *kv_json(const kvf__answer *a, const kvf_result *r) {
     return kv;
 }
 
+/* How it ended; stop_reason, as in vLLM: the stop string, null for an end token. */
+static void set_end(json_t *o, const kvf_result *r) {
+    const char *stop = r->stop_string;
+    json_object_set_new(o, "finish_reason", json_string(reasons[r->finish]));
+    json_object_set_new(o, "stop_reason", stop ? kvf__json_text(stop, strlen(stop)) : json_null());
+}
+
 static json_t *own_choice(const kvf__answer *a, const kvf_tokenizer *tokenizer, uint32_t index, const kvf_result *r) {
     json_t *o = json_object(), *ids = json_array();
     json_object_set_new(o, "index", json_integer(index));
@@ -132,7 +219,7 @@ static json_t *own_choice(const kvf__answer *a, const kvf_tokenizer *tokenizer, 
     for (uint32_t i = 0; i < r->n_tokens; i++) json_array_append_new(ids, json_integer(r->tokens[i]));
     json_object_set_new(o, "token_ids", ids);
     if (a->logprobs) json_object_set_new(o, "logprobs", tokens_json(false, tokenizer, r));
-    json_object_set_new(o, "finish_reason", json_string(reasons[r->finish]));
+    set_end(o, r);
     json_object_set_new(o, "completion_tokens", json_integer(r->n_tokens));
     if (a->several) json_object_set_new(o, "score", kvf__json_number(r->score));
     json_object_set_new(o, "kv", kv_json(a, r));
@@ -159,7 +246,7 @@ static json_t *openai_choice(const kvf__answer *a, const kvf_tokenizer *tokenize
         if (a->logprobs) logprobs = completion_logprobs(tokenizer, r);
     }
     json_object_set_new(o, "logprobs", logprobs);
-    json_object_set_new(o, "finish_reason", json_string(reasons[r->finish]));
+    set_end(o, r);
     return o;
 }
 
@@ -207,7 +294,7 @@ static json_t *own_json(const kvf__answer *a) {
     json_t *o = json_object();
     json_object_set(o, "id", a->id);
     if (a->n_samples == 1) { /* the choice's fields stand in the line itself */
-        static const char *const before[] = {"text", "token_ids", "logprobs", "finish_reason", "score"};
+        static const char *const before[] = {"text", "token_ids", "logprobs", "finish_reason", "stop_reason", "score"};
         const json_t *choice = json_array_get(a->choices, 0);
         for (size_t i = 0; i < sizeof before / sizeof before[0]; i++)
             if (json_object_get(choice, before[i])) json_object_set(o, before[i], json_object_get(choice, before[i]));
@@ -307,7 +394,8 @@ const json_t *kvf__answer_read(const json_t *value, bool *well) {
         *well = (!error || json_is_null(error)) && json_integer_value(json_object_get(response, "status_code")) == 200;
         return json_is_string(id) || json_is_null(id) ? id : NULL;
     }
-    const char *finish = json_string_value(json_object_get(value, "finish_reason"));
-    *well = finish ? strcmp(finish, "error") != 0 : json_is_array(json_object_get(value, "choices"));
-    return (json_is_string(id) || json_is_integer(id)) && (finish || *well) ? id : NULL;
+    const json_t *finish = json_object_get(value, "finish_reason");
+    bool ended = json_is_string(finish);
+    *well = ended ? !kvf__field_is(finish, "error") : json_is_array(json_object_get(value, "choices"));
+    return (json_is_string(id) || json_is_integer(id)) && (ended || *well) ? id : NULL;
 }

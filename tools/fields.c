@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "tools/fields.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,28 +26,81 @@ kvf_status kvf__field_wrong_type(kvf_error *err, const char *key, const json_t *
     return kvf__field_fail(err, KVF_E_INVALID, "%s: is %s, must be %s", key, kvf__field_type(value), would_do);
 }
 
+/* ---- Texts -------------------------------------------------------------------------------------------- */
+
+bool kvf__field_is(const json_t *value, const char *text) {
+    return json_is_string(value) && json_string_length(value) == strlen(text) &&
+           !memcmp(json_string_value(value), text, strlen(text));
+}
+
+bool kvf__field_has_zero(const json_t *value) {
+    return json_is_string(value) && memchr(json_string_value(value), 0, json_string_length(value));
+}
+
+kvf__short kvf__field_shown(const json_t *value) {
+    kvf__short s;
+    if (json_is_string(value)) return kvf__shown_bytes(json_string_value(value), json_string_length(value));
+    if (json_is_real(value)) return kvf__show_number(json_real_value(value));
+    if (json_is_integer(value))
+        snprintf(s.text, sizeof s.text, "%lld", (long long)json_integer_value(value));
+    else
+        snprintf(s.text, sizeof s.text, "(%s)", kvf__field_type(value));
+    return s;
+}
+
+void kvf__fields_drop_null(json_t *object) {
+    const char *key;
+    json_t *value;
+    void *next;
+    json_object_foreach_safe(object, next, key, value) {
+        if (json_is_null(value)) json_object_del(object, key);
+    }
+}
+
 /* ---- Numbers ------------------------------------------------------------------------------------------ */
+
+bool kvf__field_whole(const json_t *value, json_int_t *out) {
+    if (json_is_integer(value)) {
+        *out = json_integer_value(value);
+        return true;
+    }
+    double x = json_is_real(value) ? json_real_value(value) : 0.5;
+    if (!(x >= -0x1p63 && x < 0x1p63) || floor(x) < x) return false;
+    *out = (json_int_t)x;
+    return true;
+}
 
 kvf_status kvf__field_count(const json_t *root, const char *key, uint64_t min, uint64_t max, uint64_t *out,
                             kvf_error *err) {
     const json_t *value = json_object_get(root, key);
+    json_int_t n = 0;
     if (!value) return KVF_OK;
-    if (!json_is_integer(value)) return kvf__field_wrong_type(err, key, value, "a whole number");
-    json_int_t n = json_integer_value(value);
-    if (n < 0 || (uint64_t)n < min || (uint64_t)n > max)
-        return kvf__field_fail(err, KVF_E_INVALID, "%s %lld: must be from %llu to %llu", key, (long long)n,
-                               (unsigned long long)min, (unsigned long long)max);
+    if (!json_is_number(value)) return kvf__field_wrong_type(err, key, value, "a whole number");
+    bool whole = kvf__field_whole(value, &n);
+    if (!whole || n < 0 || (uint64_t)n < min || (uint64_t)n > max)
+        return kvf__field_fail(err, KVF_E_INVALID, "%s %s: must be %sfrom %llu to %llu", key,
+                               kvf__field_shown(value).text, whole ? "" : "a whole number ", (unsigned long long)min,
+                               (unsigned long long)max);
     *out = (uint64_t)n;
     return KVF_OK;
 }
 
-kvf_status kvf__field_real(const json_t *root, const char *key, double max, float *out, kvf_error *err) {
+kvf_status kvf__field_real(const json_t *root, const char *key, double min, double max, double *out, kvf_error *err) {
     const json_t *value = json_object_get(root, key);
     if (!value) return KVF_OK;
     if (!json_is_number(value)) return kvf__field_wrong_type(err, key, value, "a number");
     double x = json_number_value(value);
-    if (!(x >= 0 && x <= max)) return kvf__field_fail(err, KVF_E_INVALID, "%s %g: must be from 0 to %g", key, x, max);
-    *out = (float)x;
+    if (!(x >= min && x <= max))
+        return kvf__field_fail(err, KVF_E_INVALID, "%s %s: must be from %g to %g", key, kvf__field_shown(value).text,
+                               min, max);
+    *out = x;
+    return KVF_OK;
+}
+
+kvf_status kvf__field_flag(const json_t *root, const char *key, bool *out, kvf_error *err) {
+    const json_t *value = json_object_get(root, key);
+    if (value && !json_is_boolean(value)) return kvf__field_wrong_type(err, key, value, "true or false");
+    if (value) *out = json_is_true(value);
     return KVF_OK;
 }
 
@@ -54,7 +108,7 @@ static kvf_status add_stop(const char **stop, uint32_t *n_stop, const json_t *te
     if (!json_is_string(text)) return kvf__field_wrong_type(err, "stop", text, "a text or a list of texts");
     size_t n = json_string_length(text);
     if (!n) return kvf__field_fail(err, KVF_E_INVALID, "stop: an empty text would end every answer; leave it out");
-    if (strlen(json_string_value(text)) != n)
+    if (kvf__field_has_zero(text))
         return kvf__field_fail(err, KVF_E_INVALID, "stop: holds a zero byte, which no text of the model has");
     stop[(*n_stop)++] = json_string_value(text);
     return KVF_OK;
@@ -81,14 +135,14 @@ kvf_status kvf__field_tokens(const json_t *list, const char *key, uint32_t n_voc
     if (!*tokens) return kvf__field_fail(err, KVF_E_NO_MEMORY, "%s: out of memory", key);
     for (size_t i = 0; i < n; i++) {
         const json_t *id = json_array_get(list, i);
-        if (!json_is_integer(id))
+        json_int_t value = 0;
+        if (!json_is_number(id))
             return kvf__field_fail(err, KVF_E_INVALID, "%s[%zu]: is %s, must be a whole number from 0 to %u", key, i,
                                    kvf__field_type(id), n_vocab - 1);
-        json_int_t value = json_integer_value(id);
-        if (value < 0 || value >= (json_int_t)n_vocab)
+        if (!kvf__field_whole(id, &value) || value < 0 || value >= (json_int_t)n_vocab)
             return kvf__field_fail(err, KVF_E_INVALID,
-                                   "%s[%zu] %lld: must be from 0 to %u, the vocabulary has %u tokens", key, i,
-                                   (long long)value, n_vocab - 1, n_vocab);
+                                   "%s[%zu] %s: must be a whole number from 0 to %u, the vocabulary has %u tokens", key,
+                                   i, kvf__field_shown(id).text, n_vocab - 1, n_vocab);
         (*tokens)[i] = (uint32_t)value;
     }
     *n_tokens = n;

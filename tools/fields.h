@@ -5,6 +5,7 @@
 #include <jansson.h>
 
 #include "kvfold/base.h"
+#include "tools/text.h"
 
 kvf_status kvf__field_fail(kvf_error *err, kvf_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -13,10 +14,24 @@ kvf_status kvf__field_fail(kvf_error *err, kvf_status status, const char *format
 const char *kvf__field_type(const json_t *value);
 kvf_status kvf__field_wrong_type(kvf_error *err, const char *key, const json_t *value, const char *would_do);
 
+/* Texts are compared and shown with all their bytes: a zero byte ends none (JSON has "\\u0000"). */
+bool kvf__field_is(const json_t *value, const char *text);
+bool kvf__field_has_zero(const json_t *value); /* a text with a zero byte */
+/* The value of a field for a message: texts escaped and numbers as short as they can be, else its type. */
+kvf__short kvf__field_shown(const json_t *value);
+
+/* A whole number, also when it is written as 2.0 or 2e0; false for any other value. */
+bool kvf__field_whole(const json_t *value, json_int_t *out);
+
+/* Takes out the fields that are null: they count as left out. */
+void kvf__fields_drop_null(json_t *object);
+
 /* The value of a key that is there; *out stays as it is where it is not. */
 kvf_status kvf__field_count(const json_t *object, const char *key, uint64_t min, uint64_t max, uint64_t *out,
                             kvf_error *err);
-kvf_status kvf__field_real(const json_t *object, const char *key, double max, float *out, kvf_error *err);
+kvf_status kvf__field_real(const json_t *object, const char *key, double min, double max, double *out, kvf_error *err);
+
+kvf_status kvf__field_flag(const json_t *object, const char *key, bool *out, kvf_error *err);
 
 /* "stop", a text or a list of texts: pointers into the object, which the caller frees. NULL where there are none. */
 kvf_status kvf__field_stop(const json_t *object, const char ***stop, uint32_t *n_stop, kvf_error *err);

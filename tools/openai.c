@@ -88,13 +88,8 @@ static kvf_status refuse(kvf__line *line, const char *code, kvf_status st) {
 
 /* ---- The line ----------------------------------------------------------------------------------------- */
 
-static bool text_is(const json_t *value, const char *text) {
-    return json_is_string(value) && !strcmp(json_string_value(value), text);
-}
-
 static kvf_status read_envelope(kvf__line *line, kvf_error *err) {
     static const char *const keys[] = {"custom_id", "method", "url", "body"};
-    const json_t *method = json_object_get(line->root, "method"), *url = json_object_get(line->root, "url");
     const char *key;
     json_t *value;
     line->code = "invalid_line";
@@ -105,14 +100,17 @@ static kvf_status read_envelope(kvf__line *line, kvf_error *err) {
             return kvf__field_fail(err, KVF_E_INVALID, "%s: unknown field; a line has custom_id, method, url and body",
                                    kvf__shown(key).text);
     }
-    if (!text_is(method, "POST"))
-        return kvf__field_fail(err, KVF_E_INVALID, "method %s: must be POST",
-                               json_is_string(method) ? kvf__shown(json_string_value(method)).text : "");
-    line->form = text_is(url, "/v1/completions") ? KVF__FORM_COMPLETION : KVF__FORM_CHAT;
-    if (!text_is(url, "/v1/completions") && !text_is(url, "/v1/chat/completions")) {
+    kvf__fields_drop_null(line->root);
+    const json_t *method = json_object_get(line->root, "method"), *url = json_object_get(line->root, "url");
+    if (!method) return kvf__field_fail(err, KVF_E_INVALID, "method: is missing; it must be POST");
+    if (!kvf__field_is(method, "POST"))
+        return kvf__field_fail(err, KVF_E_INVALID, "method %s: must be POST", kvf__field_shown(method).text);
+    line->form = kvf__field_is(url, "/v1/completions") ? KVF__FORM_COMPLETION : KVF__FORM_CHAT;
+    if (!kvf__field_is(url, "/v1/completions") && !kvf__field_is(url, "/v1/chat/completions")) {
+        static const char would_do[] = "must be /v1/chat/completions or /v1/completions";
         line->code = "invalid_url";
-        return kvf__field_fail(err, KVF_E_INVALID, "url %s: must be /v1/chat/completions or /v1/completions",
-                               json_is_string(url) ? kvf__shown(json_string_value(url)).text : "");
+        return url ? kvf__field_fail(err, KVF_E_INVALID, "url %s: %s", kvf__field_shown(url).text, would_do)
+                   : kvf__field_fail(err, KVF_E_INVALID, "url: is missing; it %s", would_do);
     }
     const json_t *body = json_object_get(line->root, "body");
     if (!json_is_object(body)) {
@@ -131,12 +129,12 @@ static bool is_nothing(const json_t *value, rule r) {
     case ONE: return json_is_number(value) && !(fabs(json_number_value(value) - 1) > 0);
     case FALSE_: return json_is_false(value);
     case EMPTY:
-        return text_is(value, "") || (json_is_array(value) && !json_array_size(value)) ||
+        return kvf__field_is(value, "") || (json_is_array(value) && !json_array_size(value)) ||
                (json_is_object(value) && !json_object_size(value));
-    case NO_TOOL: return text_is(value, "none") || text_is(value, "auto");
+    case NO_TOOL: return kvf__field_is(value, "none") || kvf__field_is(value, "auto");
     case TEXT:
-        return text_is(json_object_get(value, "type"), "text") ||
-               (json_array_size(value) == 1 && text_is(json_array_get(value, 0), "text"));
+        return kvf__field_is(json_object_get(value, "type"), "text") ||
+               (json_array_size(value) == 1 && kvf__field_is(json_array_get(value, 0), "text"));
     case NEVER: return false;
     default: return true;
     }
@@ -170,11 +168,10 @@ static kvf_status check_field(kvf__line *line, const char *key, const json_t *va
 static kvf_status check_fields(kvf__line *line, json_t *body, kvf_error *err) {
     const char *key;
     json_t *value;
-    void *next;
-    json_object_foreach_safe(body, next, key, value) {
-        kvf_status st = json_is_null(value) ? KVF_OK : check_field(line, key, value, err);
+    kvf__fields_drop_null(body);
+    json_object_foreach(body, key, value) {
+        kvf_status st = check_field(line, key, value, err);
         if (st) return st;
-        if (json_is_null(value)) json_object_del(body, key);
     }
     return KVF_OK;
 }
@@ -201,8 +198,8 @@ static kvf_status check_model(const kvf__line_rules *rules, kvf__line *line, con
     if (cli->any_model) return KVF_OK;
     file_name(rules->model_path, own, sizeof own);
     file_name(json_string_value(model), asked, sizeof asked); /* "org/name" is taken for "name" */
-    bool served = text_is(model, rules->info->name) || !strcmp(asked, own);
-    for (uint32_t i = 0; i < cli->served_names.n; i++) served |= text_is(model, cli->served_names.values[i]);
+    bool served = kvf__field_is(model, rules->info->name) || (!kvf__field_has_zero(model) && !strcmp(asked, own));
+    for (uint32_t i = 0; i < cli->served_names.n; i++) served |= kvf__field_is(model, cli->served_names.values[i]);
     if (served) return KVF_OK;
     line->status = 404;
     line->code = "model_not_found";
@@ -210,18 +207,10 @@ static kvf_status check_model(const kvf__line_rules *rules, kvf__line *line, con
     return kvf__field_fail(err, KVF_E_NOT_FOUND,
                            "model %s: the model that runs here is %s; name that, or give --served-model-name %s or "
                            "--any-model",
-                           kvf__shown(json_string_value(model)).text, kvf__shown(name).text,
-                           kvf__shown(json_string_value(model)).text);
+                           kvf__field_shown(model).text, kvf__shown(name).text, kvf__field_shown(model).text);
 }
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
-
-static kvf_status read_flag(const json_t *body, const char *key, bool *out, kvf_error *err) {
-    const json_t *value = json_object_get(body, key);
-    if (value && !json_is_boolean(value)) return kvf__field_wrong_type(err, key, value, "true or false");
-    if (value) *out = json_is_true(value);
-    return KVF_OK;
-}
 
 static kvf_status read_logprobs(kvf__line *line, const json_t *body, kvf_error *err) {
     uint64_t n_top = 0;
@@ -230,7 +219,7 @@ static kvf_status read_logprobs(kvf__line *line, const json_t *body, kvf_error *
         st = kvf__field_count(body, "logprobs", 0, KVF_TOP_LOGPROBS_MAX, &n_top, err);
         line->logprobs = json_object_get(body, "logprobs") != NULL;
     } else {
-        st = read_flag(body, "logprobs", &line->logprobs, err);
+        st = kvf__field_flag(body, "logprobs", &line->logprobs, err);
         if (!st) st = kvf__field_count(body, "top_logprobs", 0, KVF_TOP_LOGPROBS_MAX, &n_top, err);
         if (!st && n_top && !line->logprobs)
             return kvf__field_fail(err, KVF_E_INVALID, "top_logprobs %llu: needs logprobs true",
@@ -243,25 +232,19 @@ static kvf_status read_logprobs(kvf__line *line, const json_t *body, kvf_error *
 static kvf_status read_numbers(const kvf__line_rules *rules, kvf__line *line, const json_t *body, kvf_error *err) {
     /* What the form itself says where the body and the command line say nothing. */
     kvf__line_defaults(rules, line, line->form == KVF__FORM_CHAT ? UINT32_MAX : 16, 1);
-    uint64_t max_tokens = line->max_tokens, top_k = line->sampling.top_k, n = line->n_samples;
-    bool ignore_end = false;
-    kvf_status st;
-    if ((st = kvf__field_count(body, "max_tokens", 1, UINT32_MAX, &max_tokens, err)) ||
-        (st = kvf__field_count(body, "max_completion_tokens", 1, UINT32_MAX, &max_tokens, err)) ||
-        (st = kvf__field_count(body, "top_k", 0, UINT32_MAX, &top_k, err)) ||
-        (st = kvf__field_count(body, "n", 1, KVF__MAX_SAMPLES, &n, err)) ||
-        (st = kvf__field_real(body, "temperature", 2, &line->sampling.temperature, err)) ||
-        (st = kvf__field_real(body, "top_p", 1, &line->sampling.top_p, err)) ||
-        (st = read_flag(body, "ignore_eos", &ignore_end, err)) || (st = read_logprobs(line, body, err)))
+    kvf_status st = kvf__line_sampling(line, body, 2, err);
+    uint64_t max_tokens = line->max_tokens;
+    if (st || (st = kvf__field_count(body, "max_completion_tokens", 1, UINT32_MAX, &max_tokens, err)) ||
+        (st = read_logprobs(line, body, err)) || (st = kvf__line_ranked(rules, line, body, err)) ||
+        (st = kvf__line_cache(line, body, err)))
         return st;
-    line->n_samples = (uint32_t)n;
-    if ((st = kvf__line_ranked(rules, line, body, err)) || (st = kvf__line_cache(line, body, err))) return st;
-    const json_t *seed = json_object_get(body, "seed");
-    if (seed && !json_is_integer(seed)) return kvf__field_wrong_type(err, "seed", seed, "a whole number");
-    if (seed) line->sampling.seed = (uint64_t)json_integer_value(seed);
     line->max_tokens = (uint32_t)max_tokens;
-    line->sampling.top_k = (uint32_t)top_k;
-    line->ignore_end = ignore_end;
+    const json_t *seed = json_object_get(body, "seed");
+    json_int_t number = 0;
+    if (seed && !json_is_number(seed)) return kvf__field_wrong_type(err, "seed", seed, "a whole number");
+    if (seed && !kvf__field_whole(seed, &number))
+        return kvf__field_fail(err, KVF_E_INVALID, "seed %s: must be a whole number", kvf__field_shown(seed).text);
+    if (seed) line->sampling.seed = (uint64_t)number;
     return KVF_OK;
 }
 
@@ -280,6 +263,7 @@ static kvf_status read_policy(const kvf__line_rules *rules, kvf__line *line, con
     const kvf_policy_option_info *options = kvf_policy_option_list(&n_options);
     const char *key;
     json_t *value;
+    kvf__fields_drop_null(own);
     json_object_foreach(own, key, value) {
         bool known = !strcmp(key, "policy") || !strcmp(key, "preset") || !strcmp(key, "prefix_end") ||
                      !strcmp(key, "prefix_name");
@@ -310,11 +294,10 @@ static kvf_status read_content(kvf__line *line, const char *name, const json_t *
     for (size_t i = 0; i < n; i++) {
         const json_t *part = json_array_get(content, i), *type = json_object_get(part, "type");
         const json_t *text = json_object_get(part, "text");
-        if (!text_is(type, "text")) {
+        if (!kvf__field_is(type, "text")) {
             line->code = "unsupported_content";
-            return kvf__field_fail(
-                err, KVF_E_UNSUPPORTED, "%s.content[%zu]: is %s; the model reads text alone", name, i,
-                json_is_string(type) ? kvf__shown(json_string_value(type)).text : "of no type that is known");
+            return kvf__field_fail(err, KVF_E_UNSUPPORTED, "%s.content[%zu]: is %s; the model reads text alone", name,
+                                   i, json_is_string(type) ? kvf__field_shown(type).text : "of no type that is known");
         }
         if (!json_is_string(text))
             return kvf__field_fail(err, KVF_E_INVALID, "%s.content[%zu].text: must be a text", name, i);
@@ -360,16 +343,16 @@ static kvf_status read_message(kvf__line *line, const json_t *json, size_t i, js
                                           kvf__shown(key).text));
     }
     const json_t *role = json_object_get(json, "role");
-    message->role = text_is(role, "developer")   ? "system"
-                    : text_is(role, "system")    ? "system"
-                    : text_is(role, "user")      ? "user"
-                    : text_is(role, "assistant") ? "assistant"
-                                                 : NULL;
+    message->role = kvf__field_is(role, "developer")   ? "system"
+                    : kvf__field_is(role, "system")    ? "system"
+                    : kvf__field_is(role, "user")      ? "user"
+                    : kvf__field_is(role, "assistant") ? "assistant"
+                                                       : NULL;
     if (message->role) return read_content(line, name, json_object_get(json, "content"), joined, message, err);
-    line->code = text_is(role, "tool") || text_is(role, "function") ? "unsupported_parameter" : NULL;
-    return kvf__field_fail(err, KVF_E_INVALID, "%s.role%s%s: must be system, developer, user or assistant", name,
-                           json_is_string(role) ? " " : "",
-                           json_is_string(role) ? kvf__shown(json_string_value(role)).text : "");
+    line->code = kvf__field_is(role, "tool") || kvf__field_is(role, "function") ? "unsupported_parameter" : NULL;
+    if (!role) return kvf__field_fail(err, KVF_E_INVALID, "%s.role: is missing", name);
+    return kvf__field_fail(err, KVF_E_INVALID, "%s.role %s: must be system, developer, user or assistant", name,
+                           kvf__field_shown(role).text);
 }
 
 static kvf_status read_messages(const kvf__line_rules *rules, kvf__line *line, const json_t *list, kvf_error *err) {

@@ -219,7 +219,7 @@ static void reject_duplicate(pass *p, kvf__line *line, kvf__ids_result used) {
 }
 
 static void take_line(pass *p, const char *text, size_t n_bytes, uint64_t number) {
-    if (number == 1 && n_bytes >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) text += 3, n_bytes -= 3;
+    kvf__line_skip_mark(&text, &n_bytes);
     size_t blank = 0;
     while (blank < n_bytes && strchr(" \t\r", text[blank]) && text[blank]) blank++;
     if (blank == n_bytes) return;

@@ -6,14 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/broken.h"
 #include "tools/fields.h"
 
 enum { MAX_MESSAGES = 4096, MAX_VALUE = 512 };
 
-static const char *const keys[] = {"id",          "prompt",         "messages",   "token_ids",  "max_tokens",
-                                   "temperature", "top_k",          "top_p",      "seed",       "stop",
-                                   "policy",      "preset",         "n",          "logprobs",   "best_of",
-                                   "beam_width",  "length_penalty", "prefix_end", "cache_salt", "prefix_name"};
+static const char *const keys[] = {
+    "id",      "prompt",     "messages",       "token_ids",  "max_tokens", "temperature", "top_k",
+    "top_p",   "seed",       "stop",           "policy",     "preset",     "n",           "logprobs",
+    "best_of", "beam_width", "length_penalty", "prefix_end", "cache_salt", "prefix_name", "ignore_eos"};
 
 /* ---- Numbers and stop strings ---------------------------------------------------------------------------- */
 
@@ -40,17 +41,13 @@ bool kvf__samples_check(const kvf__cli *cli) {
 
 kvf_status kvf__line_ranked(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err) {
     const kvf__cli *cli = rules->cli;
-    const json_t *penalty = json_object_get(object, "length_penalty");
     uint64_t best_of = 0, beam_width = cli->beam_width;
     kvf_status st;
-    if ((st = kvf__field_count(object, "best_of", 1, KVF__MAX_SAMPLES, &best_of, err)) ||
-        (st = kvf__field_count(object, "beam_width", 1, KVF__MAX_SAMPLES, &beam_width, err)))
-        return st;
     line->length_penalty = cli->length_penalty;
-    if (penalty && !json_is_number(penalty)) return kvf__field_wrong_type(err, "length_penalty", penalty, "a number");
-    if (penalty) line->length_penalty = json_number_value(penalty);
-    if (!(line->length_penalty >= -100 && line->length_penalty <= 100))
-        return kvf__field_fail(err, KVF_E_INVALID, "length_penalty %g: must be from -100 to 100", line->length_penalty);
+    if ((st = kvf__field_count(object, "best_of", 1, KVF__MAX_SAMPLES, &best_of, err)) ||
+        (st = kvf__field_count(object, "beam_width", 1, KVF__MAX_SAMPLES, &beam_width, err)) ||
+        (st = kvf__field_real(object, "length_penalty", -100, 100, &line->length_penalty, err)))
+        return st;
     if (beam_width && best_of > line->n_samples)
         return kvf__field_fail(err, KVF_E_INVALID, "best_of %llu: beam search has none; leave out one of the two",
                                (unsigned long long)best_of);
@@ -63,10 +60,12 @@ kvf_status kvf__line_ranked(const kvf__line_rules *rules, kvf__line *line, const
     if (!best_of && !beam_width && cli->best_of > line->n_samples) best_of = cli->best_of;
     line->best_of = (uint32_t)best_of;
     line->beam_width = (uint32_t)beam_width;
-    if (beam_width && cli->temperature < 0 && !json_object_get(object, "temperature")) line->sampling.temperature = 0;
+    const json_t *temperature = json_object_get(object, "temperature");
+    if (beam_width && cli->temperature < 0 && !temperature) line->sampling.temperature = 0;
     if (beam_width && line->sampling.temperature > 0)
-        return kvf__field_fail(err, KVF_E_INVALID, "temperature %g: beam search draws nothing; it must be 0",
-                               (double)line->sampling.temperature);
+        return kvf__field_fail(err, KVF_E_INVALID, "temperature %s: beam search draws nothing; it must be 0",
+                               temperature ? kvf__field_shown(temperature).text
+                                           : kvf__show_number(cli->temperature).text);
     return KVF_OK;
 }
 
@@ -81,7 +80,7 @@ static kvf_status read_prefix_name(kvf__line *line, const json_t *name, kvf_erro
     if (!n || n > PREFIX_NAME_MAX || text[0] == '.' || strspn(text, letters) != n)
         return kvf__field_fail(err, KVF_E_INVALID,
                                "prefix_name %s: must be 1 to %d letters, digits, - _ and . (not first)",
-                               kvf__shown(text).text, PREFIX_NAME_MAX);
+                               kvf__field_shown(name).text, PREFIX_NAME_MAX);
     line->prefix_name = text;
     return KVF_OK;
 }
@@ -110,27 +109,38 @@ static kvf_status read_logprobs(kvf__line *line, kvf_error *err) {
     uint64_t n_top = 0;
     line->logprobs = value && !json_is_false(value);
     if (!value || json_is_boolean(value)) return KVF_OK;
-    if (!json_is_integer(value)) return kvf__field_wrong_type(err, "logprobs", value, "true, false or a whole number");
+    if (!json_is_number(value)) return kvf__field_wrong_type(err, "logprobs", value, "true, false or a whole number");
     kvf_status st = kvf__field_count(line->root, "logprobs", 0, KVF_TOP_LOGPROBS_MAX, &n_top, err);
     line->n_top = (uint32_t)n_top;
     return st;
 }
 
-static kvf_status read_numbers(const kvf__line_rules *rules, kvf__line *line, kvf_error *err) {
-    kvf__line_defaults(rules, line, 256, 0);
-    uint64_t max_tokens = line->max_tokens, top_k = line->sampling.top_k, seed = line->sampling.seed,
-             n = line->n_samples;
+kvf_status kvf__line_sampling(kvf__line *line, const json_t *object, double hottest, kvf_error *err) {
+    uint64_t max_tokens = line->max_tokens, top_k = line->sampling.top_k, n = line->n_samples;
+    double temperature = (double)line->sampling.temperature, top_p = (double)line->sampling.top_p;
     kvf_status st;
-    if ((st = kvf__field_count(line->root, "max_tokens", 1, UINT32_MAX, &max_tokens, err)) ||
-        (st = kvf__field_count(line->root, "top_k", 0, UINT32_MAX, &top_k, err)) ||
-        (st = kvf__field_count(line->root, "seed", 0, INT64_MAX, &seed, err)) ||
-        (st = kvf__field_count(line->root, "n", 1, KVF__MAX_SAMPLES, &n, err)) ||
-        (st = kvf__field_real(line->root, "temperature", 100, &line->sampling.temperature, err)) ||
-        (st = kvf__field_real(line->root, "top_p", 1, &line->sampling.top_p, err)))
+    if ((st = kvf__field_count(object, "max_tokens", 1, UINT32_MAX, &max_tokens, err)) ||
+        (st = kvf__field_count(object, "top_k", 0, UINT32_MAX, &top_k, err)) ||
+        (st = kvf__field_count(object, "n", 1, KVF__MAX_SAMPLES, &n, err)) ||
+        (st = kvf__field_real(object, "temperature", 0, hottest, &temperature, err)) ||
+        (st = kvf__field_real(object, "top_p", 0, 1, &top_p, err)) ||
+        (st = kvf__field_flag(object, "ignore_eos", &line->ignore_end, err)))
         return st;
     line->max_tokens = (uint32_t)max_tokens;
     line->n_samples = (uint32_t)n;
     line->sampling.top_k = (uint32_t)top_k;
+    line->sampling.temperature = (float)temperature;
+    line->sampling.top_p = (float)top_p;
+    return KVF_OK;
+}
+
+static kvf_status read_numbers(const kvf__line_rules *rules, kvf__line *line, kvf_error *err) {
+    kvf__line_defaults(rules, line, 256, 0);
+    uint64_t seed = line->sampling.seed;
+    kvf_status st;
+    if ((st = kvf__line_sampling(line, line->root, 100, err)) ||
+        (st = kvf__field_count(line->root, "seed", 0, INT64_MAX, &seed, err)))
+        return st;
     line->sampling.seed = seed;
     kvf_status ranked = kvf__line_ranked(rules, line, line->root, err);
     if (!ranked) ranked = kvf__line_cache(line, line->root, err);
@@ -162,9 +172,9 @@ static const kvf_policy_option_info *find_option(const char *key) {
  * and 0. */
 static bool option_text(const json_t *value, bool flag, char *text, size_t capacity) {
     int n = -1;
-    if (json_is_string(value)) n = snprintf(text, capacity, "%s", json_string_value(value));
-    if (json_is_integer(value)) n = snprintf(text, capacity, "%lld", (long long)json_integer_value(value));
-    if (json_is_real(value)) n = snprintf(text, capacity, "%.17g", json_real_value(value));
+    if (json_is_string(value) && !kvf__field_has_zero(value))
+        n = snprintf(text, capacity, "%s", json_string_value(value));
+    if (json_is_number(value)) n = snprintf(text, capacity, "%s", kvf__field_shown(value).text);
     if (json_is_boolean(value) && flag) n = snprintf(text, capacity, "%d", json_is_true(value));
     if (n >= 0) return (size_t)n < capacity;
     if (!json_is_array(value)) return false;
@@ -185,9 +195,9 @@ static kvf_status read_name(const json_t *root, const char *key, char *name, siz
     const json_t *value = json_object_get(root, key);
     if (!value) return KVF_OK;
     if (!json_is_string(value)) return kvf__field_wrong_type(err, key, value, "a text");
-    if (json_string_length(value) >= capacity)
+    if (json_string_length(value) >= capacity || kvf__field_has_zero(value))
         return kvf__field_fail(err, KVF_E_INVALID, "%s %s: there is none of that name", key,
-                               kvf__shown(json_string_value(value)).text);
+                               kvf__field_shown(value).text);
     snprintf(name, capacity, "%s", json_string_value(value));
     *given = true;
     return KVF_OK;
@@ -204,6 +214,9 @@ static kvf_status set_options(const kvf__line_rules *rules, kvf__line *line, con
             return kvf__field_fail(err, KVF_E_INVALID, "%s: holds for a whole run, not for a line; give it as --%s",
                                    key, kvf__dashed(option->name).text);
         bool flag = !strcmp(option->values, "0|1");
+        if (kvf__field_has_zero(value))
+            return kvf__field_fail(err, KVF_E_INVALID, "%s %s: must be %s", key, kvf__field_shown(value).text,
+                                   option->values);
         if (!option_text(value, flag, text, sizeof text))
             return json_array_size(value)
                        ? kvf__field_fail(err, KVF_E_INVALID,
@@ -298,13 +311,14 @@ uint32_t kvf__line_count_messages(const json_t *list, kvf_error *err) {
     return n > MAX_MESSAGES ? 0 : (uint32_t)n;
 }
 
-static kvf_status read_message(const json_t *json, size_t i, kvf_message *message, kvf_error *err) {
+static kvf_status read_message(json_t *json, size_t i, kvf_message *message, kvf_error *err) {
     char name[48];
     snprintf(name, sizeof name, "messages[%zu]", i);
     if (!json_is_object(json)) return kvf__field_wrong_type(err, name, json, "an object with role and content");
     const char *key;
     json_t *value;
-    json_object_foreach((json_t *)json, key, value) {
+    kvf__fields_drop_null(json);
+    json_object_foreach(json, key, value) {
         if (strcmp(key, "role") && strcmp(key, "content"))
             return kvf__field_fail(err, KVF_E_INVALID, "%s: unknown key %s; there are role and content", name,
                                    kvf__shown(key).text);
@@ -315,9 +329,9 @@ static kvf_status read_message(const json_t *json, size_t i, kvf_message *messag
     const json_t *role = json_object_get(json, "role"), *content = json_object_get(json, "content");
     if (!role || !content) return kvf__field_fail(err, KVF_E_INVALID, "%s: has no %s", name, role ? "content" : "role");
     *message = (kvf_message){json_string_value(role), json_string_value(content), json_string_length(content)};
-    if (strlen(message->role) != json_string_length(role))
-        return kvf__field_fail(err, KVF_E_INVALID, "%s.role: must be system, user or assistant", name);
-    return KVF_OK;
+    if (!kvf__field_has_zero(role)) return KVF_OK;
+    return kvf__field_fail(err, KVF_E_INVALID, "%s.role %s: must be system, user or assistant", name,
+                           kvf__field_shown(role).text);
 }
 
 static kvf_status read_messages(const kvf__line_rules *rules, kvf__line *line, const json_t *list, kvf_error *err) {
@@ -346,7 +360,7 @@ static kvf_status read_tokens(const kvf__line_rules *rules, kvf__line *line, kvf
 
 /* ---- Lines ---------------------------------------------------------------------------------------------- */
 
-static kvf_status check_keys(const kvf__line *line, kvf_error *err) {
+static kvf_status check_keys(kvf__line *line, kvf_error *err) {
     const char *key;
     json_t *value;
     size_t n_keys = sizeof keys / sizeof keys[0];
@@ -367,6 +381,7 @@ static kvf_status check_keys(const kvf__line *line, kvf_error *err) {
                            : kvf__field_fail(err, KVF_E_INVALID, "unknown key %s: kvfold run --help lists the keys",
                                              kvf__shown(key).text);
     }
+    kvf__fields_drop_null(line->root);
     return KVF_OK;
 }
 
@@ -384,17 +399,28 @@ static kvf_status read_object(const char *text, size_t n_bytes, kvf__line *line,
     return KVF_OK;
 }
 
+/* False for a value that no id can be: 7.0 counts as 7. */
+static bool take_id(kvf__line *line, const json_t *value) {
+    json_int_t number = 0;
+    bool whole = !line->openai && kvf__field_whole(value, &number);
+    if (!whole && !json_is_string(value)) return false;
+    json_t *id = whole ? json_integer(number) : json_incref((json_t *)value);
+    if (!id) return false;
+    json_decref(line->id);
+    line->id = id;
+    line->named = true;
+    return true;
+}
+
 static kvf_status read_id(kvf__line *line, kvf_error *err) {
     const char *key = line->openai ? "custom_id" : "id";
-    json_t *id = json_object_get(line->root, key);
+    const json_t *id = json_object_get(line->root, key);
+    if (json_is_null(id)) id = NULL;
     if (!id && !line->openai) return KVF_OK;
     line->code = "invalid_custom_id";
     if (!id) return kvf__field_fail(err, KVF_E_INVALID, "custom_id: is missing; give each line one of its own");
-    if (!json_is_string(id) && (line->openai || !json_is_integer(id)))
+    if (!take_id(line, id))
         return kvf__field_wrong_type(err, key, id, line->openai ? "a text" : "a text or a whole number");
-    json_decref(line->id);
-    line->id = json_incref(id);
-    line->named = true;
     line->code = NULL;
     return KVF_OK;
 }
@@ -416,9 +442,16 @@ kvf_status kvf__line_open(const kvf__line_rules *rules, const char *text, size_t
     line->number = number;
     if (!(line->id = json_integer((json_int_t)number))) return kvf__field_fail(err, KVF_E_NO_MEMORY, "out of memory");
     kvf_status st = read_object(text, n_bytes, line, err);
-    line->openai = st ? rules->openai || mentions_custom_id(text, n_bytes) : kvf__openai_is(line->root);
-    if (!st) return read_id(line, err);
+    if (!st) {
+        line->openai = kvf__openai_is(line->root);
+        return read_id(line, err);
+    }
     line->code = "invalid_json";
+    line->openai = mentions_custom_id(text, n_bytes);
+    json_t *id = line->root ? NULL : kvf__broken_value(text, n_bytes, line->openai ? "custom_id" : "id");
+    if (!id && !line->openai) line->openai = rules->openai;
+    if (id) (void)take_id(line, id);
+    json_decref(id);
     return st;
 }
 

@@ -3,7 +3,7 @@
  * A line has one of two forms: kvfold's own (request.c), or that of the OpenAI batch files (openai.c). An object that has
  * custom_id, method, url or body is of the second form, every other one of the first; both may stand in one file. Each
  * is answered in its own form (answer.c). A line that is no object counts as the second form when the text "custom_id"
- * is in it, else as the line before it, and in the first line as kvfold's.
+ * is in it, as kvfold's when an id can be read in it, else as the line before it, and in the first line as kvfold's.
  */
 #ifndef KVF_TOOLS_REQUEST_H
 #define KVF_TOOLS_REQUEST_H
@@ -39,8 +39,7 @@ typedef struct kvf__line {
     uint32_t n_samples, n_top;    /* answers; n_top: alternatives of each token, with logprobs */
     uint32_t best_of, beam_width; /* 0: n_samples, no beams */
     double length_penalty;
-    bool logprobs;
-    int ignore_end;
+    bool logprobs, ignore_end;
     const char *cache_salt, *prefix_name; /* in root, or NULL */
     uint32_t salt_bytes, prefix_end;      /* prefix_end 0: not given */
     kvf_sampling sampling;
@@ -52,7 +51,7 @@ typedef struct kvf__line {
 } kvf__line;
 
 /* Reads a line as JSON, and its form and id. On failure err says why, and line has its number, form and id (the number
- * where none could be read). In both cases kvf__line_free follows. */
+ * where none could be read, also by kvf__broken_value). In both cases kvf__line_free follows. */
 kvf_status kvf__line_open(const kvf__line_rules *rules, const char *text, size_t n_bytes, uint64_t number,
                           kvf__line *line, kvf_error *err);
 /* The rest of it, after kvf__line_open. */
@@ -71,6 +70,8 @@ void kvf__line_free(kvf__line *line);
 /* best_of, beam_width and length_penalty out of an object, after n: what is left out is as the command line says. With
  * beams the temperature is 0 where neither says anything. */
 kvf_status kvf__line_ranked(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err);
+/* max_tokens, top_k, n, temperature (to `hottest`), top_p and ignore_eos out of an object; what is left out stays. */
+kvf_status kvf__line_sampling(kvf__line *line, const json_t *object, double hottest, kvf_error *err);
 /* prefix_end, prefix_name and cache_salt out of an object. */
 kvf_status kvf__line_cache(kvf__line *line, const json_t *object, kvf_error *err);
 /* Sampling and stop strings of the command line; max_tokens and temperature where that says nothing of them. */

@@ -4,6 +4,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -27,10 +28,13 @@ kvf__short kvf__dashed(const char *name) {
     return s;
 }
 
-kvf__short kvf__shown(const char *value) {
+kvf__short kvf__shown(const char *value) { return kvf__shown_bytes(value, strlen(value)); }
+
+kvf__short kvf__shown_bytes(const char *value, size_t n) {
     kvf__short s;
-    size_t n = strlen(value), used = 0, limit = 60;
-    bool quote = !n || strpbrk(value, " \t\n\r'") != NULL;
+    size_t used = 0, limit = 60;
+    bool quote = !n;
+    for (size_t i = 0; i < n && !quote; i++) quote = value[i] && strchr(" \t\n\r'", value[i]);
     if (quote) s.text[used++] = '\'';
     size_t i = 0;
     while (i < n && used < limit) {
@@ -51,6 +55,25 @@ kvf__short kvf__shown(const char *value) {
     }
     if (quote) s.text[used++] = '\'';
     s.text[used] = '\0';
+    return s;
+}
+
+kvf__short kvf__show_number(double value) {
+    kvf__short s;
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(s.text, sizeof s.text, "%.*g", digits, value);
+        double back = strtod(s.text, NULL);
+        if (!(back < value) && !(back > value)) break;
+    }
+    char *exponent = strchr(s.text, 'e');
+    if (!exponent) return s;
+    if (value < 1e17 && value > -1e17 && exponent[1] == '+') { /* 1e+02 */
+        snprintf(s.text, sizeof s.text, "%.0f", value);
+        return s;
+    }
+    char *from = exponent + 1 + (exponent[1] == '+' || exponent[1] == '-'), *to = exponent + 1 + (exponent[1] == '-');
+    from += strspn(from, "0");
+    memmove(to, from, strlen(from) + 1);
     return s;
 }
 

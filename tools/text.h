@@ -18,6 +18,11 @@ kvf__short kvf__dashed(const char *name);
 
 /* A value for a message: cut at about 60 bytes, quoted when empty or with blanks, control and broken bytes as \xNN. */
 kvf__short kvf__shown(const char *value);
+/* The same of n bytes, among which may be zeros. */
+kvf__short kvf__shown_bytes(const char *value, size_t n);
+
+/* A number in the fewest digits that read back as the same number: 2.0000001, 0.1, 1e30. */
+kvf__short kvf__show_number(double value);
 
 /* "45.2 MiB", "23,301", "12.3 s", "812 tok/s"; a rate without time is "-". */
 kvf__short kvf__show_bytes(uint64_t bytes);

@@ -1,0 +1,60 @@
+# Part of command.sh, which reads it: what both forms of a line and of an answer have to say.
+
+check stop_reason_tells_a_stop_string_from_an_end_token <<'END'
+from helper import *
+many = {"prompt": "Once upon", "n": 24, "seed": 3, "temperature": 2, "max_tokens": 60}
+rows = [{"id": "end", **many}, {"id": "on", **many, "ignore_eos": True}, {"id": "stop", **many, "stop": ["zzzzz", "e", "a"]},
+        {"id": "best", **many, "n": 4, "best_of": 24, "stop": "e"},
+        {"id": "beams", "prompt": "Once", "beam_width": 8, "n": 8, "stop": ["e", "a", "o"], "max_tokens": 20}]
+bodies = [completion("c" + r["id"], "Once upon", **{k: v for k, v in r.items() if k not in ("id", "prompt")}) for r in rows[:4]]
+out, _ = batch("\n".join(map(json.dumps, rows + bodies)), "--served-model-name", "tiny")
+by_id = {r["custom_id"]: r["response"]["body"]["choices"] if "custom_id" in r else r for r in out if "custom_id" in r}
+by_id.update({r["id"]: r["choices"] for r in out if "choices" in r})
+ends = {key: {(c["finish_reason"], c["stop_reason"]) for c in choices} for key, choices in by_id.items()}
+assert len(ends) == 9 and ends["end"] == ends["cend"] == {("stop", None), ("length", None)}, ends
+assert ends["on"] == ends["con"] == {("length", None)} and {("stop", "e"), ("stop", "a")} <= ends["stop"] == ends["cstop"], ends
+assert ("stop", "e") in ends["best"] == ends["cbest"] and {r for _, r in ends["beams"]} & {"e", "a", "o"}, ends
+assert not any(s in c["text"] for key in ("stop", "cstop") for c in by_id[key] for s in ("e", "a"))
+assert "must be true or false" in batch('{"prompt": "x", "ignore_eos": 1}', code=1)[0][0]["error"]
+END
+check r19_log_probabilities_of_completions <<'END'
+from helper import *
+rows = [completion(f"l{i}", ["\U0001f600\u4e2d", "Once upon"][i % 2], temperature=2, seed=i, max_tokens=40, logprobs=5, n=4,
+                   **({"stop": ["e", "\ufffd"]} if i % 3 == 0 else {})) for i in range(6)]
+n_bytes = n_whole = 0
+for body in openai(rows)[0].values():
+    for c in body["choices"]:
+        lp, text = c["logprobs"], c["text"]
+        offsets = lp["text_offset"] + [len(text)]
+        assert len({len(v) for v in lp.values()}) == 1 and offsets[0] == 0 and offsets == sorted(offsets), c
+        for i, token in enumerate(lp["tokens"]):
+            top = lp["top_logprobs"][i]
+            assert len(top) == 5 + (token not in list(top)[:5]) and top[token] == lp["token_logprobs"][i], (token, top)
+            values = list(top.values())
+            assert values == sorted(values, reverse=True), top
+            n_bytes += token.startswith("bytes:")
+            if token.isascii() and token.isprintable() and not token.startswith(("bytes:", "<", "token_id:")):
+                part = text[offsets[i]:offsets[i] + len(token)] # a stop string may have cut it off
+                n_whole += part == token
+                assert part == token[:len(part)] and (part == token or offsets[i] + len(part) == len(text)), (i, token, c)
+assert n_bytes > 50 and n_whole > 50, (n_bytes, n_whole)
+END
+check r25_marks_and_ids_of_broken_lines <<'END'
+from helper import *
+mark = "\ufeff"
+rows = [mark + '{"id": "a", "prompt": "x", "max_tokens": 1}', mark + '{"id": "b", "prompt": "x", "max_tokens": 1}', mark,
+        mark + mark + json.dumps(chat("c")), '{"id": "d", "prompt": "x", "top_p": NaN}', '{"custom_id": "e", "body": {"a": 1, "a": 2}}',
+        '{"prompt": "\\ud800", "id": 7.0}', '{"id": "d", "prompt": "x"}']
+out, err = batch("\n".join(rows), "--any-model", code=1)
+good = {r.get("custom_id", r["id"]) for r in out if not r.get("error")}
+bad = {(r.get("custom_id", r["id"]), (r["error"] if "custom_id" in r else r)["line"]) for r in out if r.get("error")}
+assert good == {"a", "b", "c"} and bad == {("d", 5), ("e", 6), (7, 7), ("d", 8)}, (good, bad)
+END
+check r28_options_show_their_value_as_written <<'END'
+from helper import *
+for option, value in (("temperature", "100.0000001"), ("top-p", "1.00000001"), ("rho", "1.0000001"), ("length-penalty", "-100.00001"),
+                      ("kv-memory", "1.50000001"), ("min-tokens", "1e3"), ("seed", "1e3")):
+    assert f"--{option} {value}: must be" in run("run", "--prompt", "x", f"--{option}={value}", code=2)[1], option
+err = run("run", "--prompt", "x", "--model", model, "--beam-width", "2", "--temperature", "0.10000001", "--quiet", code=1)[1]
+assert "temperature 0.10000001: beam search" in err, err
+END
