@@ -193,12 +193,14 @@ check prompt <<'END'
 from helper import *
 base = ["run", "--model", model, "--prompt", "Hello there", "--max-tokens", "12"]
 text, err = run(*base)
-assert "prefill" in err and "Blocks per layer" in err and "tokens kept" in err and "\033" not in err
+assert err.count("\n") == 1 and "prefill" in err and "decode" in err and "\033" not in err, err
+more = run(*base, "--verbose")[1]
+assert "prefill" in more and "tokens kept" in more and "Blocks per layer" not in more and "\033" not in more, more # r43: equal bars say nothing
 assert run(*base, "--quiet")[1] == ""
 summary = json.loads(run(*base, "--json")[0])
 result = summary["result"]
 assert text.decode("utf-8") == result["text"] + "\n"
-assert summary["requests"]["total"] == 1 and summary["policy"] == "d2o" and summary["rho"] == 0.2
+assert summary["requests"]["total"] == 1 and summary["policy"] == "full" and summary["rho"] == 1
 assert summary["blocks_held_max"] > 0 and len(summary["blocks_per_layer"]) == summary["n_layers"]
 assert run(*base, "--quiet", "--output", "one.jsonl")[0] == b""
 assert lines(open("one.jsonl", "rb").read()) == [result]
@@ -216,6 +218,57 @@ if len(whole) > 6:
         stop = whole[4:4 + length]
         text = run(*base, "--stop", "never to be seen", "--stop", stop)[0].decode()[:-1]
         assert text == whole[:whole.index(stop)], (whole, stop, text)
+END
+
+check r43_one_line_of_figures_after_one_answer <<'END'
+from helper import *
+base = ["run", "--model", model, "--prompt", "One two three four. " * 12, "--max-tokens", "6"]
+for more in ([], ["--policy", "d2o", "--rho", "0.3", "--min-tokens", "16"], ["--policy", "streaming"], ["--n", "2"], ["--output", "o.jsonl"]):
+    out, err = run(*base, *more)
+    assert err.count("\n") == 1 and "+ " in err and " tokens in " in err and "KV " in err, (more, err)
+    assert ("d2o, rho 0.3" in err) == ("d2o" in more) and "full" not in err, (more, err)
+assert "Blocks per layer" in run(*base, "--rho", "0.8", "--min-tokens", "16", "--full-layers", "0", "--verbose")[1]
+assert "tokens kept" in run(*base, "--compare", "d2o")[1] # two columns are a table
+open("one.in", "w").write('{"prompt": "x", "max_tokens": 2}\n')
+err = run("run", "--model", model, "--input", "one.in")[1]
+assert "tokens kept" in err and "Blocks per layer" not in err, err
+END
+refused quiet_and_verbose 2 'give one of them' run --prompt x --quiet --verbose
+check default_policy <<'END'
+from helper import *
+row = {"prompt": "One two three four. " * 12, "max_tokens": 3}
+def ran(*more, **fields): return batch(json.dumps({**row, **fields}), *more)[0][0]["kv"]
+def is_of(kv, policy, rho): return kv["policy"] == policy and kv["rho"] == rho
+assert is_of(ran(), "full", 1) and is_of(ran(policy="h2o", min_tokens=16), "h2o", 0.2)
+assert is_of(ran(rho=0.3), "d2o", 0.3) and is_of(ran(preset="serving"), "d2o", 0.2) and is_of(ran(merge="none"), "d2o", 0.2)
+assert is_of(ran("--rho", "0.4"), "d2o", 0.4) and is_of(ran("--preset", "serving"), "d2o", 0.2)
+assert is_of(ran("--rho", "0.4", policy="full"), "full", 1) and is_of(ran("--policy", "full", rho=0.3), "full", 1)
+assert is_of(ran("--rho", "0.4", policy="h2o"), "h2o", 0.4) and is_of(ran("--policy", "full", "--rho", "0.4"), "full", 1)
+def summary(body, *more):
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": row["prompt"], "max_tokens": 2, **body}}
+    return json.loads(run("run", "--model", model, "--input", "-", "--any-model", "--json", "--output", "/dev/null", *more, stdin=json.dumps(line))[0])
+assert summary({})["effective_ratio"] == 1 and summary({"kvfold": {"rho": 0.2, "min_tokens": 16}})["effective_ratio"] < 0.6
+def compared(*more):
+    s = summary({}, *more)
+    return s["policy"], s["rho"], s["compare"]["policy"], s["compare"]["rho"]
+assert compared("--compare", "d2o", "--rho", "0.3") == ("full", 1, "d2o", 0.3)
+assert compared("--compare", "full", "--rho", "0.3") == ("d2o", 0.3, "full", 1)
+assert compared("--compare", "h2o", "--rho", "0.3", "--preset", "serving") == ("d2o", 0.3, "h2o", 0.3)
+END
+check memory_is_short_and_a_policy_would_help <<'END'
+from helper import *
+import re
+size = str(json.loads(run("info", model, "--json")[0])["kv_bytes_per_token_fp16"] * 16 * 50)
+text = "\n".join(json.dumps({"token_ids": [5 + (i * j) % 40 for j in range(300)], "max_tokens": 20}) for i in range(12))
+base = ["run", "--model", model, "--input", "-", "--output", "/dev/null", "--chunk", "64", "--kv-memory", size, "--prefix-cache", "off"]
+def said(*more, text=text): return [l for l in run(*base, *more, stdin=text)[1].splitlines() if "docs/results.md" in l]
+found = said()
+assert len(found) == 1, found
+now, then = map(int, re.search(r"holds (\d+) of these requests at once; --policy d2o --rho 0.3 would hold about (\d+) ", found[0]).groups())
+summary = json.loads(run(*base, "--json", "--quiet", "--policy", "d2o", "--rho", "0.3", stdin=text)[0])
+assert 1 <= now <= 3 and 0.6 * then <= summary["batch_size_reached"] <= 1.5 * then and then > 2 * now, (found, summary["batch_size_reached"])
+assert not said("--policy", "full") and not said("--rho", "0.5") and not said("--quiet") and not said("--max-running", "1")
+assert not said(text=text.splitlines()[0]) # nobody waits
 END
 
 # ---- A batch -------------------------------------------------------------------------------------------
@@ -243,7 +296,8 @@ for r in out:
 assert by_id["10"]["prompt_tokens"] > by_id["1"]["prompt_tokens"] + 2  # a control token in a content is so much text
 assert by_id["t"]["prompt_tokens"] == 3 and by_id["a"]["completion_tokens"] <= 5
 assert by_id["h"]["kv"]["policy"] == "h2o" and by_id["h"]["kv"]["rho"] == 0.3 and by_id["h"]["kv"]["dropped"] > 0
-assert by_id["a"]["kv"]["policy"] == "d2o" and by_id["a"]["kv"]["rho"] == 0.2
+assert by_id["a"]["kv"]["policy"] == "full" and by_id["a"]["kv"]["rho"] == 1
+assert by_id["m"]["kv"]["policy"] == "d2o" and by_id["m"]["kv"]["rho"] == 0.2 # an option of a policy, and none named
 assert by_id["f"]["kv"]["policy"] == "full" and by_id["f"]["kv"]["rho"] == 1 and by_id["f"]["kv"]["dropped"] == 0
 END
 check bad_lines_cost_themselves_alone <<'END'
@@ -349,8 +403,8 @@ for name, stdin in (("rows.jsonl", ""), ("-", text)):
     assert [s["step"] for s in steps if s["policy"] == "d2o"] == list(range(1, summary["steps"] + 1))
     assert sum(s["decode_tokens"] for s in steps if s["policy"] == "full") == summary["compare"]["decode"]["tokens"]
     assert all(len(s["blocks"]) == summary["n_layers"] and s["free_blocks"] <= summary["blocks_total"] for s in steps)
-_, err = run("run", "--model", model, "--input", "rows.jsonl", "--output", "a", "--compare", "h2o", "--min-tokens", "16")
-assert "d2o, rho 0.2" in err and "h2o, rho 0.2" in err and "preemptions" in err and "#" in err
+_, err = run("run", "--model", model, "--input", "rows.jsonl", "--output", "a", "--policy", "d2o", "--compare", "h2o", "--min-tokens", "16")
+assert "d2o, rho 0.2" in err and "h2o, rho 0.2" in err and "preemptions" in err
 _, err = run("run", "--model", model, "--input", "two.jsonl", "--output", "a", "--compare", "full", "--quiet")
 assert err == ""
 END

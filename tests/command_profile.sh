@@ -86,7 +86,7 @@ END
 
 check profile_outputs_agree <<'END'
 from report import *
-common = ("profile", "--generate", "60", "--seed", "5", "--kv-memory", "48MiB", "--prompt-mean", "300", "--prompt-sigma", "0.5",
+common = ("profile", "--policy", "d2o", "--generate", "60", "--seed", "5", "--kv-memory", "48MiB", "--prompt-mean", "300", "--prompt-sigma", "0.5",
           "--prefix-groups", "3")
 out, err = run(*common, "--json", "--report", "r.html", "--trace", "t.json", "--metrics", "m.prom", "--record", "x.trace")
 assert not err, err
@@ -143,7 +143,8 @@ assert tight["refused"] > 0 and tight["done"] + tight["refused"] == 40
 shape = go("--layers", "4", "--kv-heads", "8", "--head-dim", "128", "--kv-dtype", "fp32", "--block-size", "32", "--heads-per-group", "2")
 assert shape["n_layers"] == 4 and shape["block_bytes"] == 32 * 2 * 128 * 4 * 2
 open("f.txt", "w").write("0.1, 0.2\n0.3 0.4\n")
-given = go("--densities", "f.txt")
+given = go("--policy", "d2o", "--densities", "f.txt")
+assert go("--limit", "2")["policy"] == "full" and go("--limit", "2", "--rho", "0.5")["policy"] == "d2o"
 assert [round(l["density"], 9) for l in given["layers"]] == [0.1, 0.2, 0.3, 0.4]
 assert go("--speed", "10")["seconds"] < go()["seconds"] and go("--limit", "7")["requests"] == 7
 assert go("--arrivals", "bursty", "--rate", "20", "--burst", "20", "--step-ms", "50")["waiting_max"] >= 0

@@ -25,8 +25,12 @@ static void print_bar(double share, bool fine) {
 void kvf__chart(const double *values, uint32_t n_layers, double full) {
     bool fine = isatty(STDERR_FILENO) && !strcmp(nl_langinfo(CODESET), "UTF-8");
     double top = 0;
-    for (uint32_t l = 0; l < n_layers; l++)
+    bool equal = true;
+    for (uint32_t l = 0; l < n_layers; l++) {
         if (values[l] > top) top = values[l];
+        equal &= values[l] == values[0];
+    }
+    if (equal) return;
     fprintf(stderr, "\nBlocks per layer at a request's end, mean (a full cache: %.1f)\n", full);
     uint32_t n_rows = n_layers > 8 ? (n_layers + 1) / 2 : n_layers;
     for (uint32_t row = 0; row < n_rows; row++) {

@@ -35,7 +35,7 @@ typedef struct kvf__cli {
     double temperature, top_p; /* temperature below 0: not given */
     double length_penalty;
     const char *sync, *prefix_cache, *prefix_offload, *prefix_dir, *preempt;
-    int raw, special, plain, json, quiet, resume, force, any_model, deterministic, fast_activations;
+    int raw, special, plain, json, quiet, verbose, resume, force, any_model, deterministic, fast_activations;
     const char *report, *trace, *record, *metrics; /* occupancy: page, Chrome trace, request trace, figures */
     const char *densities, *arrivals;              /* kvfold profile, as are those below */
     uint32_t n_blocks, n_layers, n_kv_heads, n_q_heads, head_dim, limit, generate, prefix_groups, shared_tokens;
@@ -82,6 +82,10 @@ typedef struct kvf__policy_name {
     char policy[48], preset[48]; /* preset "": the policy's default */
 } kvf__policy_name;
 bool kvf__policy_name_read(const char *text, kvf__policy_name *name);
+
+/* What --policy says, or its default: full, and d2o where an option of a policy is given. Budgets (rho, ...) do not count
+ * there when --compare names a policy that takes them. */
+const char *kvf__policy_asked(const kvf__cli *cli);
 
 /* The options of a policy. own: the policy is the one of the command line, whose options all count; else only those
  * that say how much is kept (rho, budget_tokens, min_tokens), since the others were meant for another policy. */

@@ -86,7 +86,7 @@ static const kvf__arg_group sampling_group = {"Generation (a line of the input m
 /* The policy's own options follow these two, from the library's table. */
 enum { MAX_POLICY_ARGS = 64 };
 static kvf__arg policy_args[MAX_POLICY_ARGS] = {
-    {"policy", "NAME", NULL, "d2o", KVF__ARG_TEXT, AT(policy), 0, 0, NULL},
+    {"policy", "NAME", NULL, "full; with an option below, and in eval, d2o", KVF__ARG_TEXT, AT(policy), 0, 0, NULL},
     {"preset", "NAME", "set of options: of d2o paper, serving or authors; of cam h2o", "paper", KVF__ARG_TEXT,
      AT(preset), 0, 0, NULL},
 };
@@ -152,6 +152,8 @@ static const kvf__arg report_args[] = {
     {"json", NULL, "the summary as one JSON object on standard output", NULL, KVF__ARG_FLAG, AT(json), 0, 0, NULL},
     {"quiet", NULL, "no summary, progress or warnings; errors are still reported", NULL, KVF__ARG_FLAG, AT(quiet), 0, 0,
      NULL},
+    {"verbose", NULL, "with --prompt the whole summary too, where one line of figures follows the answer", NULL,
+     KVF__ARG_FLAG, AT(verbose), 0, 0, NULL},
 };
 static const kvf__arg occupancy_args[] = {
     {"report", "FILE",

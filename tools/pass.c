@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tools/advice.h"
 #include "tools/answer.h"
 #include "tools/batch.h"
 #include "tools/kept.h"
@@ -24,6 +25,7 @@ typedef struct pass { /* the batch, once through, with one policy */
     kvf__watch *watch; /* of the first pass; else one that watches nothing */
     kvf__printer printer;
     kvf__progress progress;
+    kvf__advice advice;
     bool ended, stopping;
     uint32_t pending, ahead; /* answers that are to come, and how many there may be */
     uint64_t n_ended, step_prompt_tokens, step_decode_tokens;
@@ -186,6 +188,7 @@ static void submit(pass *p, kvf__line *line) {
     if (!st) st = submit_job(p, line, j, &err);
     if (!st) {
         p->pending += line->n_samples;
+        kvf__advice_add(&p->advice, line);
         return;
     }
     char words[KVF__WORDS_BYTES];
@@ -310,6 +313,7 @@ static void after_step(pass *p) {
     kvf_engine_stats s = {.struct_size = sizeof s};
     if (kvf_engine_get_stats(p->engine, &s)) return;
     kvf__watch_step(p->watch, p->engine, &s);
+    kvf__advice_step(&p->advice, p->run->cli, p->run->info, &s);
     if (p->run->stats.is_open) write_step(p, &s);
     const kvf_pool_occupancy *blocks = &s.occupancy.blocks;
     if (kvf__progress_due(&p->progress))
@@ -350,6 +354,7 @@ bool kvf__batch_pass(kvf__batch *r, uint32_t index) {
     p.ahead = cli->max_running > 16384 ? 65536 : cli->max_running * 4;
     if (!kvf__tally_init(p.tally, cli, r->info, &r->policies[index], r->names[index].preset)) return false;
     r->n_done = index + 1;
+    if (!index) p.advice = kvf__advice_begin(cli, r->info, &r->policies[0]);
     p.engine = r->engine ? r->engine : kvf__setup_engine(cli, r->model, &r->policies[index], !cli->prompt);
     r->engine = NULL;
     if (!p.engine) return false;

@@ -151,6 +151,27 @@ static void cell_kept(const kvf__tally *t, char *text, size_t capacity) { cell_s
 static void cell_merged(const kvf__tally *t, char *text, size_t capacity) { cell_sum(t, t->merged, text, capacity); }
 static void cell_dropped(const kvf__tally *t, char *text, size_t capacity) { cell_sum(t, t->dropped, text, capacity); }
 
+static void say_early(const kvf__tally *t, bool labelled) {
+    if (t->n_early)
+        fprintf(stderr, "%s%s%s request%s ended early: the KV memory was full (--kv-memory)\n",
+                labelled ? t->label : "", labelled ? ": " : "", kvf__show_count(t->n_early).text,
+                t->n_early == 1 ? "" : "s");
+}
+
+void kvf__report_line(const kvf__tally *t) {
+    const kvf_engine_stats *s = &t->stats;
+    char held[CELL_BYTES];
+    if (!s->n_steps) return; /* it was refused */
+    cell_share(t, held, sizeof held);
+    fprintf(stderr, "%s + %s tokens in %s: prefill %s, decode %s; KV %s", kvf__show_count(t->prompt_tokens).text,
+            kvf__show_count(t->completion_tokens).text, kvf__show_seconds(t->wall_s).text,
+            kvf__show_rate(s->n_prompt_tokens, s->prefill_s).text, kvf__show_rate(s->n_decode_tokens, s->decode_s).text,
+            kvf__show_bytes(s->occupancy.held_bytes_max).text);
+    if (!kvf__policy_keeps_all(&t->policy)) fprintf(stderr, ", %s of the tokens held at the end (%s)", held, t->label);
+    fputc('\n', stderr);
+    say_early(t, false);
+}
+
 void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t n_threads, const kvf__tally *tallies,
                       uint32_t n) {
     static const struct {
@@ -190,11 +211,7 @@ void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t 
         fputc('\n', stderr);
     }
     fputs("* over all layers and KV heads\n", stderr);
-    for (uint32_t c = 0; c < n; c++)
-        if (tallies[c].n_early)
-            fprintf(stderr, "%s%s%s request%s ended early: the KV memory was full (--kv-memory)\n",
-                    n > 1 ? tallies[c].label : "", n > 1 ? ": " : "", kvf__show_count(tallies[c].n_early).text,
-                    tallies[c].n_early == 1 ? "" : "s");
+    for (uint32_t c = 0; c < n; c++) say_early(&tallies[c], n > 1);
     const kvf__tally *t = &tallies[0];
     double *mean = t->n_measured ? calloc(t->n_layers, sizeof *mean) : NULL;
     if (!mean) return;

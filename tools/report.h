@@ -31,6 +31,9 @@ void kvf__tally_free(kvf__tally *tally);
 /* "d2o, rho 0.2", or with a preset (else "") "d2o:serving, rho 0.2" */
 void kvf__policy_label(const kvf_policy_options *options, const char *preset, char *text, size_t capacity);
 
+/* One line of figures on stderr, for one prompt. */
+void kvf__report_line(const kvf__tally *tally);
+
 /* The summary on stderr: one column per tally, and the chart of the first. */
 void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t n_threads, const kvf__tally *tallies,
                       uint32_t n);
@@ -39,7 +42,7 @@ void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t 
 json_t *kvf__report_json(const kvf__cli *cli, const kvf_model_info *info, uint32_t n_threads, const kvf__tally *tallies,
                          uint32_t n);
 
-/* The chart of values per layer on stderr; full: what a full cache would take. */
+/* The chart of values per layer on stderr, where they are not all the same; full: what a full cache would take. */
 void kvf__chart(const double *values, uint32_t n_layers, double full);
 
 #endif

@@ -231,6 +231,13 @@ static kvf_status set_options(const kvf__line_rules *rules, kvf__line *line, con
     return KVF_OK;
 }
 
+static bool has_option(const json_t *object) {
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)object, key, value) if (!json_is_null(value) && find_option(key)) return true;
+    return false;
+}
+
 kvf_status kvf__line_policy(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err) {
     kvf__policy_name name = rules->policy, asked = {"", ""};
     bool has_policy = false, has_preset = false;
@@ -239,6 +246,11 @@ kvf_status kvf__line_policy(const kvf__line_rules *rules, kvf__line *line, const
         (st = read_name(object, "preset", asked.preset, sizeof asked.preset, &has_preset, err)))
         return st;
     bool own = rules->own;
+    if (own && !has_policy && !rules->cli->policy && !strcmp(name.policy, "full") &&
+        (has_preset || has_option(object))) {
+        snprintf(asked.policy, sizeof asked.policy, "d2o"); /* as on the command line: kvf__policy_asked */
+        has_policy = true;
+    }
     if (own && (has_policy || has_preset)) {
         bool other = has_policy && strcmp(asked.policy, name.policy) != 0;
         if (other) name.preset[0] = '\0';

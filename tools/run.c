@@ -44,6 +44,10 @@ static bool check_usage(const kvf__cli *cli) {
         kvf__say("--raw: is for --prompt; a line's `prompt` is always taken as it stands");
         return false;
     }
+    if (cli->quiet && cli->verbose) {
+        kvf__say("--quiet and --verbose: give one of them");
+        return false;
+    }
     if (cli->special && cli->prompt && !cli->raw) {
         kvf__say("--special: --prompt without --raw is a message, whose control tokens are so much text; add --raw");
         return false;
@@ -72,7 +76,7 @@ static bool read_policies(kvf__batch *r, uint32_t n_layers) {
     const kvf__cli *cli = r->cli;
     r->n_passes = cli->compare ? 2 : 1;
     for (uint32_t i = 0; i < r->n_passes; i++) {
-        const char *text = i ? cli->compare : cli->policy ? cli->policy : "d2o";
+        const char *text = i ? cli->compare : kvf__policy_asked(cli);
         kvf_error err = {""};
         if (!kvf__policy_name_read(text, &r->names[i])) {
             kvf__say("--%s %s: there is no policy of that name", i ? "compare" : "policy", kvf__shown(text).text);
@@ -162,7 +166,10 @@ static bool summarize(kvf__batch *r) {
         if (r->result) json_object_set(summary, "result", r->result);
         return kvf__json_print(summary);
     }
-    if (!cli->quiet) kvf__report_text(cli, r->info, r->n_threads, r->tallies, r->n_done);
+    if (!cli->quiet && cli->prompt && !cli->compare && !cli->verbose)
+        kvf__report_line(&r->tallies[0]);
+    else if (!cli->quiet)
+        kvf__report_text(cli, r->info, r->n_threads, r->tallies, r->n_done);
     return true;
 }
 

@@ -124,6 +124,13 @@ bool kvf__policy_is_budget(const char *option) {
            kvf__name_equal(option, "budget_bytes") || kvf__name_equal(option, "min_tokens");
 }
 
+const char *kvf__policy_asked(const kvf__cli *cli) {
+    bool takes = cli->compare && strcmp(cli->compare, "full") != 0, given = cli->preset != NULL;
+    for (uint32_t i = 0; i < cli->policy_options.n; i++)
+        given |= !takes || !kvf__policy_is_budget(cli->policy_options.names[i]);
+    return cli->policy ? cli->policy : given ? "d2o" : "full";
+}
+
 bool kvf__policy_keeps_all(const kvf_policy_options *options) {
     return options->ops && !strcmp(options->ops->name, "full");
 }

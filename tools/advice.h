@@ -1,0 +1,22 @@
+/* tools/advice.h: what a policy would bring, said once when `full` runs by default and the KV memory is short. */
+#ifndef KVF_TOOLS_ADVICE_H
+#define KVF_TOOLS_ADVICE_H
+
+#include "tools/request.h"
+
+typedef struct kvf__advice {
+    bool on;                                     /* false: nothing is said, or it has been */
+    uint64_t n_lines, prompt_tokens, max_tokens; /* of the lines submitted that run with full */
+} kvf__advice;
+
+/* On where the command line names no policy, --quiet apart, and the model takes one that evicts. */
+kvf__advice kvf__advice_begin(const kvf__cli *cli, const kvf_model_info *info, const kvf_policy_options *policy);
+
+/* A line that was submitted. */
+void kvf__advice_add(kvf__advice *advice, const kvf__line *line);
+
+/* After a step: says it where requests wait for KV memory or one was preempted, and a policy would hold more of them. */
+void kvf__advice_step(kvf__advice *advice, const kvf__cli *cli, const kvf_model_info *info,
+                      const kvf_engine_stats *stats);
+
+#endif
