@@ -183,7 +183,7 @@ void kvf__node_rebase(kvf__cache *c, uint32_t node, const uint32_t *blocks) {
         if (own[t] == blocks[t]) continue;
         uint32_t fell_free = kvf__pool_uncache(kvf__cache_pool(c, t), own[t]);
         c->nodes[node].n_idle -= fell_free;
-        if (fell_free && c->gone) c->gone(c->gone_ctx, own[t]);
+        if (c->gone) c->gone(c->gone_ctx, own[t], KVF__GONE_ADOPTED, fell_free != 0);
         own[t] = blocks[t];
         kvf__pool_cache(c->blocks, &own[t], 1, node);
     }
@@ -202,8 +202,10 @@ void kvf__node_grow(kvf__cache *c, uint32_t node, const kvf__walk *w, const uint
 
 /* ---- The two tiers ------------------------------------------------------------------------------------------- */
 
+/* What a copy still holds falls free when that is done, and is not what the eviction gave. */
 static void uncache_told(kvf__cache *c, uint32_t k, uint32_t id) {
-    if (kvf__pool_uncache(kvf__cache_pool(c, k), id)) c->gone(c->gone_ctx, id);
+    bool fell_free = kvf__pool_uncache(kvf__cache_pool(c, k), id) != 0;
+    c->gone(c->gone_ctx, id, c->evicting && fell_free ? KVF__GONE_EVICTED : KVF__GONE_REMOVED, fell_free);
 }
 
 static void descent_leave(const kvf__cache *c, kvf__descent *d, uint32_t node) {
@@ -216,6 +218,7 @@ static void give_here(kvf__cache *c, uint32_t node) {
     kvf__node *n = &c->nodes[node];
     const uint32_t *blocks = kvf__node_blocks(c, node);
     if (n->n_idle) kvf__order_leave(c, node);
+    if (c->evicting) c->stats.evicted_blocks += n->n_idle;
     if (c->gone)
         for (uint32_t t = c->n_tables; t-- > 0;) uncache_told(c, t, blocks[t]);
     else

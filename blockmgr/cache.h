@@ -86,6 +86,13 @@ typedef struct kvf__snapshot_list {
     uint32_t first, last, n_pages;
 } kvf__snapshot_list;
 
+/* Why a block is not cached any more. */
+typedef enum kvf__gone_why {
+    KVF__GONE_EVICTED, /* its memory was needed, and it fell free by that */
+    KVF__GONE_ADOPTED, /* its node took over a sequence's block in its place */
+    KVF__GONE_REMOVED  /* all else: dropped, cleared, about to be written */
+} kvf__gone_why;
+
 typedef struct kvf__cache {
     bool on, zero_hash;                           /* zero_hash: the tests' hook, every hash is 0 */
     bool listed;                                  /* the order is a list */
@@ -114,8 +121,9 @@ typedef struct kvf__cache {
     kvf__pool pages;     /* of snapshots */
     uint32_t *page_next; /* [pages.n] */
     kvf__snapshot_list snapshots[2];
-    void (*gone)(void *ctx,
-                 uint32_t id); /* told of idle blocks that fall free, where the manager keeps a profile; or NULL */
+    bool evicting; /* what is taken out now makes room */
+    /* Told of blocks that are not cached any more, where the manager keeps a profile; or NULL. */
+    void (*gone)(void *ctx, uint32_t id, kvf__gone_why why, bool fell_free);
     void *gone_ctx;
     kvf_prefix_stats stats; /* the counters; figures of now are filled in by kvf_prefix_stats_read */
 } kvf__cache;

@@ -154,12 +154,14 @@ static void evict_on_host(kvf__cache *c) {
 
 void kvf__cache_evict(kvf__cache *c, const kvf__pool *p) {
     uint32_t n_free = p->n_free;
+    c->evicting = true;
     while (p->n_free == n_free) {
         if (p->nodes == c->node_of)
             evict_here(c);
         else
             evict_on_host(c);
     }
+    c->evicting = false;
 }
 
 uint32_t kvf__host_first(const kvf__cache *c) { return c->host_order.n ? c->host_order.nodes[0] : KVF__NO_NODE; }

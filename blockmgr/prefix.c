@@ -87,7 +87,8 @@ static uint32_t node_at(const kvf__cache *c, uint32_t node, uint32_t n_tokens) {
 }
 
 static kvf_prefix_match match_of(const kvf__cache *c, const kvf__walk *w, const kvf_prefix_options *o, const found *f) {
-    kvf_prefix_match match = {.struct_size = sizeof match, .whole = f->n_known == w->key.n_tokens};
+    kvf_prefix_match match = {
+        .struct_size = sizeof match, .whole = f->n_known == w->key.n_tokens, .again = o->again != 0};
     uint32_t n = KVF__MIN(f->n_known, f->limit), node = f->node;
     if (o->need_snapshot) {
         node = f->snapshot;
@@ -261,8 +262,14 @@ static kvf_status check_empty(const kvf_manager *m, uint32_t index) {
     return kvf__fail(m->error, KVF_E_STATE, "attach: the sequence holds tokens already");
 }
 
-static void count_query(kvf__cache *c, const kvf__walk *w, const chain *h) {
+static void count_query(kvf__cache *c, const kvf__walk *w, const chain *h, bool again) {
     uint32_t n_tokens = h->n_tokens;
+    if (again) {
+        c->stats.again_queries++;
+        c->stats.again_tokens += w->key.n_tokens;
+        c->stats.again_hit_tokens += n_tokens;
+        return;
+    }
     c->stats.queries++;
     c->stats.hits += n_tokens != 0;
     c->stats.query_tokens += w->key.n_tokens;
@@ -330,7 +337,7 @@ kvf_status kvf_prefix_attach_tiers(kvf_manager *manager, kvf_seq seq, const kvf_
     if (s) return s;
     uint32_t first_copy = copies ? copies->n : 0;
     attach(manager, index, reserve, &hit, copies);
-    count_query(&manager->cache, &w, &hit);
+    count_query(&manager->cache, &w, &hit, given.again != 0);
     if (manager->profile) kvf__profile_attached(manager, index, copies, first_copy);
     return KVF_OK;
 }

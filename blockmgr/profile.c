@@ -120,17 +120,19 @@ static void touch(kvf__profile *p, uint32_t id) {
 
 static uint32_t class_of(kvf_manager *m, uint32_t id) { return (uint32_t)(kvf__pool_of(m->blocks, id) - m->blocks); }
 
+/* By kvf__cause. */
+static const size_t cause_words[] = {WORD(freed_by_end),     WORD(freed_by_compaction), WORD(freed_by_rollback),
+                                     WORD(freed_by_release), WORD(freed_by_eviction),   WORD(freed_by_swap),
+                                     WORD(freed_by_window),  WORD(freed_by_adoption),   WORD(freed_by_removal)};
+
 static void fell_free(kvf_manager *m, uint32_t id) {
-    static const size_t by_cause[] = {WORD(freed_by_end),     WORD(freed_by_compaction), WORD(freed_by_rollback),
-                                      WORD(freed_by_release), WORD(freed_by_eviction),   WORD(freed_by_swap),
-                                      WORD(freed_by_window)};
     kvf__profile *p = m->profile;
     kvf__profile_block *b = &p->blocks[id];
     count(p, WORD(lifetime), p->now - b->born);
     count(p, WORD(idle_time), p->now - b->used);
     add(p, WORD(freed_blocks), 1);
-    add(p, by_cause[b->cause], 1);
-    if (b->cause == KVF__CAUSE_COMPACTION) p->freed.of[class_of(m, id)]++;
+    add(p, cause_words[b->cause], 1);
+    if (b->cause == KVF__CAUSE_COMPACTION && !b->idle) p->freed.of[class_of(m, id)]++;
     if (b->layer < m->config.n_layers) add(p, LAYER_WORD(b->layer, freed_blocks), 1);
     p->counts[b->layer].held -= !b->idle;
     p->counts[b->layer].cached -= b->idle;
@@ -148,7 +150,16 @@ static void gone(kvf__profile *p, uint32_t id, uint32_t seq, kvf__cause cause) {
     b->cause = (uint8_t)cause;
     p->gone[p->n_gone_blocks++] = id;
 }
-void kvf__profile_gone(void *ctx, uint32_t id) { gone(ctx, id, UINT32_MAX, KVF__CAUSE_EVICTION); }
+
+/* What does not fall free now is held; whoever lets go of it later says why, but for a copy, which has no cause of its own. */
+void kvf__profile_gone(void *ctx, uint32_t id, kvf__gone_why why, bool fell_free) {
+    static const kvf__cause causes[] = {KVF__CAUSE_EVICTION, KVF__CAUSE_ADOPTION, KVF__CAUSE_REMOVAL};
+    kvf__profile *p = ctx;
+    if (fell_free)
+        gone(p, id, UINT32_MAX, causes[why]);
+    else
+        p->blocks[id].cause = (uint8_t)causes[why];
+}
 void kvf__profile_dropped(kvf__profile *p, uint32_t id, uint32_t seq) { gone(p, id, seq, KVF__CAUSE_WINDOW); }
 
 /* Begins a call's changes: first the blocks that had to go, which may have been taken again since. */
@@ -200,6 +211,10 @@ static bool became_free(kvf_manager *m, uint32_t id) {
     if (!held && kvf__pool_node(m->blocks, id) == KVF_NO_BLOCK) return true;
     if (b->idle == !held) return false;
     b->idle = !held;
+    if (b->idle && b->cause == KVF__CAUSE_COMPACTION) {
+        m->profile->freed.of[class_of(m, id)]++;
+        b->cause = KVF__CAUSE_REMOVAL; /* counted once: whatever takes it out of the cache has a cause of its own */
+    }
     count_of->held += held ? 1u : UINT64_MAX; /* one more, or one less */
     count_of->cached += held ? UINT64_MAX : 1u;
     return false;
@@ -242,7 +257,7 @@ static void cache_events(kvf_manager *m) {
 /* What compactions have evicted and given back, in bytes. */
 static void byte_figures(kvf_manager *m) {
     kvf__profile *p = m->profile;
-    uint64_t bs = m->config.block_size, evicted_bytes = 0, freed_bytes = 0;
+    uint64_t bs = m->config.block_size, evicted_bytes = 0, freed_bytes = 0, taken_bytes = 0;
     kvf__counts evicted = {{0}};
     evicted.of[0] = get(p, WORD(evicted_slots));
     if (m->layer_class) {
@@ -251,12 +266,14 @@ static void byte_figures(kvf_manager *m) {
             evicted.of[m->layer_class[l]] += get(p, LAYER_WORD(l, evicted_slots));
     }
     for (uint32_t i = 0; i < m->config.n_classes; i++) {
-        uint64_t bytes = m->classes[i].block_bytes, n = evicted.of[i], freed = p->freed.of[i];
+        uint64_t bytes = m->classes[i].block_bytes, n = evicted.of[i];
         evicted_bytes += n / bs * bytes + n % bs * bytes / bs;
-        if (freed > p->fresh_taken.of[i]) freed_bytes += (freed - p->fresh_taken.of[i]) * bytes;
+        freed_bytes += p->freed.of[i] * bytes;
+        taken_bytes += p->fresh_taken.of[i] * bytes;
     }
     put(p, WORD(evicted_bytes), evicted_bytes);
-    put(p, WORD(freed_bytes), freed_bytes);
+    uint64_t net = freed_bytes > taken_bytes ? freed_bytes - taken_bytes : 0;
+    if (net > get(p, WORD(freed_bytes))) put(p, WORD(freed_bytes), net);
 }
 
 static void end(kvf_manager *m) {
@@ -557,7 +574,13 @@ kvf_status kvf__profile_audit(const kvf_manager *m, kvf_error *err) {
     if (held != counted || shared != counted_shared || held != get(p, WORD(held)) || shared != get(p, WORD(shared)))
         return BROKEN("%llu held and %llu shared, the layers' sums are %llu and %llu", (unsigned long long)held,
                       (unsigned long long)shared, (unsigned long long)counted, (unsigned long long)counted_shared);
-    uint64_t taken = get(p, WORD(taken_blocks)), freed = get(p, WORD(freed_blocks));
+    uint64_t taken = get(p, WORD(taken_blocks)), freed = get(p, WORD(freed_blocks)), by_cause = 0;
+    for (size_t i = 0; i < sizeof cause_words / sizeof *cause_words; i++) by_cause += get(p, cause_words[i]);
+    if (by_cause != freed || get(p, WORD(freed_by_eviction)) != m->cache.stats.evicted_blocks)
+        return BROKEN("%llu freed, %llu by all causes; %llu evicted, the prefix cache says %llu",
+                      (unsigned long long)freed, (unsigned long long)by_cause,
+                      (unsigned long long)get(p, WORD(freed_by_eviction)),
+                      (unsigned long long)m->cache.stats.evicted_blocks);
     if (taken - freed != held + idle || idle != get(p, WORD(cached)) ||
         get(p, WORD(promised)) != kvf__pools_occupancy(m, m->blocks).n_promised || get(p, WORD(seqs)) != m->n_seqs)
         return BROKEN("%llu taken and %llu freed, %llu held", (unsigned long long)taken, (unsigned long long)freed,

@@ -21,7 +21,7 @@
 #include "blockmgr/manager.h"
 #include "kvfold/profile.h"
 
-/* Why a block lost a holder. */
+/* Why a block lost a holder, or its place in the prefix cache. */
 typedef enum kvf__cause {
     KVF__CAUSE_END,
     KVF__CAUSE_COMPACTION,
@@ -29,7 +29,9 @@ typedef enum kvf__cause {
     KVF__CAUSE_RELEASE,
     KVF__CAUSE_EVICTION,
     KVF__CAUSE_SWAP,
-    KVF__CAUSE_WINDOW
+    KVF__CAUSE_WINDOW,
+    KVF__CAUSE_ADOPTION,
+    KVF__CAUSE_REMOVAL
 } kvf__cause;
 
 /* Invariant between calls: live = it is held or idle in the prefix cache (idle); shared = it has two or more holders; not
@@ -57,7 +59,7 @@ struct kvf__profile {
     uint64_t now, begun;       /* begun: the compaction under way */
     uint32_t n_fresh;          /* of it: m->fresh[0 .. n_fresh) */
     kvf__counts fresh_taken;   /* by all compactions */
-    kvf__counts freed;         /* by them */
+    kvf__counts freed;         /* blocks whose last holder they were: fell free, or idle into the prefix cache */
     uint64_t n_stored, n_gone; /* nodes of the prefix cache, as it counted them at the last call */
     _Atomic uint64_t version;
     _Atomic uint64_t *words;
@@ -78,9 +80,9 @@ kvf_status kvf__profile_resolve(const kvf_profile_config *in, kvf_profile_config
 void kvf__profile_lay_out(kvf_manager *m, kvf__slab *slab, const kvf_profile_config *config);
 void kvf__profile_start(kvf_manager *m, const kvf_profile_config *config);
 
-/* profile.c: an idle block has fallen free; p: the profile. A sequence's window has let one fall free. Called within a
+/* profile.c: a block is not cached any more; p: the profile. A sequence's window has let one fall free. Called within a
  * call, any number of times. */
-void kvf__profile_gone(void *p, uint32_t id);
+void kvf__profile_gone(void *p, uint32_t id, kvf__gone_why why, bool fell_free);
 void kvf__profile_dropped(kvf__profile *p, uint32_t id, uint32_t seq);
 
 /* What has happened. Each is called at most once at the end of a call, when m->profile is set. */

@@ -104,6 +104,9 @@ kvf_status kvf__group_forked(kvf_engine *e, kvf__live *leader, kvf_error *err) {
         r->twin = r->seq && g->beams;
         if (r->seq) {
             r->n_cached = leader->n_cached;
+            r->n_reached = leader->n_reached;
+            r->started = leader->started;
+            r->started_step = leader->started_step;
             if (!g->varied) r->policy = leader->policy; /* its budget may have changed */
         }
         r->in_prompt = 0;
@@ -233,6 +236,9 @@ static bool copy_beam(kvf_engine *e, const kvf__live *from, kvf__live *to) {
     to->text_bytes = from->text_bytes;
     to->sum = from->sum;
     to->first_token = from->first_token;
+    to->started = from->started;
+    to->started_step = from->started_step;
+    to->n_reached = from->n_reached;
     to->n_preempted = from->n_preempted;
     to->n_cached = from->n_cached;
     to->block_steps = from->block_steps;

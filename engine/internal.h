@@ -80,6 +80,9 @@ typedef struct kvf__live {
     uint32_t n_block_steps;
     uint64_t blocks_needed; /* of its exact sizes, once they found no room */
     double submitted, first_token;
+    double started;                        /* its first step; 0 before */
+    uint64_t submitted_step, started_step; /* stats.n_steps then */
+    uint32_t n_reached;                    /* tokens that were computed once */
     void *user;
     void (*on_token)(void *user, kvf_request request, uint32_t token, double logprob);
     void (*on_sample_token)(void *user, uint32_t index, kvf_request request, uint32_t token, double logprob);
@@ -195,6 +198,7 @@ struct kvf_engine {
     float **added_sums, **added_last, **added_squares; /* what this step's queries are added to, or NULL */
     uint32_t *last_begin;                              /* position of the first query that last_sums counts */
     float *logprobs;                                   /* of the token that a decode row appends */
+    uint32_t n_new_prompt, n_new_decode;               /* tokens of the step that are computed for the first time */
     uint32_t n_targets;
     uint32_t *targets;       /* [max_batch_tokens] whose probability a prompt's row is asked for */
     double *target_logprobs; /* [max_batch_tokens] */

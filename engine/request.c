@@ -1,4 +1,5 @@
 /* A request's life outside the step: submit, text and stop strings, finish, abort. */
+#include <math.h>
 #include <stdio.h>
 
 #include "engine/internal.h"
@@ -223,6 +224,7 @@ static kvf__live *live_create(kvf_engine *e, const kvf_generate *g, const kvf_po
     r->on_logits = g->on_logits;
     r->on_finish = g->on_finish;
     r->submitted = kvf__clock();
+    r->submitted_step = e->stats.n_steps;
     if (live_copy(e, r, g)) return r;
     kvf__live_free(e, r);
     return NULL;
@@ -525,6 +527,8 @@ kvf_result kvf__live_result(const kvf__live *r, kvf_finish finish, const char *e
                         .reserved_block_steps = r->reserved_block_steps,
                         .n_block_steps = r->n_block_steps,
                         .first_token_s = r->first_token > 0 ? r->first_token - r->submitted : 0,
+                        .queue_steps = r->started > 0 ? r->started_step - r->submitted_step : UINT64_MAX,
+                        .start_s = r->started > 0 ? r->started - r->submitted : NAN,
                         .total_s = now - r->submitted,
                         .n_top_logprobs = r->n_top,
                         .top_tokens = r->n_top ? r->top_tokens + (size_t)first * r->n_top : NULL,

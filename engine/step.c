@@ -152,10 +152,25 @@ static void take_options(const kvf_engine *e, kvf__live *r) {
     if (now) r->policy = *now;
 }
 
+/* When it began, and which of its tokens are computed for the first time. */
+static void note_progress(kvf_engine *e, kvf__live *r, const kvf_step_item *item) {
+    uint32_t end = item->token_begin + item->n_tokens;
+    if (!(r->started > 0)) {
+        r->started = kvf__clock();
+        r->started_step = e->stats.n_steps;
+    }
+    uint32_t begin = KVF__MAX(item->token_begin, r->n_reached);
+    if (begin >= end) return;
+    uint32_t n_prompt = kvf__live_seen(r, end) - kvf__live_seen(r, begin);
+    e->n_new_prompt += n_prompt;
+    e->n_new_decode += end - begin - n_prompt; /* also the one that a preempted request had not computed yet */
+    r->n_reached = end;
+}
+
 /* Rows, tokens, mass buffers of the planned step, and the number of rows that sample. */
 static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_out, kvf_error *err) {
     uint32_t n_tokens = 0, n_out = 0;
-    e->n_targets = 0;
+    e->n_targets = e->n_new_prompt = e->n_new_decode = 0;
     for (uint32_t i = 0; i < step->n_items; i++) {
         const kvf_step_item *item = &step->items[i];
         kvf__live *r = item->user;
@@ -178,6 +193,7 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
         e->stats.n_swapped_in += r->swapped && decode;
         r->swapped = 0;
         if (item->match && !r->n_preempted) r->n_cached = item->match->n_tokens;
+        note_progress(e, r, item);
         e->prompt_sums[i] = e->added_sums[i] = e->added_last[i] = e->added_squares[i] = NULL;
         e->last_begin[i] = 0;
         if (!decode && item->prefill_offset != UINT32_MAX) {
@@ -236,11 +252,13 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
     kvf_status st = kvf_model_forward(e->model, e->activations, e->stream, &f, err);
     double seconds = kvf__clock() - begin;
     e->stats.forward_s += seconds;
-    uint32_t n_tokens = step->n_tokens ? step->n_tokens : 1, n_prompt = step->n_tokens - step->n_decode;
-    e->stats.prefill_s += seconds * n_prompt / n_tokens;
-    e->stats.decode_s += seconds * step->n_decode / n_tokens;
-    e->stats.n_prompt_tokens += n_prompt;
-    e->stats.n_decode_tokens += step->n_decode;
+    uint32_t n_tokens = step->n_tokens ? step->n_tokens : 1, n_again = n_tokens - e->n_new_prompt - e->n_new_decode;
+    e->stats.prefill_s += seconds * e->n_new_prompt / n_tokens;
+    e->stats.decode_s += seconds * e->n_new_decode / n_tokens;
+    e->stats.recompute_s += seconds * n_again / n_tokens;
+    e->stats.n_prompt_tokens += e->n_new_prompt;
+    e->stats.n_decode_tokens += e->n_new_decode;
+    e->stats.n_recomputed_tokens += n_again;
     return st;
 }
 

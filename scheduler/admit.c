@@ -338,6 +338,7 @@ void kvf__sched_release(kvf_sched *s, kvf__req *r) {
     kvf__group_unreserve(s, r);
     kvf__sched_give_sequence(s, r);
     r->n_computed = 0;
+    r->again = true;
 }
 
 /* The blocks its tables need to go on where they are: by the sizes, else for one token more. */

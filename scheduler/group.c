@@ -47,6 +47,7 @@ void kvf__group_dissolve(kvf_sched *s, kvf__req *leader) {
         r->state = KVF__REQ_WAITING;
         r->bounded |= r->bounds;
         r->bounds = false;
+        r->again = true; /* the leader's look-up was the prompt's first */
         kvf__sched_insert(s, &s->queue, r);
     }
 }
@@ -317,6 +318,7 @@ bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
     r->seq = leader->seq;
     r->seq_index = leader->seq_index;
     r->match = leader->match;
+    r->again = leader->again;
     take_options(s, leader, r);
     r->held = leader->held;
     r->n_held = leader->n_held;
@@ -364,6 +366,7 @@ kvf_status kvf_sched_fork(kvf_sched *sched, kvf_request parent, void *user, kvf_
     kvf__req candidate = *r;
     candidate.user = user;
     candidate.seq = 0;
+    candidate.again = true; /* what it shares was looked up and computed by the parent */
     kvf__req *child = kvf__sched_take_slot(sched, &candidate);
     bool room = sched->running.n + sched->n_reserved < sched->config.max_running;
     if (room && fork_state(sched, r, child) == KVF_OK) {

@@ -11,7 +11,9 @@ static kvf_prefix_key key_of(const kvf__req *r, uint32_t n_tokens) {
     return key;
 }
 
-void kvf__sched_forget_match(kvf__req *r) { r->match = (kvf_prefix_match){.struct_size = sizeof r->match}; }
+void kvf__sched_forget_match(kvf__req *r) {
+    r->match = (kvf_prefix_match){.struct_size = sizeof r->match, .again = r->again};
+}
 
 /* A policy that sums the prompt's columns continues only from a snapshot of them, and one that goes by its last queries before
  * these; of squares and probabilities there is no snapshot. In a whole prompt that was found the last query runs again. */
@@ -26,6 +28,7 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     options.need_snapshot = needs.sums;
     options.partial = !options.need_snapshot;
     options.host = s->tiers;
+    options.again = r->again;
     if (r->not_whole && r->n_prefill > 2) options.max_tokens = r->n_prefill - 2;
     if (needs.n_last) options.max_tokens = r->n_prompt - needs.n_last;
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);

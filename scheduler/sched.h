@@ -81,6 +81,7 @@ typedef struct kvf__req {
     bool parting;           /* listed in s->parting: its prompt is still to be computed */
     uint32_t parts_at;      /* where its prompt parts from a cached one without a snapshot there; 0: nowhere */
     bool not_whole;         /* its next look-up is not for the whole prompt */
+    bool again;             /* it had tables and lost them: what it looks up is no first query */
     kvf_prefix_match match; /* of the prompt that runs, or of the last look-up */
 } kvf__req;
 

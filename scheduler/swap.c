@@ -35,6 +35,7 @@ void kvf__sched_swap_forget(kvf_sched *s, kvf__req *r) {
     r->bounds = false;
     kvf__sched_give_sequence(s, r);
     r->n_computed = 0;
+    r->again = true;
     r->state = KVF__REQ_WAITING;
 }
 

@@ -251,6 +251,25 @@ assert [(l["keep_mean"], l["keep_min"], l["keep_max"]) for l in r["layers"]] == 
 assert all(abs(a["density"] - b["density"]) < 1e-5 for a, b in zip(r["layers"], data["layers"]))
 assert r["pool"]["evicted_slots"] == data["pool"]["evicted_slots"] and r["pool"]["compactions"] == data["pool"]["compactions"]
 END
+check r9_r10_r11_figures_of_a_run <<'END'
+from report import *
+# Prompts that are computed side by side though they begin alike, compactions, more requests than the batch takes, a small pool.
+rows = [json.dumps({"id": i, "prompt": "the old house by the river " * 9 + "a door " * (3 + i % 5), "max_tokens": 6 + i % 3}) for i in range(14)]
+open("f.jsonl", "w").write("\n".join(rows) + "\n")
+run("run", "--model", model, "--input", "f.jsonl", "--output", "f.out", "--policy", "streaming", "--rho", "0.3", "--min-tokens", "16", "--quiet", "--block-size", "8", "--kv-memory", "512KiB",
+    "--max-running", "3", "--report", "f.html", "--metrics", "f.prom", "--trace", "f.json")
+data, m, text = page("f.html"), prometheus("f.prom"), open("f.prom").read()
+for name in re.findall(r"# TYPE (\S+) histogram", text): assert m[name + "_count", None] > 0, name
+assert m["kvfold_queue_steps_count", None] == data["requests"] == 14 and m["kvfold_queue_steps_sum", None] > 14
+assert data["queue_steps_mean"] > 1 and all(w["queue_steps"] is not None and w["start_s"] >= w["arrival_s"] for w in data["longest_waits"])
+pool, c = data["pool"], data["prefix_cache"]
+causes = {k: v for k, v in pool.items() if k.startswith("freed_by_")}
+assert sum(causes.values()) == pool["freed_blocks"] == sum(v for (n, _), v in m.items() if n == "kvfold_blocks_freed_total"), causes
+assert {f'cause="{k[9:]}"' for k in causes} == {l for n, l in m if n == "kvfold_blocks_freed_total"}
+assert pool["freed_by_adoption"] > 0 and c["adopted"] > 0
+assert pool["freed_by_eviction"] == m["kvfold_prefix_evicted_blocks_total", None] and (pool["freed_by_eviction"] > 0) == (m["kvfold_prefix_evictions_total", None] > 0)
+assert 0 < m["kvfold_compaction_freed_bytes_total", None] <= pool["evicted_bytes"] * 2
+END
 check run_tells_of_head_groups <<'END'
 from report import *
 args = ("run", "--model", model, "--input", "w.jsonl", "--policy", "h2o", "--rho", "0.3", "--min-tokens", "16", "--nm", "7:1", "--quiet", "--block-size", "8", "--kv-memory", "16MiB", "--heads-per-group", "1")

@@ -124,6 +124,8 @@ static void run(unsigned long seed, unsigned long n_operations, sums *n) {
     }
     seed_now = seed;
     world_open(w, config, seed);
+    causes causes_now = {.spare = w->n_blocks};
+    w->causes = &causes_now;
     w->deferred = salt >> 5 & 1;
     w->m->cache.zero_hash = seed % 5 == 4;
     while (w->n_checked < n_operations) step(w);
@@ -134,6 +136,7 @@ static void run(unsigned long seed, unsigned long n_operations, sums *n) {
     n->n_left_device += w->m->cache.stats.left_device;
     n->n_left_host += w->m->cache.stats.left_host;
     n->n_loaded += w->m->cache.stats.loaded;
+    w->doing = "end of the run";
     for (uint32_t h = 0; h < N_HOLDS; h++)
         if (w->holds[h].handle) op_hold(w, h, 0);
     for (uint32_t q = 0; q < N_SEQS; q++) op_free(w, q);

@@ -78,6 +78,7 @@ typedef struct world {
     kvf_compaction compaction;
     uint32_t n_items;
     uint64_t n_hits, n_hit_tokens, n_host_tokens, n_checked, n_dropped, n_done[32];
+    struct causes *causes; /* what check_causes goes by, or NULL */
     const char *doing;
 } world;
 
@@ -153,6 +154,7 @@ static inline void world_open(world *w, kvf_manager_config config, uint64_t seed
     config.prefix_cache = 1;
     config.n_snapshot_pages = config.n_snapshot_pages ? config.n_snapshot_pages : N_PAGES;
     config.n_score_pages = 256;
+    if (config.n_classes <= 1) config.block_bytes = 64;
     kvf_profile_config profile = kvf_profile_config_default(); /* the audit then compares it too */
     if (seed & 1) config.profile = &profile;
     if (kvf_manager_create(&config, &w->m, &err)) {
@@ -252,6 +254,8 @@ static inline void poison(world *w, const kvf__pool *p, uint32_t n, int tier) {
             for (uint32_t s = 0; s < BS; s++) memory(w, tier, b)[s] = POISON;
 }
 
+#include "tests/prefix_causes.h"
+
 static inline void check_all(world *w, const wseq *stored) {
     kvf_error err = {""};
     w->n_checked++;
@@ -271,6 +275,7 @@ static inline void check_all(world *w, const wseq *stored) {
     MUST(o.blocks.n_promised <= o.blocks.n_free + o.n_cached_idle, "promised", o.blocks.n_promised, o.blocks.n_free);
     MUST(o.host_blocks.n_free + o.host_blocks.n_held + o.n_host_cached_idle == w->n_host, "free + held + idle there",
          o.host_blocks.n_free, o.host_blocks.n_held);
+    if (w->causes) check_causes(w, w->causes);
 }
 
 /* The fewest free blocks of a class. */

@@ -302,3 +302,55 @@ Test(engine_prefix, questions_over_one_context_whose_end_is_not_named) {
                  (unsigned long long)taken[1], (unsigned long long)by_hand);
     free(a);
 }
+
+/* ---- Requests that are computed again -------------------------------------------------------------------------- */
+
+enum { N_UNRELATED = 24 };
+
+/* Prompts that share nothing, in a pool that preempts: each is one query and no hit, and each token counts once, whatever is
+ * computed again and whatever of that is found. */
+static kvf_engine_stats run_unrelated(int deterministic) {
+    struct answer *answers = calloc(N_UNRELATED, sizeof *answers);
+    kvf_engine_config c = small_chunks(54, 1);
+    c.deterministic = deterministic;
+    kvf_engine *e = create(&c);
+    uint32_t prompt[MAX_TOKENS];
+    kvf_policy_options o = options_of("full");
+    kvf_error err = {""};
+    uint64_t n_prompt = 0, n_decode = 0;
+    for (uint32_t i = 0; i < N_UNRELATED; i++) {
+        kvf_generate g = request_of(prompt, 16 + i % 8, 50 + i, 26, &answers[i]);
+        prompt[0] = 10 + i; /* nothing in common */
+        g.policy = &o;
+        answers[i].engine = e;
+        cr_assert_eq(kvf_engine_submit(e, &g, &answers[i].id, &err), KVF_OK, "%s", err.text);
+    }
+    run(e);
+    for (uint32_t i = 0; i < N_UNRELATED; i++) {
+        cr_assert_eq(answers[i].finish, KVF_FINISH_LENGTH);
+        n_prompt += answers[i].n_prompt;
+        n_decode += answers[i].n_tokens - 1; /* the last one is not computed */
+    }
+    kvf_engine_stats s = stats_of(e);
+    cr_assert_gt(s.n_preempted, 3u);
+    cr_expect_eq(s.prefix.queries, N_UNRELATED, "%llu queries", (unsigned long long)s.prefix.queries);
+    cr_expect_eq(s.prefix.query_tokens, n_prompt, "%llu tokens", (unsigned long long)s.prefix.query_tokens);
+    cr_expect(s.prefix.hits == 0 && s.prefix.hit_tokens == 0, "%llu found", (unsigned long long)s.prefix.hit_tokens);
+    cr_expect_eq(s.n_prompt_tokens, n_prompt, "%llu of %llu prompt tokens", (unsigned long long)s.n_prompt_tokens,
+                 (unsigned long long)n_prompt);
+    cr_expect_eq(s.n_decode_tokens, n_decode, "%llu of %llu decoded", (unsigned long long)s.n_decode_tokens,
+                 (unsigned long long)n_decode);
+    cr_expect_eq(s.prefix.again_queries, s.n_preempted, "%llu again, %llu preempted",
+                 (unsigned long long)s.prefix.again_queries, (unsigned long long)s.n_preempted);
+    cr_expect_gt(s.n_recomputed_tokens, 0u);
+    cr_expect_gt(s.recompute_s, 0);
+    kvf_engine_destroy(e);
+    free(answers);
+    return s;
+}
+
+Test(engine_prefix, r21_what_is_computed_again_counts_apart) {
+    kvf_engine_stats s = run_unrelated(0);
+    cr_expect_gt(s.prefix.again_hit_tokens, 0u); /* its own blocks */
+    (void)run_unrelated(1);                      /* answers are replayed token by token */
+}

@@ -384,3 +384,83 @@ Test(profile, the_prefix_cache_by_hand) {
     IS(p.taken_blocks, 10);
     kvf_manager_destroy(r.m);
 }
+
+static void make_cached(rig *r, uint32_t n_blocks) {
+    kvf_manager_config c = config_of((shape){2, 1, 1, 8, n_blocks, n_blocks, 4, 64});
+    kvf_profile_config pc = kvf_profile_config_default();
+    pc.clock = clock_of, pc.clock_ctx = r;
+    c.profile = &pc;
+    c.prefix_cache = 1;
+    *r = (rig){NULL, 0};
+    kvf_error err = {""};
+    cr_assert_eq(kvf_manager_create(&c, &r->m, &err), KVF_OK, "%s", err.text);
+}
+
+static kvf_seq stored_seq(rig *r, const kvf_prefix_key *key) {
+    kvf_seq s = new_seq(r->m);
+    OK(append(r->m, s, key->n_tokens, NULL));
+    OK(kvf_prefix_store(r->m, s, key, key->n_tokens, NULL, NULL));
+    return s;
+}
+
+/* Blocks that a compaction lets fall idle into the prefix cache are given back; what it takes for tables that share is not; and
+ * what has been given back is never taken back. */
+Test(profile, r9_compactions_give_back_into_the_prefix_cache) {
+    rig r;
+    make_cached(&r, 64);
+    uint32_t tokens[40];
+    for (uint32_t i = 0; i < 40; i++) tokens[i] = i + 1;
+    kvf_prefix_key key = {.struct_size = sizeof key, .tokens = tokens, .n_tokens = 40};
+    kvf_seq a = stored_seq(&r, &key), b = 0; /* 5 blocks a layer */
+    compact(r.m, a, 0, 11);                  /* to 2 fresh ones: what it had stays cached */
+    kvf_profile p = read_all(&r, NULL);
+    IS(p.cached, 5);
+    IS(p.freed_by_compaction, 0);
+    IS(p.freed_bytes, (5 - 2) * 1000);
+    OK(kvf_seq_fork(r.m, a, NULL, &b));
+    compact(r.m, b, 0, 8); /* shared: to a fresh one, and nothing falls free */
+    p = read_all(&r, NULL);
+    IS(p.freed_bytes, (5 - 2) * 1000);
+    compact(r.m, a, 0, 8); /* the second of its two falls free: as many as the fork has taken */
+    p = read_all(&r, NULL);
+    IS(p.freed_by_compaction, 1);
+    IS(p.freed_bytes, (5 - 2) * 1000);
+    compact(r.m, a, 1, 8); /* the fork holds them too */
+    compact(r.m, b, 1, 8); /* the last holder: 5 fall idle, and 2 were taken */
+    p = read_all(&r, NULL);
+    IS(p.freed_bytes, (5 - 2 + 5 - 2) * 1000);
+    kvf_manager_destroy(r.m);
+}
+
+/* Of one content two sequences have computed blocks: the idle ones give way to those in use. That is no eviction, and nor is what is
+ * cleared; what makes room is one, in both counters. */
+Test(profile, r10_each_freed_block_has_one_cause) {
+    rig r;
+    make_cached(&r, 16);
+    uint32_t tokens[64];
+    for (uint32_t i = 0; i < 64; i++) tokens[i] = i + 1;
+    kvf_prefix_key key = {.struct_size = sizeof key, .tokens = tokens, .n_tokens = 16};
+    OK(kvf_seq_free(r.m, stored_seq(&r, &key)));
+    kvf_seq s = stored_seq(&r, &key); /* computed again without a look-up */
+    kvf_profile p = read_all(&r, NULL);
+    kvf_prefix_stats c = {.struct_size = sizeof c};
+    OK(kvf_prefix_stats_read(r.m, &c));
+    IS(c.adopted, 2);
+    IS(p.freed_by_adoption, 4);
+    IS(p.freed_by_eviction, 0);
+    IS(c.evicted_blocks, 0);
+    OK(kvf_seq_free(r.m, s));
+    OK(kvf_prefix_clear(r.m));
+    p = read_all(&r, NULL);
+    IS(p.freed_by_removal, 4);
+    IS(p.freed_by_eviction, 0);
+    OK(kvf_seq_free(r.m, stored_seq(&r, &key)));
+    s = new_seq(r.m);
+    OK(append(r.m, s, 64, NULL)); /* all 16 blocks */
+    p = read_all(&r, NULL);
+    OK(kvf_prefix_stats_read(r.m, &c));
+    IS(p.freed_by_eviction, 4);
+    IS(c.evicted_blocks, 4);
+    IS(p.freed_blocks, p.freed_by_adoption + p.freed_by_removal + p.freed_by_eviction);
+    kvf_manager_destroy(r.m);
+}

@@ -422,7 +422,7 @@ static void run(uint64_t seed, uint32_t n_steps, int profiled) {
         kvf_profile p = {.struct_size = sizeof p};
         OK(kvf_profile_read(w->m, &p, NULL, 0));
         cr_assert_eq(p.freed_by_end + p.freed_by_compaction + p.freed_by_rollback + p.freed_by_release +
-                         p.freed_by_eviction + p.freed_by_swap,
+                         p.freed_by_eviction + p.freed_by_swap + p.freed_by_adoption + p.freed_by_removal,
                      p.freed_blocks);
         cr_assert_eq(p.taken_blocks, p.freed_blocks);
         cr_assert_eq(p.host_held, 0);

@@ -76,8 +76,8 @@ static json_t *pool_json(const kvf_profile *p) {
     PUT(held_max), PUT(shared_max), PUT(cached_max), PUT(promised_max), PUT(pages_held), PUT(pages_held_max);
     PUT(seqs), PUT(seqs_max), PUT(slots_used), PUT(slots_idle), PUT(slots_idle_max), PUT(fragmentation_ppm);
     PUT(taken_blocks), PUT(shared_blocks), PUT(freed_blocks), PUT(freed_by_end), PUT(freed_by_compaction);
-    PUT(freed_by_rollback), PUT(freed_by_release), PUT(freed_by_eviction), PUT(freed_by_swap), PUT(freed_by_window),
-        PUT(copied_blocks);
+    PUT(freed_by_rollback), PUT(freed_by_release), PUT(freed_by_eviction), PUT(freed_by_swap), PUT(freed_by_window);
+    PUT(freed_by_adoption), PUT(freed_by_removal), PUT(copied_blocks);
     PUT(copied_pages), PUT(compactions), PUT(swapped_out_blocks), PUT(swapped_in_blocks);
     PUT(host_held), PUT(host_held_max), PUT(host_cached), PUT(host_cached_max), PUT(offloaded_blocks),
         PUT(loaded_blocks);
@@ -96,7 +96,8 @@ static json_t *prefix_json(const kvf_prefix_stats *p) {
 #define PUT(field) put(o, #field, p->field)
     PUT(queries), PUT(hits), PUT(query_tokens), PUT(hit_tokens), PUT(stored), PUT(evicted), PUT(removed), PUT(adopted);
     PUT(duplicates), PUT(snapshots_put), PUT(snapshots_evicted), PUT(n_nodes_max), PUT(host_hit_tokens);
-    PUT(offloaded), PUT(left_device), PUT(left_host), PUT(loaded);
+    PUT(offloaded), PUT(left_device), PUT(left_host), PUT(loaded), PUT(evicted_blocks);
+    PUT(again_queries), PUT(again_tokens), PUT(again_hit_tokens);
 #undef PUT
     put_real(o, "hit_ratio", p->query_tokens ? (double)p->hit_tokens / (double)p->query_tokens : NAN);
     return o;
@@ -112,6 +113,7 @@ static json_t *step_json(const kvf__occ_step *s) {
     put(o, "waiting", s->n_waiting);
     put(o, "prefill_tokens", s->n_prefill_tokens);
     put(o, "decode_tokens", s->n_decode_tokens);
+    put(o, "recomputed_tokens", s->n_again_tokens);
     put(o, "preempted", s->n_preempted);
     put(o, "compactions", s->n_compactions);
     put(o, "held", s->held);
@@ -190,6 +192,7 @@ json_t *kvf__occ_json(const kvf__occ *o) {
     put(x, "output_tokens", o->output_tokens);
     put(x, "shared_tokens", o->shared_tokens);
     put(x, "preemptions", o->n_preempted);
+    put(x, "recomputed_tokens", o->n_again_tokens);
     put(x, "peak_blocks", o->profile.held_max);
     put(x, "peak_blocks_full", o->full_max);
     put(x, "running_max", o->running_max);
@@ -216,15 +219,16 @@ json_t *kvf__occ_json(const kvf__occ *o) {
 
 void kvf__occ_csv(const kvf__occ *o, FILE *out) {
     fputs(
-        "step,begin_s,end_s,running,waiting,prefill_tokens,decode_tokens,preempted,compactions,held_blocks,full_blocks,"
-        "cached_blocks,promised_blocks,shared_blocks,slots_used,slots_idle",
+        "step,begin_s,end_s,running,waiting,prefill_tokens,decode_tokens,recomputed_tokens,preempted,compactions,held_blocks,"
+        "full_blocks,cached_blocks,promised_blocks,shared_blocks,slots_used,slots_idle",
         out);
     for (uint32_t l = 0; l < o->n_layers; l++) fprintf(out, ",layer_%u_blocks", l);
     fputc('\n', out);
     for (uint32_t i = 0; i < o->n_points; i++) {
         const kvf__occ_step *p = &o->points[i];
-        fprintf(out, "%llu,%.6f,%.6f,%u,%u,%u,%u,%u,%u", (unsigned long long)p->step, p->begin_s, p->end_s,
-                p->n_running, p->n_waiting, p->n_prefill_tokens, p->n_decode_tokens, p->n_preempted, p->n_compactions);
+        fprintf(out, "%llu,%.6f,%.6f,%u,%u,%u,%u,%u,%u,%u", (unsigned long long)p->step, p->begin_s, p->end_s,
+                p->n_running, p->n_waiting, p->n_prefill_tokens, p->n_decode_tokens, p->n_again_tokens, p->n_preempted,
+                p->n_compactions);
         const uint64_t values[] = {p->held, p->full, p->cached, p->promised, p->shared, p->slots_used, p->slots_idle};
         for (size_t k = 0; k < sizeof values / sizeof *values; k++)
             fprintf(out, ",%llu", (unsigned long long)values[k]);
@@ -333,28 +337,40 @@ void kvf__occ_prometheus(const kvf__occ *o, FILE *out) {
     fprintf(out, "kvfold_blocks_freed_total{cause=\"eviction\"} %llu\n", (unsigned long long)p->freed_by_eviction);
     fprintf(out, "kvfold_blocks_freed_total{cause=\"swap\"} %llu\n", (unsigned long long)p->freed_by_swap);
     fprintf(out, "kvfold_blocks_freed_total{cause=\"window\"} %llu\n", (unsigned long long)p->freed_by_window);
+    fprintf(out, "kvfold_blocks_freed_total{cause=\"adoption\"} %llu\n", (unsigned long long)p->freed_by_adoption);
+    fprintf(out, "kvfold_blocks_freed_total{cause=\"removal\"} %llu\n", (unsigned long long)p->freed_by_removal);
     head(out, "blocks_swapped_total", "counter", "Blocks that moved to the host and back.");
     fprintf(out, "kvfold_blocks_swapped_total{direction=\"out\"} %llu\n", (unsigned long long)p->swapped_out_blocks);
     fprintf(out, "kvfold_blocks_swapped_total{direction=\"in\"} %llu\n", (unsigned long long)p->swapped_in_blocks);
     sample(out, "blocks_copied_total", "counter", "Blocks copied on write.", p->copied_blocks);
     sample(out, "compactions_total", "counter", "Compactions of one layer of one sequence.", p->compactions);
     sample(out, "evicted_bytes_total", "counter", "Bytes of the slots that compactions evicted.", p->evicted_bytes);
-    sample(out, "compaction_freed_bytes_total", "counter", "Bytes that compactions gave back, as whole blocks.",
-           p->freed_bytes);
+    sample(out, "compaction_freed_bytes_total", "counter",
+           "Bytes that compactions gave back, as whole blocks, to the pool or to the prefix cache.", p->freed_bytes);
     sample(out, "profile_events_dropped_total", "counter", "Events that found the ring full.", p->events_dropped);
     if (o->prefix.struct_size) {
         const kvf_prefix_stats *c = &o->prefix;
-        sample(out, "prefix_queries_total", "counter", "Prompts looked for in the prefix cache.", c->queries);
+        sample(out, "prefix_queries_total", "counter", "Prompts looked for in the prefix cache, each once.",
+               c->queries);
         sample(out, "prefix_hits_total", "counter", "Of them, those of which tokens were found.", c->hits);
         sample(out, "prefix_query_tokens_total", "counter", "Tokens of those prompts.", c->query_tokens);
         sample(out, "prefix_hit_tokens_total", "counter", "Of them, those that were found.", c->hit_tokens);
         sample(out, "prefix_host_hit_tokens_total", "counter", "Of them, those that lay on the host alone.",
                c->host_hit_tokens);
-        sample(out, "prefix_evictions_total", "counter", "Block positions that left the prefix cache for room.",
-               c->evicted);
+        sample(out, "prefix_evictions_total", "counter",
+               "Block positions that left the prefix cache, or the device, for room.", c->evicted + c->left_device);
+        sample(out, "prefix_evicted_blocks_total", "counter",
+               "Blocks that fell free by that: those of blocks_freed_total with cause eviction.", c->evicted_blocks);
+        sample(out, "prefix_recompute_queries_total", "counter",
+               "Look-ups of requests that are computed again after a preemption; not among prefix_queries_total.",
+               c->again_queries);
+        sample(out, "prefix_recompute_saved_tokens_total", "counter",
+               "Tokens of those requests that were found and not computed again; not among prefix_hit_tokens_total.",
+               c->again_hit_tokens);
     }
     sample(out, "steps_total", "counter", "Steps.", o->n_steps);
     sample(out, "preemptions_total", "counter", "Requests put back into the queue.", o->n_preempted);
+    sample(out, "recomputed_tokens_total", "counter", "Tokens computed again after a preemption.", o->n_again_tokens);
     sample(out, "requests_total", "counter", "Requests that have ended.", o->n_requests);
     layer_samples(o, out);
     histogram(out, "block_lifetime_seconds", "From the taking of a block to its falling free.", &p->lifetime, 1e-9);

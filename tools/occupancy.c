@@ -61,6 +61,7 @@ static void merge(kvf__occ_step *a, const kvf__occ_step *b) {
     MOST(n_waiting);
     MOST(n_prefill_tokens);
     MOST(n_decode_tokens);
+    MOST(n_again_tokens);
     a->held_after = b->held_after;
     MOST(held);
     MOST(cached);
@@ -106,6 +107,7 @@ void kvf__occ_add_step(kvf__occ *o, const kvf__occ_step *step, const uint32_t *b
     o->n_steps++;
     o->end_s = step->end_s;
     o->n_preempted += step->n_preempted;
+    o->n_again_tokens += step->n_again_tokens;
     o->full_max = step->full > o->full_max ? step->full : o->full_max;
     o->waiting_max = step->n_waiting > o->waiting_max ? step->n_waiting : o->waiting_max;
     o->running_max = step->n_running > o->running_max ? step->n_running : o->running_max;

@@ -23,7 +23,8 @@ typedef struct kvf__occ_step { /* one step, or of a point the most of its steps 
     double begin_s, end_s;
     double compaction_s; /* spent in compactions */
     uint32_t n_running, n_waiting, n_prefill_tokens, n_decode_tokens, n_preempted, n_compactions;
-    uint64_t held; /* the most within the step: a prompt is whole before it is compacted */
+    uint32_t n_again_tokens; /* computed before, and again after a preemption: not in the two counts above */
+    uint64_t held;           /* the most within the step: a prompt is whole before it is compacted */
     uint64_t held_after, cached, promised, shared, full; /* blocks; full: what a full cache would hold */
     uint64_t slots_used, slots_idle;
 } kvf__occ_step;
@@ -59,7 +60,8 @@ typedef struct kvf__occ {                        /* kvf__occ_begin, kvf__occ_fre
     kvf__occ_layer *layers;
     uint32_t n_groups;    /* 0: no request's head groups had sizes of their own */
     uint64_t *group_keep; /* (layer, group): sums of the slots that these keep */
-    uint64_t n_requests, n_preempted, n_started, prompt_tokens, output_tokens, full_max, waiting_max, running_max;
+    uint64_t n_requests, n_preempted, n_again_tokens, n_started, prompt_tokens, output_tokens, full_max, waiting_max,
+        running_max;
     double wait_sum_s, wait_max_s, end_s;
     uint64_t queue_steps_sum, queue_steps_max;
     kvf_prefix_stats prefix;           /* at the end; struct_size 0: there was no prefix cache */

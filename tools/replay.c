@@ -17,6 +17,7 @@ typedef struct request { /* one that is live */
     bool in_prompt;
     uint32_t *tokens; /* NULL until it may be admitted, and without a prefix cache */
     uint32_t n_output;
+    uint32_t n_reached; /* tokens that were computed once */
     uint64_t submitted_step;
     kvf__occ_request figures;
 } request;
@@ -38,7 +39,8 @@ typedef struct replay {
     double *base, *variance; /* [n_layers], (layer, head) */
     uint32_t *slots, *keep, *table_slots;
     kvf_compact_item *items; /* [max_running * n_layers] */
-    uint32_t n_items, n_preempted;
+    uint32_t n_items, n_preempted, n_new_prompt,
+        n_new_decode;         /* n_new: tokens of the step computed for the first time */
     uint64_t full;            /* blocks that a full cache would hold */
     kvf__trace_group *groups; /* [trace->n_groups] */
     uint32_t *page_ids;       /* [blocks of max_context] */
@@ -314,8 +316,9 @@ static bool note_step(replay *r, const kvf_step *step, double begin_s) {
                        .end_s = r->now_s,
                        .n_running = step->n_running,
                        .n_waiting = step->n_waiting,
-                       .n_prefill_tokens = step->n_tokens - step->n_decode,
-                       .n_decode_tokens = step->n_decode,
+                       .n_prefill_tokens = r->n_new_prompt,
+                       .n_decode_tokens = r->n_new_decode,
+                       .n_again_tokens = step->n_tokens - r->n_new_prompt - r->n_new_decode,
                        .n_preempted = r->n_preempted,
                        .full = r->full};
     if (!kvf__occ_note(r->occ, r->chrome, r->manager, 0, &s)) return fail("profile", "could not be read");
@@ -323,6 +326,17 @@ static bool note_step(replay *r, const kvf_step *step, double begin_s) {
     kvf__chrome_step(r->chrome, r->occ, &s);
     r->n_preempted = 0;
     return true;
+}
+
+/* Of tokens [begin, end) those that are computed for the first time. */
+static void note_new(replay *r, request *q, uint32_t begin, uint32_t end) {
+    if (begin < q->n_reached) begin = q->n_reached;
+    if (begin >= end) return;
+    uint32_t n_prompt = q->of->n_prompt;
+    uint32_t n = (end < n_prompt ? end : n_prompt) - (begin < n_prompt ? begin : n_prompt);
+    r->n_new_prompt += n;
+    r->n_new_decode += end - begin - n;
+    q->n_reached = end;
 }
 
 /* Plans and runs one step; *idle: there was nothing to run. */
@@ -338,7 +352,7 @@ static bool run_step(replay *r, uint32_t *n_waiting, bool *idle) {
     *idle = step.n_items == 0;
     if (!step.n_items) return true;
     r->step++;
-    r->full = 0;
+    r->full = r->n_new_prompt = r->n_new_decode = 0;
     for (uint32_t i = 0; i < step.n_items; i++) {
         const kvf_step_item *item = &step.items[i];
         request *q = item->user;
@@ -348,7 +362,8 @@ static bool run_step(replay *r, uint32_t *n_waiting, bool *idle) {
             q->figures.start_s = begin_s;
             q->figures.queue_steps = r->step - 1 - q->submitted_step;
         }
-        uint64_t positions = (uint64_t)item->token_begin + item->n_tokens;
+        uint32_t positions = item->token_begin + item->n_tokens;
+        note_new(r, q, item->token_begin, positions);
         r->full += (positions + r->config->block_size - 1) / r->config->block_size * r->n_tables;
     }
     r->now_s += r->config->step_s + r->config->token_s * step.n_tokens;

@@ -114,9 +114,15 @@ static void cell_batch(const kvf__tally *t, char *text, size_t capacity) {
     snprintf(text, capacity, "%s", kvf__show_count(t->stats.n_running_max).text);
 }
 static void cell_preempted(const kvf__tally *t, char *text, size_t capacity) {
-    snprintf(text, capacity, "%s", kvf__show_count(t->stats.n_preempted).text);
+    const kvf_engine_stats *s = &t->stats;
+    int n = snprintf(text, capacity, "%s", kvf__show_count(s->n_preempted).text);
+    if (s->n_recomputed_tokens)
+        n += snprintf(text + n, capacity - (size_t)n, "; %s tokens computed again",
+                      kvf__show_count(s->n_recomputed_tokens).text);
+    if (s->prefix.again_hit_tokens)
+        snprintf(text + n, capacity - (size_t)n, ", %s found", kvf__show_count(s->prefix.again_hit_tokens).text);
 }
-/* Of the tokens of all prompts, samples that were preempted counted again. */
+/* Of the tokens of all prompts. */
 static void cell_cached(const kvf__tally *t, char *text, size_t capacity) {
     const kvf_prefix_stats *p = &t->stats.prefix;
     if (p->host_hit_tokens)
@@ -239,6 +245,9 @@ static json_t *prefix_json(const kvf_prefix_stats *p) {
                    {"hits", p->hits},
                    {"query_tokens", p->query_tokens},
                    {"hit_tokens", p->hit_tokens},
+                   {"recompute_queries", p->again_queries},
+                   {"recompute_tokens", p->again_tokens},
+                   {"recompute_saved_tokens", p->again_hit_tokens},
                    {"evicted", p->evicted},
                    {"nodes", p->n_nodes},
                    {"blocks", p->n_cached},
@@ -269,6 +278,7 @@ static json_t *tally_json(const kvf__tally *t) {
     json_object_set_new(o, "wall_seconds", kvf__json_number(t->wall_s));
     json_object_set_new(o, "prefill", phase(s->n_prompt_tokens, s->prefill_s));
     json_object_set_new(o, "decode", phase(s->n_decode_tokens, s->decode_s));
+    json_object_set_new(o, "recomputed", phase(s->n_recomputed_tokens, s->recompute_s));
     json_object_set_new(o, "forward_seconds", kvf__json_number(s->forward_s));
     json_object_set_new(o, "policy_seconds", kvf__json_number(s->policy_s));
     json_object_set_new(o, "steps", count(s->n_steps));

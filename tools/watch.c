@@ -144,13 +144,13 @@ void kvf__watch_finish(kvf__watch *w, kvf__watched *q, const kvf_result *result)
         double arrival = q->request.arrival_s;
         const kvf__occ_request figures = {.id = q->number,
                                           .arrival_s = arrival,
-                                          .start_s = NAN,
+                                          .start_s = arrival + result->start_s,
                                           .first_token_s = result->n_tokens ? arrival + result->first_token_s : NAN,
                                           .end_s = arrival + result->total_s,
                                           .n_prompt = result->n_prompt,
                                           .n_output = result->n_tokens,
                                           .n_preempted = result->n_preempted,
-                                          .queue_steps = UINT64_MAX,
+                                          .queue_steps = result->queue_steps,
                                           .end = ends[result->finish & 3]};
         kvf__occ_add_request(&w->occ, &figures);
         kvf__occ_add_budget(&w->occ, result->sizes, result->density);
@@ -175,6 +175,7 @@ void kvf__watch_step(kvf__watch *w, kvf_engine *engine, const kvf_engine_stats *
                           .n_waiting = s->n_waiting,
                           .n_prefill_tokens = (uint32_t)(s->n_prompt_tokens - w->n_prompt_tokens),
                           .n_decode_tokens = (uint32_t)(s->n_decode_tokens - w->n_decode_tokens),
+                          .n_again_tokens = (uint32_t)(s->n_recomputed_tokens - w->n_again_tokens),
                           .n_preempted = (uint32_t)(s->n_preempted - w->n_preempted),
                           .full = s->block_bytes ? s->full_bytes / s->block_bytes : 0};
     if (!kvf__occ_note(&w->occ, &w->chrome, kvf_engine_manager(engine, NULL), w->zero_s, &step)) return;
@@ -183,6 +184,7 @@ void kvf__watch_step(kvf__watch *w, kvf_engine *engine, const kvf_engine_stats *
     w->n_steps = s->n_steps;
     w->n_prompt_tokens = s->n_prompt_tokens;
     w->n_decode_tokens = s->n_decode_tokens;
+    w->n_again_tokens = s->n_recomputed_tokens;
     w->n_preempted = s->n_preempted;
 }
 

@@ -30,7 +30,7 @@ typedef struct kvf__watch { /* zero: watches nothing, and all calls do nothing *
     kvf__watch_prefix *prefixes; /* [n_prefixes]: first prompts of groups */
     uint32_t n_prefixes;
     /* of the last step */
-    uint64_t n_steps, n_prompt_tokens, n_decode_tokens, n_preempted;
+    uint64_t n_steps, n_prompt_tokens, n_decode_tokens, n_again_tokens, n_preempted;
 } kvf__watch;
 
 /* The config of a manager whose profile this needs, or NULL: static. */

@@ -124,6 +124,9 @@ typedef struct kvf_result {
     /* KVF_FINISH_STOP: the stop string of the request that ended it, NULL: an end token did. Of several that begin at the same
      * place the one given first. */
     const char *stop_string;
+    uint64_t
+        queue_steps; /* steps that ran between its submission, or the turn's, and its first; UINT64_MAX: no step was its */
+    double start_s; /* seconds from then to its first step; NaN likewise */
 } kvf_result;
 
 enum { KVF_TOP_LOGPROBS_MAX = 20, KVF_SAMPLES_MAX = 128 };
@@ -175,7 +178,8 @@ typedef struct kvf_generate {
 
 typedef struct kvf_engine_stats {
     size_t struct_size;
-    uint64_t n_steps, n_prompt_tokens, n_decode_tokens, n_preempted, n_finished;
+    uint64_t n_steps, n_prompt_tokens, n_decode_tokens; /* tokens: computed for the first time */
+    uint64_t n_preempted, n_finished;
     double forward_s, prefill_s, decode_s, policy_s; /* seconds; a mixed step's time is split by tokens */
     uint32_t n_running, n_waiting, n_running_max;
     kvf_occupancy occupancy;
@@ -189,6 +193,8 @@ typedef struct kvf_engine_stats {
     uint64_t n_swapped_out, n_swapped_in; /* requests that went to the host (of n_preempted), and that came back */
     uint64_t host_bytes_max;              /* most bytes of K and V that requests had on the host at once */
     uint64_t n_copy_waits;                /* copies to the host that were not done when the step needed them to be */
+    uint64_t n_recomputed_tokens; /* computed before, and again after a preemption: not in n_prompt_, n_decode_tokens */
+    double recompute_s;           /* their share of the time: not in prefill_s, decode_s */
 } kvf_engine_stats;
 
 /** A config with struct_size set and fp16 pages.

@@ -76,6 +76,7 @@ typedef struct kvf_prefix_options {
     int need_snapshot;   /* only where a snapshot is: a policy that observes prompts */
     int partial;         /* also part of a block: the next append copies it (without need_snapshot) */
     int host;            /* also what lies on the host alone: attach then needs a copy list (kvf_prefix_attach_tiers) */
+    int again;           /* the request was preempted and is computed again: counted apart from first queries */
 } kvf_prefix_options;
 
 /* A hit, or none (n_tokens 0). Plain values; good until the nodes that it names go, which attach and get check.
@@ -93,6 +94,8 @@ typedef struct kvf_prefix_match {
     uint32_t
         n_host_blocks; /* of it that lie on the host alone, over all tables: attach takes as many here, and copies */
     uint64_t node, snapshot; /* opaque */
+    uint32_t again;          /* as the options said: attach counts it so */
+    uint32_t reserved;
 } kvf_prefix_match;
 
 /** Options with struct_size set: whole blocks, no snapshot, at most n_tokens - 1 tokens.
@@ -114,7 +117,8 @@ KVF_API KVF_CHECK kvf_status kvf_prefix_lookup(const kvf_manager *manager, const
                                                const kvf_prefix_options *options, kvf_prefix_match *match);
 
 /** Gives an empty sequence the blocks of a match and sets its reservation, in one decision: the tables and next_pos become
- *  match->n_tokens. Counts one query and, unless n_tokens is 0 (a miss, which is counted by this call too), one hit.
+ *  match->n_tokens. Counts one query and, unless n_tokens is 0 (a miss, which is counted by this call too), one hit; with
+ *  match->again both are counted among the again_* figures instead.
  *  @param manager a manager. @param seq a sequence with empty tables.
  *  @param key that of the lookup: its tokens are compared again. @param match a result of kvf_prefix_lookup.
  *  @param reserve the reservation that the sequence has from then on; NULL: keeps the one it has, reduced by what it
@@ -233,7 +237,7 @@ KVF_API KVF_CHECK kvf_status kvf_prefix_clear(kvf_manager *manager);
 /* Since create, each thing counted once; the second half is of now. */
 typedef struct kvf_prefix_stats {
     size_t struct_size;
-    uint64_t queries, hits;            /* calls of attach; those with tokens */
+    uint64_t queries, hits;            /* calls of attach for a prompt's first time; those with tokens */
     uint64_t query_tokens, hit_tokens; /* tokens of their keys; of their matches */
     uint64_t stored;                   /* nodes that became findable */
     uint64_t evicted;                  /* nodes taken out because a block of either tier was needed */
@@ -255,6 +259,10 @@ typedef struct kvf_prefix_stats {
     uint32_t n_host_nodes, n_host_only; /* nodes with a copy; of them those without blocks here */
     uint32_t n_bare;                    /* idle nodes without a copy: what an offload would take */
     uint32_t reserved;
+    uint64_t evicted_blocks; /* blocks here that fell free because one was needed */
+    /* Attaches of requests that are computed again (kvf_prefix_options.again): not counted above. */
+    uint64_t again_queries, again_tokens; /* their number; tokens of their keys */
+    uint64_t again_hit_tokens;            /* of them those found: computation saved */
 } kvf_prefix_stats;
 
 /** The cache's figures.

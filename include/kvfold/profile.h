@@ -72,14 +72,17 @@ typedef struct kvf_profile {
     uint64_t fragmentation_ppm; /* slots_idle in a million slots of all tables */
     uint64_t taken_blocks;      /* since create, as are all below */
     uint64_t shared_blocks;     /* holders gained beyond the first */
-    uint64_t freed_blocks;      /* fell free: the sum of all freed_by_*; taken - freed = held + cached */
+    uint64_t freed_blocks; /* fell free, each by one cause: the sum of all freed_by_*; taken - freed = held + cached */
     uint64_t freed_by_end, freed_by_compaction, freed_by_rollback, freed_by_release;
-    uint64_t freed_by_eviction; /* from the prefix cache, where they had lain idle */
+    uint64_t freed_by_eviction; /* from the prefix cache, where they had lain idle, because a block was needed */
     uint64_t copied_blocks, copied_pages;
     uint64_t compactions;   /* (sequence, layer) pairs */
     uint64_t evicted_slots; /* by compactions, over tables */
     uint64_t evicted_bytes; /* what these slots took */
-    uint64_t freed_bytes;   /* what compactions gave back, as whole blocks; may be more: a block that holds one slot */
+    /* What compactions gave back, as whole blocks: those whose last holder they were, also when the prefix cache keeps
+     * them, less those they took for tables that share. The most that this has come to, so that it never falls. May be
+     * more than evicted_bytes: a block that holds one slot. */
+    uint64_t freed_bytes;
     uint64_t events, events_dropped;
     kvf_histogram lifetime, idle_time, reuse_gap, free_gap;
     uint64_t freed_by_swap; /* their sequence went to the host */
@@ -88,6 +91,9 @@ typedef struct kvf_profile {
     uint64_t freed_by_window;              /* out of the window of their layer */
     uint64_t host_cached, host_cached_max; /* blocks of the host that the prefix cache keeps there, held by no copy */
     uint64_t offloaded_blocks, loaded_blocks; /* of the prefix cache: copied to the host, brought back by hits */
+    uint64_t
+        freed_by_adoption;     /* the prefix cache took over a sequence's blocks of the same tokens, or more, instead */
+    uint64_t freed_by_removal; /* out of the prefix cache without need of room: dropped, cleared, about to be written */
 } kvf_profile;
 
 /* Of one layer: distinct blocks, so that a block two sequences share counts once (entries: twice). */
