@@ -313,6 +313,7 @@ static kvf_engine_stats run_unrelated(int deterministic) {
     struct answer *answers = calloc(N_UNRELATED, sizeof *answers);
     kvf_engine_config c = small_chunks(54, 1);
     c.deterministic = deterministic;
+    c.n_threads = 1;
     kvf_engine *e = create(&c);
     uint32_t prompt[MAX_TOKENS];
     kvf_policy_options o = options_of("full");
