@@ -33,13 +33,15 @@ typedef struct kvf__workspace {
     float *scratch;        /* [n_threads][scratch_floats] */
     size_t scratch_floats; /* a multiple of 16 */
     uint64_t *index;       /* [max_seqs * n_kv_heads + 1] */
+    uint32_t *turns;       /* [max_seqs * n_kv_heads], atomic while items run */
+    size_t kept_floats;    /* of a thread's scratch: logits that prefill keeps for the column sums */
     unsigned char *rest;
     size_t rest_bytes;
     size_t bytes; /* of all */
 } kvf__workspace;
 
 /* Query rows in prefill: of one work item, of one softmax. */
-enum { KVF__ROWS = 192, KVF__SUB_ROWS = 24 };
+enum { KVF__ROWS = 192, KVF__SUB_ROWS = 24, KVF__KEPT_FLOATS = 1 << 17 };
 static inline size_t kvf__pad16(size_t n) { return (n + 15) / 16 * 16; }
 
 /* Lays a workspace out over base (NULL: sizes only). False when a size wraps. */

@@ -191,12 +191,14 @@ bool kvf__workspace_layout(kvf__workspace *w, void *base, uint32_t n_threads, ui
                            uint32_t n_kv_heads, uint32_t max_slots, uint32_t max_seqs, uint32_t max_tokens) {
     kvf__slab s = {base, 0, false};
     size_t d = head_dim, pad = kvf__pad16(d), index, prefill, decode, ref;
-    /* K and V of a tile; logits and output parts of some rows; outputs and states of all rows; bias of a tile. */
-    w->scratch_floats =
-        kvf__pad16(KVF_TILE * (d + pad) + KVF__SUB_ROWS * (KVF_TILE + pad) + KVF__ROWS * (pad + 2) + KVF_TILE);
+    /* K and V of a tile; logits and output parts of some rows; outputs and states of all rows; bias of a tile; kept logits. */
+    w->kept_floats = KVF__MIN(KVF__KEPT_FLOATS, KVF__ROWS * kvf__pad16((size_t)max_slots + KVF_TILE));
+    w->scratch_floats = kvf__pad16(KVF_TILE * (d + pad) + KVF__SUB_ROWS * (KVF_TILE + pad) + KVF__ROWS * (pad + 2) +
+                                   KVF_TILE + w->kept_floats);
     w->scratch = kvf__slab_take(&s, n_threads, w->scratch_floats * sizeof(float));
     if (!kvf__mul(max_seqs, n_kv_heads, &index) || !kvf__add(index, 1, &index)) return false;
     w->index = kvf__slab_take(&s, index, sizeof *w->index);
+    w->turns = kvf__slab_take(&s, index, sizeof *w->turns);
     size_t n_tiles = (size_t)kvf__ceil_div(max_slots, KVF_TILE) + 1; /* a window may begin within a tile */
     if (!kvf__mul(max_tokens, (size_t)n_q_heads * 2 * sizeof(float), &prefill)) return false;
     if (!kvf__mul(n_tiles * KVF__MIN(max_seqs, DECODE_SEQS),

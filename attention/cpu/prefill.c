@@ -1,8 +1,15 @@
-/* Tiled prefill: blocks of query rows over tiles of 512 slots, then column sums.
+/* Tiled prefill: blocks of query rows over tiles of 512 slots, and column sums.
+ *
+ * A column sum needs a row's final denominator, which is known after the row's last tile. Where the logits of enough rows fit
+ * a thread's scratch they are kept until then, and added to the columns at the end of the block (`kept`). Blocks of one KV
+ * head add in turns, in the order of their queries. Longer contexts compute the logits again in a second pass over the columns.
  *
  * The g query heads of a KV head are stacked: row r of a block of tokens is token r / g, head r % g, so that a tile
  * of K and V is packed once for all of them. A row's result depends on its query and its slots alone: neither how rows
  * are grouped nor who computes them enters. */
+#include <sched.h>
+#include <stdatomic.h>
+
 #include "attention/cpu/kernels.h"
 
 typedef struct kvf__prefill {
@@ -13,6 +20,7 @@ typedef struct kvf__prefill {
     uint32_t block_tokens; /* of one item of the first pass */
     uint32_t col_width;    /* of one item of the second pass: a multiple of 16 that divides KVF_TILE */
     uint32_t n_seqs, n_items;
+    bool keeps; /* logits, for the column sums; else there is a second pass */
 } kvf__prefill;
 
 /* One KV head of one sequence. */
@@ -35,6 +43,9 @@ typedef struct kvf__block {
     const float *bias;            /* of the tile, or NULL */
     uint32_t token_begin, n_rows; /* in the chunk; rows of all heads */
     size_t pad;
+    float *kept; /* (rows, kept_stride): logits from column kept_begin on */
+    size_t kept_stride;
+    uint32_t kept_begin, kept_from; /* kept_from: the first row of which they are kept */
 } kvf__block;
 
 static kvf__chunk chunk_of(const kvf__call *c, uint32_t seq, uint32_t kv_head) {
@@ -185,6 +196,8 @@ static void attend_rows(const kvf__prefill *p, const kvf__chunk *ch, const kvf__
     for (uint32_t i = 0; i < n; i++) {
         float *s = b->s + (size_t)i * KVF_TILE;
         kvf__hide(p->c, s, n_hidden[i]);
+        if (n_seen[i] && r + i >= b->kept_from)
+            memcpy(b->kept + (r + i) * b->kept_stride + (begin - b->kept_begin), s, n_seen[i] * sizeof *s);
         if (n_seen[i]) p->k->softmax(s, n_seen[i], p->c->scale, b->bias, &part[i].m, &part[i].l);
     }
     for (uint32_t i = 0; i < n; i += p->k->rows) values(p, b, i, n_seen, n_hidden);
@@ -220,30 +233,8 @@ static kvf__block scratch(const kvf__prefill *p, uint32_t thread) {
     b.o = b.part + KVF__SUB_ROWS * b.pad;
     b.bias_room = b.o + KVF__ROWS * b.pad;
     b.state = (kvf__state *)(void *)(b.bias_room + KVF_TILE);
+    b.kept = (float *)(void *)(b.state + KVF__ROWS);
     return b;
-}
-
-static void attend_item(void *ctx, uint32_t item, uint32_t thread) {
-    const kvf__prefill *p = ctx;
-    const kvf__call *c = p->c;
-    item = p->n_items - 1 - item; /* the longest contexts first */
-    uint32_t s = kvf__find(p->w->index, p->n_seqs, item), rest = item - (uint32_t)p->w->index[s];
-    kvf__chunk ch = chunk_of(c, c->a.seq_begin + s, rest % c->n_kv_heads);
-    kvf__block b = scratch(p, thread);
-    b.token_begin = rest / c->n_kv_heads * p->block_tokens;
-    uint32_t token_end = KVF__MIN(ch.n_tokens - b.token_begin, p->block_tokens) + b.token_begin;
-    b.n_rows = (token_end - b.token_begin) * c->n_per_kv;
-    memset(b.o, 0, b.n_rows * b.pad * sizeof *b.o);
-    for (uint32_t r = 0; r < b.n_rows; r++) b.state[r] = (kvf__state){-INFINITY, 0};
-    for (uint32_t t = first_seen(&ch, b.token_begin) / KVF_TILE; t < kvf__ceil_div(seen(&ch, token_end - 1), KVF_TILE);
-         t++) {
-        uint32_t begin = t * KVF_TILE, n = seen_in(&ch, token_end - 1, begin, KVF_TILE);
-        pack(p, &ch, begin, n, b.k, b.v);
-        b.bias = gather_bias(&ch, begin, n, b.bias_room);
-        for (uint32_t r = 0; r < b.n_rows; r += KVF__SUB_ROWS)
-            attend_rows(p, &ch, &b, r, KVF__MIN(KVF__SUB_ROWS, b.n_rows - r), begin);
-    }
-    finish_rows(p, &ch, &b);
 }
 
 /* Where the columns of one item are added up. The probabilities of a query head, and what those of its group come to so
@@ -346,6 +337,78 @@ static void col_item(void *ctx, uint32_t item, uint32_t thread) {
     }
 }
 
+/* The logits that a block has kept, of one tile's columns, row by row. */
+static void add_kept(const kvf__prefill *p, const kvf__chunk *ch, const kvf__block *b, uint32_t begin, uint32_t n) {
+    const kvf__call *c = p->c;
+    kvf__cols cols = cols_of(p, ch, b, begin);
+    uint32_t missing = missing_in(ch, begin);
+    for (uint32_t r = b->kept_from; r < b->n_rows; r++) {
+        uint32_t token = b->token_begin + r / c->n_per_kv, in_group = r % c->n_per_kv;
+        uint32_t n_seen = seen_in(ch, token, begin, n), n_hidden = hidden_in(ch, token, begin);
+        if (n_hidden >= n_seen) continue;
+        const float *logit = b->kept + r * b->kept_stride + (begin - b->kept_begin);
+        add_columns(p, &cols, logit + missing, n_seen - missing, token, in_group);
+    }
+}
+
+/* Waits until the blocks before this one have added their rows. They were taken before it, so that each of them is at work. */
+static void take_turn(atomic_uint *turn, uint32_t block) {
+    for (int spin = 0; atomic_load_explicit(turn, memory_order_acquire) != block; spin++)
+        if (spin > 1000) sched_yield();
+}
+
+static void attend_item(void *ctx, uint32_t item, uint32_t thread) {
+    const kvf__prefill *p = ctx;
+    const kvf__call *c = p->c;
+    if (!p->keeps) item = p->n_items - 1 - item; /* the longest contexts first */
+    uint32_t s = kvf__find(p->w->index, p->n_seqs, item), rest = item - (uint32_t)p->w->index[s];
+    kvf__chunk ch = chunk_of(c, c->a.seq_begin + s, rest % c->n_kv_heads);
+    kvf__block b = scratch(p, thread);
+    uint32_t block = rest / c->n_kv_heads;
+    b.token_begin = block * p->block_tokens;
+    uint32_t token_end = KVF__MIN(ch.n_tokens - b.token_begin, p->block_tokens) + b.token_begin;
+    b.n_rows = b.kept_from = (token_end - b.token_begin) * c->n_per_kv;
+    uint32_t tile_begin = first_seen(&ch, b.token_begin) / KVF_TILE, last_seen = seen(&ch, token_end - 1);
+    bool adds = p->keeps && kvf__wants_cols(c, ch.seq);
+    if (adds) {
+        kvf__cols cols = cols_of(p, &ch, &b, tile_begin * KVF_TILE);
+        uint32_t first = first_wanted(c, &cols);
+        if (first < token_end) b.kept_from = (KVF__MAX(first, b.token_begin) - b.token_begin) * c->n_per_kv;
+        b.kept_begin = tile_begin * KVF_TILE;
+        b.kept_stride = kvf__pad16(last_seen - b.kept_begin);
+    }
+    memset(b.o, 0, b.n_rows * b.pad * sizeof *b.o);
+    for (uint32_t r = 0; r < b.n_rows; r++) b.state[r] = (kvf__state){-INFINITY, 0};
+    for (uint32_t begin = tile_begin * KVF_TILE; begin < last_seen; begin += KVF_TILE) {
+        uint32_t n = seen_in(&ch, token_end - 1, begin, KVF_TILE);
+        pack(p, &ch, begin, n, b.k, b.v);
+        b.bias = gather_bias(&ch, begin, n, b.bias_room);
+        for (uint32_t r = 0; r < b.n_rows; r += KVF__SUB_ROWS)
+            attend_rows(p, &ch, &b, r, KVF__MIN(KVF__SUB_ROWS, b.n_rows - r), begin);
+    }
+    finish_rows(p, &ch, &b);
+    if (!adds) return;
+    atomic_uint *turn = (atomic_uint *)&p->w->turns[(size_t)s * c->n_kv_heads + ch.kv_head];
+    take_turn(turn, block);
+    for (uint32_t begin = b.kept_begin; begin < last_seen && b.kept_from < b.n_rows; begin += KVF_TILE) {
+        uint32_t n = seen_in(&ch, token_end - 1, begin, KVF_TILE);
+        b.bias = gather_bias(&ch, begin, n, b.bias_room);
+        add_kept(p, &ch, &b, begin, n);
+    }
+    atomic_store_explicit(turn, block + 1, memory_order_release);
+}
+
+/* Rows of a block whose logits can be kept: 0 when they are too few for that. */
+static uint32_t kept_rows(const kvf__prefill *p) {
+    const kvf__call *c = p->c;
+    uint32_t longest = 0;
+    for (uint32_t i = c->a.seq_begin; i < c->a.seq_end; i++)
+        for (uint32_t g = 0; g < c->view.n_groups && kvf__wants_cols(c, i); g++)
+            longest = KVF__MAX(longest, kvf__columns_of(c, i, g).end);
+    size_t rows = p->w->kept_floats / kvf__pad16((size_t)longest + 1);
+    return rows < KVF__MAX(KVF__SUB_ROWS, c->n_per_kv) ? 0 : (uint32_t)KVF__MIN(rows, KVF__ROWS);
+}
+
 /* Counts items per sequence into the index. False when they are more than a call can have. */
 static bool index_items(kvf__prefill *p, bool cols) {
     const kvf__call *c = p->c;
@@ -368,12 +431,26 @@ static bool index_items(kvf__prefill *p, bool cols) {
 
 kvf_status kvf__cpu_prefill(kvf_stream *stream, const kvf__call *c, const kvf__workspace *w, kvf_cpu_path path,
                             kvf_error *err) {
-    kvf__prefill p = {
-        c,        kvf__kernels_of(path),         w, (float *)(void *)w->rest, KVF__MAX(KVF__ROWS / c->n_per_kv, 1u),
-        KVF_TILE, c->a.seq_end - c->a.seq_begin, 0};
+    kvf__prefill p = {c,
+                      kvf__kernels_of(path),
+                      w,
+                      (float *)(void *)w->rest,
+                      KVF__MAX(KVF__ROWS / c->n_per_kv, 1u),
+                      KVF_TILE,
+                      c->a.seq_end - c->a.seq_begin,
+                      0,
+                      false};
     static const char *too_many = "prefill: more than 2^32 shares of work; split the batch";
     uint32_t enough = c->n_threads > 1 ? 4 * c->n_threads : 1;
     bool cols = c->mass.col_sums || c->mass.last_sums || c->mass.sq_sums;
+    uint32_t rows = cols ? kept_rows(&p) : 0;
+    if (rows) {
+        p.keeps = true;
+        cols = false;
+        p.block_tokens = rows / c->n_per_kv;
+        if (p.block_tokens > 8) p.block_tokens -= p.block_tokens % 8; /* whole KVF__SUB_ROWS, for most groups */
+        memset(w->turns, 0, (size_t)p.n_seqs * c->n_kv_heads * sizeof *w->turns);
+    }
     for (; cols; p.col_width /= 2) { /* the second pass is counted first, so that a failure changes nothing */
         if (!index_items(&p, true)) return kvf__fail(err, KVF_E_OVERFLOW, "%s", too_many);
         if (p.n_items >= enough || p.col_width == 64) break;
