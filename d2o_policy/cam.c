@@ -167,7 +167,7 @@ static void fold(const kvf__fold *f) {
 const kvf_policy_ops kvf__policy_cam = {
     .struct_size = sizeof(kvf_policy_ops),
     .name = "cam",
-    .summary = "leaves part of an evicted token's value in the tokens that come next",
+    .summary = "leaves part of an evicted token's value in the next tokens",
     .needs = KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW,
     .flags = KVF_POLICY_EQUAL_LAYERS,
     .gate = gate,

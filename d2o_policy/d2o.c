@@ -8,7 +8,7 @@
 const kvf_policy_ops kvf__policy_d2o = {
     .struct_size = sizeof(kvf_policy_ops),
     .name = "d2o",
-    .summary = "sizes layers by their attention and merges evicted tokens into similar ones",
+    .summary = "layers sized by their attention; evicted tokens merge into others",
     .needs = KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW,
     .observe = kvf__policy_observe,
     .metric = kvf__policy_metric,

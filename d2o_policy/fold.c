@@ -12,7 +12,7 @@
 const kvf_policy_ops kvf__policy_fold = {
     .struct_size = sizeof(kvf_policy_ops),
     .name = "fold",
-    .summary = "d2o with scores per query, more to layers of high variance, and values folded by their attention",
+    .summary = "d2o with scores per query and values folded by their attention",
     .needs = KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW,
 };
 

@@ -7,7 +7,7 @@
 const kvf_policy_ops kvf__policy_h2o = {
     .struct_size = sizeof(kvf_policy_ops),
     .name = "h2o",
-    .summary = "keeps the tokens with the most attention and the newest, equally many in every layer",
+    .summary = "keeps the most attended tokens and the newest, all layers alike",
     .needs = KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW,
     .observe = kvf__policy_observe,
     .budget = kvf__policy_budget,

@@ -68,7 +68,7 @@ static void worth(const kvf_policy_slots *s, float *worth) {
 const kvf_policy_ops kvf__policy_roco = {
     .struct_size = sizeof(kvf_policy_ops),
     .name = "roco",
-    .summary = "drops the least attended tokens on average among those whose attention is stable",
+    .summary = "drops the least attended among tokens of stable attention",
     .needs = KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW | KVF_NEEDS_SQUARES,
     .flags = KVF_POLICY_EQUAL_LAYERS,
     .worth = worth,

@@ -10,7 +10,7 @@
 const kvf_policy_ops kvf__policy_sirllm = {
     .struct_size = sizeof(kvf_policy_ops),
     .name = "sirllm",
-    .summary = "keeps the tokens that were least expected, the first and the newest",
+    .summary = "keeps the least expected tokens, the first and the newest",
     .needs = KVF_NEEDS_LOGPROBS,
     .flags = KVF_POLICY_EQUAL_LAYERS,
 };

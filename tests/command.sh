@@ -73,15 +73,50 @@ from helper import *
 out, _ = run("--help")
 assert out.count(b"\n") <= 24 and b"kvfold run --prompt" in out
 assert run("help")[0] == out
-for command in ("run", "tokenize", "info", "eval"):
-    text, _ = run(command, "--help")
-    assert run("help", command)[0] == text and b"Usage:" in text
-    assert max(len(l) for l in text.decode().splitlines()) <= 120
-text, _ = run("run", "--help")
+assert run("--help")[0].count(b"\n") <= 23 and max(map(len, out.decode().splitlines())) <= 80
+for command in (["run"], ["tokenize"], ["info"], ["eval"], ["profile"], ["eval", "report"]):
+    text, _ = run(*command, "--help")
+    assert run("help", *command)[0] == text and b"Usage: kvfold " + " ".join(command).encode() in text
+    assert text.count(b"\n") <= 23 or command == ["eval", "report"], text
+    whole = run(*command, "--help-all")[0]
+    assert run("help", *command, "--help-all")[0] == whole and run("help", *command, "help-all")[0] == whole
+    for words in (text, whole): assert max(map(len, words.decode().splitlines())) <= 80, [l for l in words.decode().splitlines() if len(l) > 80]
+report = run("eval", "report", "--help")[0]
+assert b"--html" in report and b"--json" in report and b"--text" not in report and b"--rho" not in report
+assert report == run("eval", "--help", "report")[0] and b"--baseline" in run("help", "eval", "report", "baseline")[0]
+listed = run("run", "--help-policies")[0].decode()
+policies = listed.split("\n\n")[0].splitlines()[1:]
+assert len(policies) == 14 and all(len(l.split()) > 2 and l.startswith("  ") and l[2] != " " for l in policies), policies # a line each
+assert "d2o:serving" in listed and "--help-policies" in run("run", "--help")[0].decode() and run("profile", "--help-policies")[0].decode() == listed
+assert "no option" in run("help", "info", "--help-policies", code=2)[1]
+text, _ = run("run", "--help-all")
 for option in ("rho", "budget-tokens", "min-tokens", "merge", "redistribute", "kv-memory", "block-size", "chunk", "threads"):
     assert b"--" + option.encode() in text, option
 assert b"--rho" in run("help", "run", "rho")[0]
 assert run("--version")[0].startswith(b"kvfold ")
+END
+check help_at_the_terminals_width <<'END'
+from helper import *
+import fcntl, pty, struct, termios
+def at(columns, *arguments):
+    outer, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    p = subprocess.Popen([kvfold, *arguments], stdout=inner)
+    os.close(inner)
+    text = b""
+    try:
+        while part := os.read(outer, 65536): text += part
+    except OSError: pass
+    assert p.wait(60) == 0
+    return text.decode().replace("\r", "").splitlines()
+words = lambda lines: " ".join(lines).split()
+whole = at(80, "run", "--help-all")
+for columns in (50, 64, 80, 132):
+    for arguments in (("run", "--help"), ("run", "--help-all"), ("eval", "--help-all"), ("profile", "--help-all"), ("run", "--help-policies")):
+        lines_ = at(columns, *arguments)
+        assert all(len(l) <= columns or " " not in l.strip() for l in lines_), (columns, arguments, [l for l in lines_ if len(l) > columns])
+    assert words(at(columns, "run", "--help-all")) == words(whole)
+assert len(at(132, "run", "--help-all")) < len(whole)
 END
 refused no_command_word 2 'unknown command rum: did you mean run?' rum
 refused option_before_command 2 'options follow a command' --prompt x

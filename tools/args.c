@@ -183,6 +183,14 @@ static bool set_value(const kvf__arg *a, const char *value, void *options) {
 
 /* ---- Parsing ------------------------------------------------------------------------------------ */
 
+bool kvf__args_asks(const char *text, const char **topic) {
+    bool some = !strcmp(text, "--help") || !strcmp(text, "-h"),
+         more = !strncmp(text, "--", 2) &&
+                (kvf__name_equal(text + 2, "help-all") || kvf__name_equal(text + 2, "help-policies"));
+    *topic = more ? text + 2 : NULL;
+    return some || more;
+}
+
 static bool unknown_option(const kvf__command *command, const char *text, const char *suggestion) {
     if (suggestion)
         kvf__say("unknown option %s: did you mean --%s? See kvfold %s --help", kvf__shown(text).text,
@@ -224,13 +232,14 @@ static bool parse_option(const kvf__command *command, int argc, char **argv, int
 
 kvf__args_result kvf__args_parse(const kvf__command *command, int argc, char **argv, void *options, const char **words,
                                  uint32_t *n_words, kvf__arg_list *given) {
+    const char *topic;
     bool only_words = false;
     *n_words = 0;
     for (int i = 0; i < argc; i++) {
         const char *text = argv[i];
         if (!only_words && !strcmp(text, "--")) {
             only_words = true;
-        } else if (!only_words && (!strcmp(text, "--help") || !strcmp(text, "-h"))) {
+        } else if (!only_words && kvf__args_asks(text, &topic)) {
             return KVF__ARGS_HELP;
         } else if (!only_words && !strncmp(text, "--", 2)) {
             if (!parse_option(command, argc, argv, &i, options, given)) return KVF__ARGS_BAD;

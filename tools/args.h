@@ -49,6 +49,10 @@ typedef struct kvf__arg_list { /* zero: empty; kvf__arg_list_free */
     uint32_t n, capacity;
 } kvf__arg_list;
 
+typedef struct kvf__brief { /* an option of the first screen of help, in fewer words than its row's */
+    const char *name, *help;
+} kvf__brief;
+
 typedef struct kvf__command {
     const char *name, *summary;
     const char *usage;                   /* one or more lines */
@@ -57,17 +61,24 @@ typedef struct kvf__command {
     uint32_t min_words, max_words;       /* arguments that are no options */
     const char *words;                   /* what they are: "MODEL" */
     int (*run)(const void *options);
+    const kvf__brief *brief; /* what --help shows, ended by one without a name; NULL: all of it, as --help-all */
+    const struct kvf__command
+        *sub; /* its help is another's when this one's name ends its own ("eval report"), or NULL */
 } kvf__command;
 
 typedef enum kvf__args_result { KVF__ARGS_OK, KVF__ARGS_HELP, KVF__ARGS_BAD } kvf__args_result;
+
+/* Whether an argument asks for help: --help, -h, --help-all or --help-policies. *topic is what kvf__args_help takes. */
+bool kvf__args_asks(const char *text, const char **topic);
 
 /* Reads argv[0..argc) into the struct at `options`. Words go to words[max_words], their number to n_words; the options that
  * were given, whatever their values, to `given`. */
 kvf__args_result kvf__args_parse(const kvf__command *command, int argc, char **argv, void *options, const char **words,
                                  uint32_t *n_words, kvf__arg_list *given);
 
-/* The whole help of a command, or with name that of one option; false when there is none of that name. */
-bool kvf__args_help(const kvf__command *command, const char *name);
+/* The first screen of a command's help, or with a topic ("help-all", "help-policies", an option) that; false when there is
+ * none. At the terminal's width; without a terminal at 80 columns. */
+bool kvf__args_help(const kvf__command *command, const char *topic);
 
 /* The row of that name, NULL when there is none; *suggestion, where not NULL, is then the nearest, or NULL. */
 const kvf__arg *kvf__args_find(const kvf__command *command, const char *name, const char **suggestion);

@@ -6,20 +6,20 @@
 
 #include "tools/cli.h"
 
-static const char help_head[] =
-    "kvfold: language models on a paged KV cache that compresses itself, layer by layer (D2O).\n"
-    "\n"
-    "  kvfold run --prompt \"Why is the sky blue?\"\n"
-    "  kvfold run --input prompts.jsonl --output out.jsonl --policy d2o --rho 0.2 --compare full\n"
-    "\n"
-    "Commands:\n";
+static const char help_head[] = "kvfold: language models on a paged KV cache that can compress itself.\n"
+                                "\n"
+                                "  kvfold run --prompt \"Why is the sky blue?\"\n"
+                                "  kvfold run --input in.jsonl --output out.jsonl --rho 0.3 --compare full\n"
+                                "\n"
+                                "Commands:\n";
 
-static const char help_tail[] =
-    "  help        This text; help COMMAND, or help COMMAND OPTION, says more.\n"
-    "\n"
-    "Every command takes --help. Without --model, the model that scripts/fetch_model.sh fetched is used.\n"
-    "Exit status: 0 all went well, 1 some requests failed, 2 nothing was run (usage, model, memory),\n"
-    "  3 an output could not be written, 4 the engine failed, 130 interrupted.\n";
+static const char help_tail[] = "  help        This text; help COMMAND, or help COMMAND OPTION, says more.\n"
+                                "\n"
+                                "Every command takes --help and --help-all. Without --model, the model that\n"
+                                "scripts/fetch_model.sh fetched is used.\n"
+                                "Exit status: 0 all went well, 1 some requests failed, 2 nothing was run (usage,\n"
+                                "model, memory), 3 an output could not be written, 4 the engine failed,\n"
+                                "130 interrupted.\n";
 
 static int print_help(void) {
     fputs(help_head, stdout);
@@ -46,15 +46,41 @@ static const kvf__command *find_command(const char *name) {
     return NULL;
 }
 
+/* Whether a word behind a command's name names the part of it that has help of its own. */
+static bool is_sub(const kvf__command *command, const char *word) {
+    return command->sub && !strcmp(strrchr(command->sub->name, ' ') + 1, word);
+}
+
 static int help_command(int argc, char **argv) {
     if (argc == 0) return print_help();
     const kvf__command *command = find_command(argv[0]);
     if (!command) return KVF__EXIT_USAGE;
-    if (!kvf__args_help(command, argc > 1 ? argv[1] : NULL)) {
+    if (argc > 1 && is_sub(command, argv[1])) {
+        command = command->sub;
+        argc--, argv++;
+    }
+    const char *topic = argc > 1 ? argv[1] : NULL;
+    if (topic) (void)(kvf__args_asks(topic, &topic) || (topic = argv[1]));
+    if (!kvf__args_help(command, topic)) {
         kvf__say("kvfold %s has no option %s", command->name, kvf__shown(argv[1]).text);
         return KVF__EXIT_USAGE;
     }
     return kvf__stdout_done() ? KVF__EXIT_OK : KVF__EXIT_OUTPUT;
+}
+
+/* Help that was asked for among the arguments of a command. */
+static int help_among(const kvf__command *command, int argc, char **argv) {
+    char *words[3] = {(char *)command->name};
+    const char *topic;
+    int n = 1;
+    for (int i = 0; i < argc && n < 2; i++)
+        if (is_sub(command, argv[i])) words[n++] = argv[i];
+    for (int i = 0; i < argc; i++) {
+        if (!kvf__args_asks(argv[i], &topic)) continue;
+        if (topic) words[n++] = argv[i];
+        break;
+    }
+    return help_command(n, words);
 }
 
 static int run_command(const kvf__command *command, int argc, char **argv) {
@@ -62,7 +88,7 @@ static int run_command(const kvf__command *command, int argc, char **argv) {
     kvf__args_result result = kvf__args_parse(command, argc, argv, &cli, cli.words, &cli.n_words, &cli.given);
     int code = KVF__EXIT_USAGE;
     if (result == KVF__ARGS_HELP)
-        code = help_command(1, (char *[]){(char *)command->name, NULL});
+        code = help_among(command, argc, argv);
     else if (result == KVF__ARGS_OK && cli.n_words < command->min_words)
         kvf__say("kvfold %s: %s is missing; kvfold %s --help", command->name, command->words, command->name);
     else if (result == KVF__ARGS_OK)

@@ -347,14 +347,13 @@ static const kvf__arg eval_report_args[] = {
     {"resample", "WHAT", "what the bootstrap draws: pairs (each place or sample by itself), or whole sources", "pairs",
      KVF__ARG_CHOICE, AT(resample), 0, 0, "pairs|sources"},
 };
-static const kvf__arg_group eval_report_group = {"kvfold eval report (--json too: one object in place of the table)",
-                                                 eval_report_args, N(eval_report_args), NULL};
+static const kvf__arg_group eval_report_group = {"kvfold eval report", eval_report_args, N(eval_report_args), NULL};
 
 /* ---- Commands ----------------------------------------------------------------------------------- */
 
-static const kvf__arg_group *const run_groups[] = {&run_group,    &batch_group,     &model_group,
-                                                   &policy_group, &sampling_group,  &memory_group,
-                                                   &report_group, &occupancy_group, NULL};
+static const kvf__arg_group *const run_groups[] = {&run_group,    &sampling_group,  &model_group,
+                                                   &memory_group, &report_group,    &batch_group,
+                                                   &policy_group, &occupancy_group, NULL};
 static const kvf__arg_group *const tokenize_groups[] = {&tokenize_group, NULL};
 static const kvf__arg_group *const info_groups[] = {&info_group, NULL};
 static const kvf__arg_group *const profile_groups[] = {&replay_group, &make_group,      &pool_group,
@@ -426,17 +425,92 @@ static const char eval_notes[] =
     "  2 nothing was run, 3 the output could not be written, 4 the engine failed, 130 interrupted: whole batches\n"
     "  are written, and --resume goes on";
 
+/* ---- The first screen of each command's help -------------------------------------------------------------- */
+
+static const kvf__brief run_brief[] = {
+    {"prompt", "a user's message, answered as it is generated"},
+    {"input", "requests, a JSON object a line (also OpenAI batch files)"},
+    {"output", "answers to these, a JSON object a line"},
+    {"resume", "go on with the --output of an earlier run"},
+    {"model", "GGUF file of a Llama-family model"},
+    {"max-tokens", "most tokens to generate for a request"},
+    {"temperature", "0 takes the likeliest token"},
+    {"seed", "of sampling"},
+    {"system", "system message"},
+    {"kv-memory", "memory for K and V"},
+    {"policy", "which tokens the cache keeps (see --help-policies)"},
+    {"rho", "share of them that is kept; alone it asks for d2o"},
+    {"compare", "run again with this policy, and print both"},
+    {"report", "what the cache held when, as an HTML page"},
+    {"json", "the summary as JSON"},
+    {"quiet", "no summary, progress or warnings"},
+    {NULL, NULL},
+};
+static const kvf__brief eval_brief[] = {
+    {"text", "a text to measure on, or to hide facts in"},
+    {"policies", "what is measured, as \"h2o;d2o:serving\""},
+    {"rhos", "shares of the prompt's blocks that may be held"},
+    {"contexts", "tokens of a prompt"},
+    {"scored", "tokens scored after each prompt"},
+    {"samples", "samples of each task, depth and context"},
+    {"output", "records, a JSON object a line"},
+    {"resume", "go on with the --output of an earlier run"},
+    {"model", "GGUF file of a Llama-family model"},
+    {"policy", "of nll --prompt N, with --rho"},
+    {"quiet", "no progress, no warnings"},
+    {NULL, NULL},
+};
+static const kvf__brief profile_brief[] = {
+    {"generate", "make a trace of N requests in place of reading one"},
+    {"rate", "requests a second of a made trace"},
+    {"prompt-mean", "mean tokens of its prompts"},
+    {"output-mean", "mean tokens of its answers"},
+    {"limit", "replay the first N requests alone"},
+    {"policy", "which tokens the cache keeps (see --help-policies)"},
+    {"rho", "share of them that is kept; alone it asks for d2o"},
+    {"kv-memory", "memory that the pool stands for"},
+    {"layers", "layers of the model; also --kv-heads, --head-dim"},
+    {"max-running", "requests in the batch at once, at most"},
+    {"report", "what the cache held when, as an HTML page"},
+    {"metrics", "figures at the end: JSON, CSV or Prometheus text"},
+    {"json", "the summary as JSON"},
+    {"quiet", "no summary, no progress"},
+    {NULL, NULL},
+};
+
+static const kvf__arg report_json_args[] = {
+    {"json", NULL, "one JSON object in place of the table", NULL, KVF__ARG_FLAG, AT(json), 0, 0, NULL},
+    {"quiet", NULL, "no warnings", NULL, KVF__ARG_FLAG, AT(quiet), 0, 0, NULL},
+};
+static const kvf__arg_group report_json_group = {"Output", report_json_args, N(report_json_args), NULL};
+static const kvf__arg_group *const report_groups[] = {&eval_report_group, &report_json_group, NULL};
+
+static const kvf__command report_command = {
+    "eval report",
+    "Hold the records of other measures against one another, with intervals.",
+    "  kvfold eval report FILE... [options]",
+    "  FILE: what kvfold eval wrote with --output; - is standard input. A table is printed.\n"
+    "  Exit status: 0 all is shown, 1 lines that are no records were left out, 2 nothing was shown,\n"
+    "  3 an output could not be written.",
+    report_groups,
+    1,
+    KVF__WORDS_MAX,
+    "FILE",
+    NULL,
+    NULL,
+    NULL};
+
 const kvf__command kvf__commands[] = {
     {"run", "Generate: answers a prompt, or a file of requests as one batch.",
      "  kvfold run --prompt TEXT [options]\n  kvfold run --input FILE [--output FILE] [options]", run_notes, run_groups,
-     0, 0, NULL, kvf__run_command},
+     0, 0, NULL, kvf__run_command, run_brief, NULL},
     {"tokenize", "Show the tokens of a text, or the text of tokens.",
      "  kvfold tokenize TEXT [options]\n"
      "  kvfold tokenize --file FILE [options]\n"
      "  kvfold tokenize --decode IDS [options]",
-     NULL, tokenize_groups, 0, 1, "TEXT", kvf__tokenize_command},
+     NULL, tokenize_groups, 0, 1, "TEXT", kvf__tokenize_command, NULL, NULL},
     {"info", "Show what a model file holds, and what its KV cache takes.", "  kvfold info [MODEL] [--json]", NULL,
-     info_groups, 0, 1, "MODEL", kvf__info_command},
+     info_groups, 0, 1, "MODEL", kvf__info_command, NULL, NULL},
     {"eval", "Measure policies against the full cache, at equal memory.",
      "  kvfold eval nll|divergence --text FILE... [options]\n"
      "  kvfold eval needle|recall [--text FILE...] [options]\n"
@@ -444,7 +518,7 @@ const kvf__command kvf__commands[] = {
      "  kvfold eval ablation --text FILE... [options]\n"
      "  kvfold eval nll (--ids FILE | --text FILE) --prompt N [options]\n"
      "  kvfold eval report FILE... [--html FILE] [--markdown FILE] [--json] [options]",
-     eval_notes, eval_groups, 1, KVF__WORDS_MAX, "MEASURE", kvf__eval_command},
+     eval_notes, eval_groups, 1, KVF__WORDS_MAX, "MEASURE", kvf__eval_command, eval_brief, &report_command},
     {"profile", "Replay a trace of requests against a pool, without a model.",
      "  kvfold profile TRACE [options]\n  kvfold profile --generate N [options]",
      "  TRACE: kvfold's own form (docs/trace.md), as kvfold run --record writes it, a table of the Azure LLM inference\n"
@@ -452,8 +526,8 @@ const kvf__command kvf__commands[] = {
      "  a Mooncake trace (JSON lines: timestamp, input_length, output_length, hash_ids); plain, gzip or zstd; - is\n"
      "  standard input. Scheduler, pool and budgets are the real ones; of the model only the densities of the layers\n"
      "  count, which are the trace's, those of --densities, or made. A step takes --step-ms and --token-us a token.",
-     profile_groups, 0, 1, "TRACE", kvf__profile_command},
-    {NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL},
+     profile_groups, 0, 1, "TRACE", kvf__profile_command, profile_brief, NULL},
+    {NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL},
 };
 
 kvf__cli kvf__cli_default(void) {

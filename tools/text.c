@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tools/progress.h"
 
@@ -165,6 +167,12 @@ size_t kvf__cli_utf8_clean(char *out, const char *text, size_t n) {
         i += length ? length : 1;
     }
     return written;
+}
+
+int kvf__terminal_columns(int fd) {
+    struct winsize size;
+    if (!isatty(fd)) return 0;
+    return ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
 }
 
 double kvf__now(void) {

@@ -40,6 +40,9 @@ size_t kvf__cli_utf8_valid(const char *text, size_t n);
 /* Text with every broken byte as U+FFFD; out holds 3 n bytes. Returns the bytes written. */
 size_t kvf__cli_utf8_clean(char *out, const char *text, size_t n);
 
+/* Columns of the terminal at a descriptor, now; 0 where it is none. */
+int kvf__terminal_columns(int fd);
+
 /* Monotonic seconds. */
 double kvf__now(void);
 
