@@ -236,3 +236,35 @@ for name, value in (("rho", True), ("rho", False), ("full_layers", True), ("full
     assert name + ": " in out[0]["error"]["message"], out
 assert batch('{"prompt": "x", "redistribute": true, "max_tokens": 1}')[0][0]["finish_reason"] != "error"
 END
+
+# ---- The terminal ------------------------------------------------------------------------------------------------------
+check r40_r44_progress_keeps_to_the_terminal <<'END'
+from helper import *
+import fcntl, pty, select, signal, struct, termios, time
+open("many.jsonl", "w").write("\n".join(json.dumps({"token_ids": [5, 6, 7, 8 + i % 9], "max_tokens": 30}) for i in range(20000)))
+def shown(columns, *arguments):
+    """What stands on the line after each redraw, by the width it was drawn at."""
+    outer, inner = pty.openpty()
+    size = lambda n: fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, n, 0, 0))
+    size(columns[0])
+    p = subprocess.Popen([kvfold, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=inner)
+    found, begin = {}, time.time()
+    for n in columns:
+        size(n)
+        text = b""
+        while (text.count(b"\r\033[K") < 3 or n == 120 and b" left, " not in text) and p.poll() is None and time.time() - begin < 60:
+            if select.select([outer], [], [], 0.1)[0]: text += os.read(outer, 65536)
+        found[n] = text.decode().split("\r\033[K")[2:] # the first may have been drawn before
+        assert found[n], (n, p.poll(), text)
+    p.send_signal(signal.SIGINT)
+    p.wait(60)
+    return found
+for arguments in (("profile", "--generate", "200000", "--layers", "2"),
+                  ("run", "--model", model, "--input", "many.jsonl", "--output", "/dev/null", "--max-running", "4", "--policy", "d2o")):
+    for n, drawn in shown((44, 2, 120), *arguments).items():
+        assert all(len(l) < n and "\n" not in l for l in drawn), (n, drawn)
+        if n == 120: assert any(" done, " in l and " left, " in l for l in drawn), drawn
+for more in ((), ("--quiet",)): # no terminal, nothing
+    _, err = run("profile", "--generate", "3000", *more)
+    assert "\r" not in err and " left" not in err, err
+END

@@ -19,6 +19,7 @@ typedef struct profile {
     kvf__replay_result result;
     kvf__occ occ;
     kvf__chrome chrome;
+    kvf__progress progress;
 } profile;
 
 static volatile int caught;
@@ -282,7 +283,10 @@ int kvf__profile_command(const void *options) {
     if (set_up(&p)) {
         sigaction(SIGINT, &action, NULL);
         sigaction(SIGTERM, &action, NULL);
+        p.progress = kvf__progress_begin(!p.cli->quiet, "profile", p.trace.n);
+        p.config.progress = &p.progress;
         bool ran = kvf__replay(&p.config, &p.occ, &p.chrome, &p.result);
+        kvf__progress_clear();
         if (!ran) (void)kvf__chrome_close(&p.chrome);
         bool written = !ran || write_outputs(&p);
         code = !ran                                     ? KVF__EXIT_USAGE

@@ -3,6 +3,7 @@
 #include "tools/replay.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -372,6 +373,17 @@ static bool run_step(replay *r, uint32_t *n_waiting, bool *idle) {
     return after_items(r, &step) && note_step(r, &step, begin_s);
 }
 
+static void show(const replay *r, uint32_t n_waiting) {
+    const kvf__replay_result *done = r->result;
+    kvf__progress *progress = r->config->progress;
+    if (!progress || !kvf__progress_due(progress)) return;
+    char text[320];
+    snprintf(text, sizeof text, "profile: %s, %s waiting, step %s",
+             kvf__progress_done(progress, done->n_done + done->n_early + done->n_refused).text,
+             kvf__show_count(n_waiting).text, kvf__show_count(r->step).text);
+    kvf__progress_text(progress, text);
+}
+
 static bool run(replay *r) {
     const kvf__trace *t = r->config->trace;
     uint32_t n_waiting = 0;
@@ -385,6 +397,7 @@ static bool run(replay *r) {
             continue;
         }
         if (!run_step(r, &n_waiting, &idle)) return false;
+        show(r, n_waiting);
         if (idle && r->first && r->next == t->n) return fail("scheduler", "requests wait, and none can run");
     }
     r->result->stopped = true;

@@ -9,6 +9,7 @@
 
 #include "kvfold/scheduler.h"
 #include "tools/occupancy.h"
+#include "tools/progress.h"
 #include "tools/trace.h"
 
 typedef struct kvf__replay_config {
@@ -23,6 +24,7 @@ typedef struct kvf__replay_config {
     double step_s, token_s;   /* what a step takes, and each of its tokens beside */
     double speed;             /* arrivals come so many times as fast */
     volatile const int *stop; /* not 0: end after the step */
+    kvf__progress *progress;  /* shown while it goes on; or NULL */
 } kvf__replay_config;
 
 typedef struct kvf__replay_result {

@@ -169,6 +169,21 @@ size_t kvf__cli_utf8_clean(char *out, const char *text, size_t n) {
     return written;
 }
 
+void kvf__fit(char *out, size_t capacity, const char *text, int columns) {
+    size_t used = 0, n = strlen(text);
+    for (size_t i = 0; i < n;) {
+        const unsigned char *p = (const unsigned char *)text + i;
+        size_t length = kvf__cli_utf8_length(text + i, n - i, NULL), bytes = length ? length : 1;
+        bool plain = length && *p >= 0x20 && *p != 0x7f && !(*p == 0xc2 && p[1] < 0xa0);
+        columns -= length > 2 && memcmp(p, "\xe1\x84\x80", 3) >= 0 ? 2 : 1;
+        if (columns < 0 || used + bytes >= capacity) break;
+        memcpy(out + used, plain ? text + i : "?", plain ? bytes : 1);
+        used += plain ? bytes : 1;
+        i += bytes;
+    }
+    out[used] = '\0';
+}
+
 int kvf__terminal_columns(int fd) {
     struct winsize size;
     if (!isatty(fd)) return 0;
