@@ -16,7 +16,8 @@ typedef struct score { /* what on_finish leaves */
     bool done;
     json_t *json; /* the answer */
     char error[480];
-    double mean;
+    double mean, full_mean; /* full: with the full cache, where that found room */
+    bool has_full;
     uint32_t n_tokens, n_prompt;
     uint64_t held_tokens, full_tokens;
     double *blocks; /* [n_layers] */
@@ -138,6 +139,35 @@ static void on_finish(void *user, const kvf_result *r) {
     json_object_set_new(s->json, "nll", nll);
 }
 
+/* Runs it to its end; `why` says what went wrong in the engine, and is "" where nothing did. */
+static void run_request(kvf_engine *engine, kvf_generate *g, char why[KVF__WORDS_BYTES]) {
+    kvf_error err = {""};
+    int more = 1;
+    kvf_status st = kvf_engine_submit(engine, g, NULL, &err);
+    while (!st && more) st = kvf_engine_step(engine, &more, &err);
+    if (st) (void)kvf__request_words(engine, err.text[0] ? err.text : kvf_status_text(st), why);
+}
+
+static void on_full_finish(void *user, const kvf_result *r) {
+    score *s = user;
+    double sum = 0;
+    for (uint32_t i = 0; i < r->n_tokens; i++) sum -= r->logprobs[i];
+    s->has_full = r->finish != KVF_FINISH_ERROR && r->n_tokens == s->n_tokens;
+    s->full_mean = r->n_tokens ? sum / r->n_tokens : 0;
+}
+
+/* The same tokens with the full cache, which may find no room; what never evicts is that itself. */
+static void run_full(kvf_engine *engine, kvf_generate g, score *s) {
+    kvf_policy_options full;
+    char why[KVF__WORDS_BYTES] = "";
+    s->full_mean = s->mean;
+    s->has_full = never_evicts(s->policy);
+    if (s->has_full || kvf_policy_options_init(&full, "full", NULL, NULL)) return;
+    g.policy = &full;
+    g.on_finish = on_full_finish;
+    run_request(engine, &g, why);
+}
+
 static bool run_engine(const kvf__cli *cli, const kvf_model *model, const uint32_t *ids, uint32_t n_scored, score *s) {
     kvf_engine *engine = kvf__setup_engine(cli, model, s->policy, false);
     if (!engine) return false;
@@ -147,26 +177,34 @@ static bool run_engine(const kvf__cli *cli, const kvf_model *model, const uint32
     g.policy = s->policy;
     g.user = s;
     g.on_finish = on_finish;
-    kvf_error err = {""};
-    int more = 1;
-    kvf_status st = kvf_engine_submit(engine, &g, NULL, &err);
-    while (!st && more) st = kvf_engine_step(engine, &more, &err);
     char words[KVF__WORDS_BYTES] = "";
-    if (st)
-        (void)kvf__request_words(engine, err.text[0] ? err.text : kvf_status_text(st), words);
-    else if (s->error[0])
-        (void)kvf__request_words(engine, s->error, words);
+    run_request(engine, &g, words);
+    if (!words[0] && s->error[0]) (void)kvf__request_words(engine, s->error, words);
+    bool good = !words[0] && s->n_tokens == n_scored;
+    if (good) run_full(engine, g, s);
     kvf_engine_destroy(engine);
     if (words[0])
         kvf__say("eval: %s", words);
-    else if (s->n_tokens < n_scored)
+    else if (!good)
         kvf__say("eval: only %u of %u tokens fit the context and the KV memory; score fewer with --max-tokens",
                  s->n_tokens, n_scored);
-    return !st && !s->error[0] && s->n_tokens == n_scored;
+    return good;
+}
+
+/* Beside the policy's own figures in JSON: null where the full cache found no room. */
+static void add_full(const score *s) {
+    json_t *full = json_null();
+    if (s->has_full)
+        full = json_pack("{s:o, s:o}", "mean_nll", kvf__json_number(s->full_mean), "perplexity",
+                         kvf__json_number(exp(s->full_mean)));
+    json_object_set_new(s->json, "full", full);
+    json_object_set_new(s->json, "nll_difference",
+                        s->has_full ? kvf__json_number(s->mean - s->full_mean) : json_null());
 }
 
 static bool print_score(const kvf__cli *cli, score *s) {
     if (cli->json) {
+        add_full(s);
         json_t *json = s->json;
         s->json = NULL;
         return kvf__json_print(json);
@@ -177,7 +215,13 @@ static bool print_score(const kvf__cli *cli, score *s) {
     printf("prompt            %s tokens\n", kvf__show_count(s->n_prompt).text);
     printf("scored            %s tokens\n", kvf__show_count(s->n_tokens).text);
     printf("mean NLL          %.4f nats a token\n", s->mean);
+    bool other = !never_evicts(s->policy);
+    if (other && s->has_full)
+        printf("  full cache      %.4f (the difference is %+.4f)\n", s->full_mean, s->mean - s->full_mean);
+    else if (other)
+        printf("  full cache      -: it finds no room in --kv-memory\n");
     printf("perplexity        %.3f\n", exp(s->mean));
+    if (other && s->has_full) printf("  full cache      %.3f\n", exp(s->full_mean));
     double share = s->full_tokens ? (double)s->held_tokens / (double)s->full_tokens : 1;
     printf("tokens held       %s of %s (%.1f%%), over the layers\n", kvf__show_count(s->held_tokens).text,
            kvf__show_count(s->full_tokens).text, share * 100);
