@@ -222,6 +222,26 @@ assert len(json.loads(run(*base, "--text", "text.txt", "--max-tokens", "4")[0])[
 open("text.txt", "wb").write(b"abc\xff")
 assert "byte 4" in run(*base, "--text", "text.txt", code=2)[1]
 END
+check r41_nll_beside_the_full_caches <<'END'
+from helper import *
+ids = [i * i % 50 + 5 for i in range(160)]
+json.dump(ids, open("ids.json", "w"))
+base = ["eval", "nll", "--model", model, "--ids", "ids.json", "--prompt", "100", "--min-tokens", "16"]
+def ran(*more): return json.loads(run(*base, "--json", *more)[0])
+full = ran("--policy", "full")
+assert full["full"] == {"mean_nll": full["mean_nll"], "perplexity": full["perplexity"]} and full["nll_difference"] == 0
+for more in ([], ["--rho", "0.3", "--deterministic"], ["--policy", "streaming"], ["--policy", "snapkv", "--heads-per-group", "1"], ["--rho", "1"]):
+    one = ran(*more)
+    assert abs(one["full"]["mean_nll"] - full["mean_nll"]) < 1e-3, (more, one["full"], full["mean_nll"])
+    assert abs(one["nll_difference"] - (one["mean_nll"] - one["full"]["mean_nll"])) < 1e-9 and (one["nll_difference"] == 0) == (more == ["--rho", "1"])
+    text = run(*base, *more, "--quiet")[0].decode()
+    beside = f"  full cache      {one['full']['mean_nll']:.4f} (the difference is {one['nll_difference']:+.4f})\n"
+    assert (beside in text) == (more != ["--rho", "1"]), (text, beside)
+size = str(json.loads(run("info", model, "--json")[0])["kv_bytes_per_token_fp16"] * 16 * 8) # the prompt's and a little
+tight = ran("--policy", "streaming", "--kv-memory", size)
+assert tight["full"] is None and tight["nll_difference"] is None and len(tight["nll"]) == 60
+assert "it finds no room in --kv-memory" in run(*base, "--policy", "streaming", "--kv-memory", size, "--quiet")[0].decode()
+END
 
 # ---- One prompt ---------------------------------------------------------------------------------------
 check prompt <<'END'
@@ -442,6 +462,35 @@ _, err = run("run", "--model", model, "--input", "rows.jsonl", "--output", "a", 
 assert "d2o, rho 0.2" in err and "h2o, rho 0.2" in err and "preemptions" in err
 _, err = run("run", "--model", model, "--input", "two.jsonl", "--output", "a", "--compare", "full", "--quiet")
 assert err == ""
+END
+check r42_compare_says_which_answers_are_the_same <<'END'
+from helper import *
+rows = [{"id": i, "token_ids": [5 + (i * j * j + j) % 40 for j in range(60 + i)], "max_tokens": 8, "n": 1 + i % 2, "temperature": i % 2, "seed": i,
+         "rho": 1 if i % 3 == 0 else 0.3}
+        for i in range(12)] + ["not JSON"]
+open("rows.jsonl", "w").write("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows))
+base = ["run", "--model", model, "--output", "a", "--compare", "streaming", "--compare-output", "b", "--policy", "d2o", "--min-tokens", "16", "--deterministic"]
+out, _ = run(*base, "--input", "rows.jsonl", "--json", code=1)
+def samples(rows): return {(r["id"], i): c for r in rows if r["finish_reason" if "finish_reason" in r else "id"] != "error"
+                           for i, c in enumerate(r.get("choices", [r]))}
+a, b = samples(answers("a")), samples(lines(open("b", "rb").read()))
+assert len(a) == len(b) == 18
+def parts(x, y): return None if x == y else next((i for i, (s, t) in enumerate(zip(x, y)) if s != t), min(len(x), len(y))) + 1
+at = {k: parts(a[k]["token_ids"], b[k]["token_ids"]) for k in a}
+assert {k: c["differs_at"] for k, c in b.items()} == at and not any("differs_at" in c for c in a.values())
+differ = sorted(x for x in at.values() if x)
+assert 0 < len(differ) < 18, at
+assert json.loads(out)["compare"]["answers"] == {"compared": 18, "same": 18 - len(differ), "differ_at_median": differ[(len(differ) - 1) // 2],
+                                                 "differ_at_earliest": differ[0], "differ_at_latest": differ[-1]}, (out, differ)
+err = run(*base, "--input", "rows.jsonl", code=1)[1]
+assert f"{18 - len(differ)} of 18 answers are the same with both; the other" in err and "part" in err.split("the same with both")[1], err
+body = lambda r: {"model": "m", "prompt": r["token_ids"], **{k: r[k] for k in ("max_tokens", "n", "temperature", "seed")}, "kvfold": {"rho": r["rho"]}}
+open("rows.jsonl", "w").write("\n".join(json.dumps({"custom_id": str(r["id"]), "method": "POST", "url": "/v1/completions", "body": body(r)}) for r in rows[:-1]))
+run(*base, "--input", "rows.jsonl", "--any-model")
+told = {(int(r["custom_id"]), c["index"]): c["kvfold"]["differs_at"] for r in lines(open("b", "rb").read()) for c in r["response"]["body"]["choices"]}
+assert told == at and '"kvfold"' not in open("a").read()
+err = run("run", "--model", model, "--prompt", "x", "--max-tokens", "3", "--compare", "full", "--policy", "streaming")[1]
+assert "1 of 1 answers are the same with both\n" in err, err
 END
 
 # ---- Packed input ------------------------------------------------------------------------------------------

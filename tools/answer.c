@@ -288,6 +288,12 @@ void kvf__answer_add(kvf__answer *a, const kvf_tokenizer *tokenizer, uint32_t in
     if (!a->error) a->error = strdup(kvf__request_words(NULL, r->error ? r->error : "failed", words));
 }
 
+void kvf__answer_differs(const kvf__answer *a, uint32_t index, uint32_t at) {
+    json_t *choice = json_array_get(a->choices, index), *own = a->openai ? json_object() : choice;
+    json_object_set_new(own, "differs_at", at ? count(at) : json_null());
+    if (a->openai) json_object_set_new(choice, "kvfold", own);
+}
+
 /* ---- A line's answer: kvfold's form ---------------------------------------------------------------------------- */
 
 static json_t *own_json(const kvf__answer *a) {
@@ -302,6 +308,8 @@ static json_t *own_json(const kvf__answer *a) {
         json_object_set_new(o, "completion_tokens", count(a->completion_tokens));
         if (!a->undated) json_object_set_new(o, "cached_tokens", count(a->cached_tokens));
         json_object_set(o, "kv", json_object_get(choice, "kv"));
+        if (json_object_get(choice, "differs_at"))
+            json_object_set(o, "differs_at", json_object_get(choice, "differs_at"));
     } else {
         json_object_set(o, "choices", a->choices);
         json_object_set_new(o, "prompt_tokens", count(a->prompt_tokens));

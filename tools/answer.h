@@ -26,6 +26,8 @@ void kvf__answer_free(kvf__answer *answer);
 
 /* One sample has ended. */
 void kvf__answer_add(kvf__answer *answer, const kvf_tokenizer *tokenizer, uint32_t index, const kvf_result *result);
+/* Of --compare: the number, from 1, of that sample's first token that is not the first run's; 0: they are the same. */
+void kvf__answer_differs(const kvf__answer *answer, uint32_t index, uint32_t at);
 /* All have. */
 json_t *kvf__answer_json(const kvf__answer *answer);
 

@@ -6,6 +6,7 @@
 #include "tools/reader.h"
 #include "tools/report.h"
 #include "tools/resume.h"
+#include "tools/same.h"
 #include "tools/watch.h"
 
 typedef struct kvf__batch { /* all of the command, with --input or --prompt */
@@ -20,6 +21,7 @@ typedef struct kvf__batch { /* all of the command, with --input or --prompt */
     uint32_t n_passes, n_done;
     kvf_engine *engine; /* of the first pass, from before the outputs are opened; NULL once it runs */
     kvf__ids failed;    /* numbers of lines that failed in the first pass, where there is a second */
+    kvf__same same;     /* answers, where there is a second */
     kvf__reader reader;
     kvf__sink outputs[2], stats;
     json_t *header; /* of an output that can be resumed; NULL once it is written */

@@ -144,9 +144,12 @@ static const kvf__arg_group memory_group = {"Memory and batch", memory_args, N(m
 
 static const kvf__arg report_args[] = {
     {"compare", "POLICY",
-     "run the same requests again in the same KV memory with this policy (full, h2o, d2o:serving), and print both",
+     "run the same requests again in the same KV memory with this policy (full, h2o, d2o:serving); the summary has both, and "
+     "how many answers are the same",
      NULL, KVF__ARG_TEXT, AT(compare), 0, 0, NULL},
-    {"compare-output", "FILE", "results of the second run", "not kept", KVF__ARG_TEXT, AT(compare_output), 0, 0, NULL},
+    {"compare-output", "FILE",
+     "results of the second run, each with differs_at: the number of its first token that is not the first run's, or null",
+     "not kept", KVF__ARG_TEXT, AT(compare_output), 0, 0, NULL},
     {"stats", "FILE", "one JSON object per step: time, requests, tokens, free blocks, blocks per layer", NULL,
      KVF__ARG_TEXT, AT(stats), 0, 0, NULL},
     {"json", NULL, "the summary as one JSON object on standard output", NULL, KVF__ARG_FLAG, AT(json), 0, 0, NULL},
@@ -183,7 +186,7 @@ static const kvf__arg replay_args[] = {
      NULL, KVF__ARG_TEXT, AT(densities), 0, 0, NULL},
     {"seed", "N", "of --generate and of made densities", "0", KVF__ARG_SEED, AT(seed), 0, 0, NULL},
     {"json", NULL, "the summary as one JSON object on standard output", NULL, KVF__ARG_FLAG, AT(json), 0, 0, NULL},
-    {"quiet", NULL, "no summary; errors are still reported", NULL, KVF__ARG_FLAG, AT(quiet), 0, 0, NULL},
+    {"quiet", NULL, "no summary or progress; errors are still reported", NULL, KVF__ARG_FLAG, AT(quiet), 0, 0, NULL},
 };
 static const kvf__arg_group replay_group = {"Replay", replay_args, N(replay_args), NULL};
 

@@ -121,6 +121,17 @@ static void print_answer(pass *p, const kvf_result *r) {
     kvf__printer_add(&p->printer, r->text, r->text_bytes);
 }
 
+/* --compare: an answer is kept in the first run, and says in the second where it parts from that. */
+static void compare(const job *j, const kvf_result *result) {
+    kvf__batch *r = j->pass->run;
+    uint32_t at;
+    if (r->n_passes < 2 || result->finish == KVF_FINISH_ERROR) return;
+    if (!j->pass->index)
+        kvf__same_keep(&r->same, j->answer.line, result->index, result->tokens, result->n_tokens);
+    else if (kvf__same_compare(&r->same, j->answer.line, result->index, result->tokens, result->n_tokens, &at))
+        kvf__answer_differs(&j->answer, result->index, at);
+}
+
 static void on_finish(void *user, const kvf_result *result) {
     job *j = user;
     pass *p = j->pass;
@@ -138,6 +149,7 @@ static void on_finish(void *user, const kvf_result *result) {
     } else {
         kvf__tally_add(p->tally, result, pool_was_full(j, result));
         kvf__answer_add(&j->answer, p->rules.tokenizer, result->index, result);
+        compare(j, result);
         if (p->run->streams && !p->index && j->answer.several) print_answer(p, result);
     }
     if (j->n_left == 0) job_end(j);
@@ -316,6 +328,7 @@ static void after_step(pass *p) {
     kvf__advice_step(&p->advice, p->run->cli, p->run->info, &s);
     if (p->run->stats.is_open) write_step(p, &s);
     const kvf_pool_occupancy *blocks = &s.occupancy.blocks;
+    p->progress.skipped = p->tally->n_skipped;
     if (kvf__progress_due(&p->progress))
         kvf__progress_show(&p->progress, p->n_ended, s.n_running, s.n_prompt_tokens + s.n_decode_tokens,
                            blocks->n_total ? (double)blocks->n_held / blocks->n_total : 0);
@@ -381,6 +394,7 @@ bool kvf__batch_pass(kvf__batch *r, uint32_t index) {
     kvf_engine_stats s = {.struct_size = sizeof s};
     p.stopping = true;
     if (!kvf_engine_get_stats(p.engine, &s)) kvf__tally_end(p.tally, &s, wall);
+    if (index) p.tally->same = kvf__same_end(&r->same);
     if (!index) r->watch_failed = !kvf__watch_end(p.watch, p.engine);
     kvf_engine_destroy(p.engine);
     kvf__kept_end(&p.kept);

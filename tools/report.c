@@ -164,6 +164,21 @@ static void say_early(const kvf__tally *t, bool labelled) {
                 t->n_early == 1 ? "" : "s");
 }
 
+static void say_same(const kvf__same_sum *s) {
+    uint64_t n = s->n_compared - s->n_same;
+    kvf__short all = kvf__show_count(s->n_compared), same = kvf__show_count(s->n_same);
+    if (!s->n_compared) return;
+    if (!n)
+        fprintf(stderr, "%s of %s answers are the same with both\n", same.text, all.text);
+    else if (n == 1)
+        fprintf(stderr, "%s of %s answers are the same with both; the other parts at token %u\n", same.text, all.text,
+                s->latest);
+    else
+        fprintf(stderr,
+                "%s of %s answers are the same with both; the others part at token %u in the median (%u to %u)\n",
+                same.text, all.text, s->median, s->earliest, s->latest);
+}
+
 void kvf__report_line(const kvf__tally *t) {
     const kvf_engine_stats *s = &t->stats;
     char held[CELL_BYTES];
@@ -217,6 +232,7 @@ void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t 
         fputc('\n', stderr);
     }
     fputs("* over all layers and KV heads\n", stderr);
+    if (n > 1) say_same(&tallies[1].same);
     for (uint32_t c = 0; c < n; c++) say_early(&tallies[c], n > 1);
     const kvf__tally *t = &tallies[0];
     double *mean = t->n_measured ? calloc(t->n_layers, sizeof *mean) : NULL;
@@ -312,6 +328,14 @@ static json_t *tally_json(const kvf__tally *t) {
     return o;
 }
 
+static json_t *same_json(const kvf__same_sum *s) {
+    bool parts = s->n_same < s->n_compared;
+    return json_pack("{s:o, s:o, s:o, s:o, s:o}", "compared", count(s->n_compared), "same", count(s->n_same),
+                     "differ_at_median", parts ? count(s->median) : json_null(), "differ_at_earliest",
+                     parts ? count(s->earliest) : json_null(), "differ_at_latest",
+                     parts ? count(s->latest) : json_null());
+}
+
 json_t *kvf__report_json(const kvf__cli *cli, const kvf_model_info *info, uint32_t n_threads, const kvf__tally *tallies,
                          uint32_t n) {
     json_t *o = json_object();
@@ -325,6 +349,8 @@ json_t *kvf__report_json(const kvf__cli *cli, const kvf_model_info *info, uint32
     json_t *figures = tally_json(&tallies[0]);
     json_object_update(o, figures);
     json_decref(figures);
-    if (n > 1) json_object_set_new(o, "compare", tally_json(&tallies[1]));
+    if (n < 2) return o;
+    json_object_set_new(o, "compare", tally_json(&tallies[1]));
+    json_object_set_new(json_object_get(o, "compare"), "answers", same_json(&tallies[1].same));
     return o;
 }

@@ -3,6 +3,7 @@
 #define KVF_TOOLS_REPORT_H
 
 #include "tools/cli.h"
+#include "tools/same.h"
 
 typedef struct kvf__tally { /* of one run of the batch */
     kvf_policy_options policy;
@@ -19,6 +20,7 @@ typedef struct kvf__tally { /* of one run of the batch */
     uint32_t *blocks_max;   /* [n_layers] of all requests together, at one time */
     kvf_engine_stats stats; /* at the end; its layers are gone */
     double wall_s;
+    kvf__same_sum same; /* of the second run: its answers beside those of the first */
 } kvf__tally;
 
 bool kvf__tally_init(kvf__tally *tally, const kvf__cli *cli, const kvf_model_info *info,

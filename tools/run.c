@@ -212,6 +212,7 @@ int kvf__run_command(const void *options) {
     json_decref(r.header);
     kvf__ids_free(&r.resume.done);
     kvf__ids_free(&r.failed);
+    kvf__same_free(&r.same);
     kvf_engine_destroy(r.engine);
     kvf__reader_close(&r.reader);
     kvf_model_close(r.model);
