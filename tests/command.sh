@@ -121,7 +121,7 @@ END
 refused no_command_word 2 'unknown command rum: did you mean run?' rum
 refused option_before_command 2 'options follow a command' --prompt x
 refused unknown_option 2 'did you mean --prompt?' run --promt x
-refused unknown_option_far 2 '--help lists' run --zzzzzz x
+refused unknown_option_far 2 '--help-all lists' run --zzzzzz x
 refused missing_value 2 'needs a value' run --prompt
 refused missing_value_before_option 2 'needs a value' run --prompt --quiet
 refused flag_with_value 2 'takes no value' run --json=1 --prompt x
@@ -307,7 +307,7 @@ def compared(*more):
     s = summary({}, *more)
     return s["policy"], s["rho"], s["compare"]["policy"], s["compare"]["rho"]
 assert compared("--compare", "d2o", "--rho", "0.3") == ("full", 1, "d2o", 0.3)
-assert compared("--compare", "full", "--rho", "0.3") == ("d2o", 0.3, "full", 1)
+assert compared("--compare", "full", "--rho", "0.3") == ("d2o", 0.3, "full", 1) and compared("--compare", "full") == ("d2o", 0.2, "full", 1)
 assert compared("--compare", "h2o", "--rho", "0.3", "--preset", "serving") == ("d2o", 0.3, "h2o", 0.3)
 END
 check memory_is_short_and_a_policy_would_help <<'END'

@@ -196,7 +196,7 @@ static bool unknown_option(const kvf__command *command, const char *text, const 
         kvf__say("unknown option %s: did you mean --%s? See kvfold %s --help", kvf__shown(text).text,
                  kvf__dashed(suggestion).text, command->name);
     else
-        kvf__say("unknown option %s: kvfold %s --help lists what there is", kvf__shown(text).text, command->name);
+        kvf__say("unknown option %s: kvfold %s --help-all lists what there is", kvf__shown(text).text, command->name);
     return false;
 }
 

@@ -83,8 +83,8 @@ typedef struct kvf__policy_name {
 } kvf__policy_name;
 bool kvf__policy_name_read(const char *text, kvf__policy_name *name);
 
-/* What --policy says, or its default: full, and d2o where an option of a policy is given. Budgets (rho, ...) do not count
- * there when --compare names a policy that takes them. */
+/* What --policy says, or its default: full, and d2o where an option of a policy is given or --compare full has nothing else
+ * to be held against. Budgets (rho, ...) do not count there when --compare names a policy that takes them. */
 const char *kvf__policy_asked(const kvf__cli *cli);
 
 /* The options of a policy. own: the policy is the one of the command line, whose options all count; else only those

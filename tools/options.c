@@ -86,7 +86,8 @@ static const kvf__arg_group sampling_group = {"Generation (a line of the input m
 /* The policy's own options follow these two, from the library's table. */
 enum { MAX_POLICY_ARGS = 64 };
 static kvf__arg policy_args[MAX_POLICY_ARGS] = {
-    {"policy", "NAME", NULL, "full; with an option below, and in eval, d2o", KVF__ARG_TEXT, AT(policy), 0, 0, NULL},
+    {"policy", "NAME", NULL, "full; with an option below, with --compare full, and in eval, d2o", KVF__ARG_TEXT,
+     AT(policy), 0, 0, NULL},
     {"preset", "NAME", "set of options: of d2o paper, serving or authors; of cam h2o", "paper", KVF__ARG_TEXT,
      AT(preset), 0, 0, NULL},
 };

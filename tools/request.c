@@ -390,7 +390,7 @@ static kvf_status check_keys(kvf__line *line, kvf_error *err) {
         if (best)
             return nearest ? kvf__field_fail(err, KVF_E_INVALID, "unknown key %s: did you mean %s?",
                                              kvf__shown(key).text, nearest)
-                           : kvf__field_fail(err, KVF_E_INVALID, "unknown key %s: kvfold run --help lists the keys",
+                           : kvf__field_fail(err, KVF_E_INVALID, "unknown key %s: kvfold run --help-all lists the keys",
                                              kvf__shown(key).text);
     }
     kvf__fields_drop_null(line->root);

@@ -125,7 +125,8 @@ bool kvf__policy_is_budget(const char *option) {
 }
 
 const char *kvf__policy_asked(const kvf__cli *cli) {
-    bool takes = cli->compare && strcmp(cli->compare, "full") != 0, given = cli->preset != NULL;
+    bool to_full = cli->compare && !strcmp(cli->compare, "full"), takes = cli->compare && !to_full;
+    bool given = cli->preset || to_full;
     for (uint32_t i = 0; i < cli->policy_options.n; i++)
         given |= !takes || !kvf__policy_is_budget(cli->policy_options.names[i]);
     return cli->policy ? cli->policy : given ? "d2o" : "full";
