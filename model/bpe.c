@@ -37,6 +37,18 @@ kvf_status kvf__encoder_id(kvf__encoder *e, uint32_t id) {
     return KVF_OK;
 }
 
+kvf_status kvf__encoder_begin(kvf__encoder *e) {
+    kvf_status status = kvf__encoder_id(e, e->tokenizer->bos_id);
+    e->begun = status == KVF_OK && e->n_ids == 1;
+    return status;
+}
+
+kvf_status kvf__encoder_control(kvf__encoder *e, uint32_t id) {
+    bool there = e->begun && e->n_ids == 1 && id == e->ids[0];
+    e->begun = false;
+    return there ? KVF_OK : kvf__encoder_id(e, id);
+}
+
 /* ---- The heap ------------------------------------------------------------------------------------------ */
 
 static bool before(const kvf__candidate *a, const kvf__candidate *b) {
@@ -156,7 +168,7 @@ uint32_t kvf__utf8_length(const char *text, size_t n) {
     return length;
 }
 
-/* Text without control tokens, with merges: runs of UTF-8 by words, other bytes one by one. PCRE2 sees only the former. */
+/* Text without tokens that stand for themselves, with merges: runs of UTF-8 by words, other bytes one by one. PCRE2 sees only the former. */
 static kvf_status encode_plain(kvf__encoder *e, const char *text, size_t n) {
     const kvf_tokenizer *t = e->tokenizer;
     if (t->scores) return kvf__spm_text(e, text, n);
@@ -176,39 +188,27 @@ static kvf_status encode_plain(kvf__encoder *e, const char *text, size_t n) {
                             : status;
 }
 
-/* The longest control or user-defined token that the text begins with. */
-static uint32_t special_at(const kvf_tokenizer *t, const char *text, size_t n) {
-    if (!t->special_first[(unsigned char)text[0]]) return KVF_NO_TOKEN;
-    for (size_t i = 0; i < t->n_special_lengths; i++) {
-        if (t->special_lengths[i] > n) continue;
-        uint32_t id = kvf__tokenizer_lookup(t, (kvf__text){text, t->special_lengths[i]});
-        if (id == KVF_NO_TOKEN) continue;
-        if (t->types[id] == KVF__TOKEN_CONTROL || t->types[id] == KVF__TOKEN_USER_DEFINED ||
-            t->types[id] == KVF__TOKEN_UNKNOWN)
-            return id;
-    }
-    return KVF_NO_TOKEN;
-}
-
 kvf_status kvf__encoder_text(kvf__encoder *e, const char *text, size_t n, bool special) {
+    const kvf_tokenizer *t = e->tokenizer;
     if (!n) return KVF_OK; /* text may be NULL then */
     if (n > MAX_TEXT_BYTES)
         return kvf__fail(e->err, KVF_E_LIMIT, "text of %zu bytes: must be at most %d: encode it in parts", n,
                          MAX_TEXT_BYTES);
-    if (!special) return encode_plain(e, text, n);
     size_t begin = 0;
     kvf_status status = KVF_OK;
     for (size_t at = 0; at < n && status == KVF_OK;) {
-        uint32_t id = special_at(e->tokenizer, text + at, n - at);
-        if (id == KVF_NO_TOKEN) {
-            at++;
+        uint32_t user_id = KVF_NO_TOKEN, id = KVF_NO_TOKEN;
+        size_t user_defined = kvf__user_defined_at(t, text + at, n - at, &user_id);
+        size_t length = special ? kvf__control_at(t, text + at, n - at, &id) : 0;
+        bool is_control = length > user_defined;
+        if (!is_control && (!user_defined || t->scores)) { /* spm.c finds the user-defined tokens of its text itself */
+            length = user_defined ? user_defined : kvf__utf8_length(text + at, n - at);
+            at += length ? length : 1;
             continue;
         }
         status = encode_plain(e, text + begin, at - begin);
-        bool in_text = e->tokenizer->scores && e->tokenizer->types[id] == KVF__TOKEN_USER_DEFINED;
-        if (status == KVF_OK && in_text) status = kvf__spm_begin(e);
-        if (status == KVF_OK) status = kvf__encoder_id(e, id);
-        begin = at += e->tokenizer->texts[id].bytes;
+        if (status == KVF_OK) status = is_control ? kvf__encoder_control(e, id) : kvf__encoder_id(e, user_id);
+        begin = at += is_control ? length : user_defined;
     }
     return status == KVF_OK ? encode_plain(e, text + begin, n - begin) : status;
 }
@@ -244,8 +244,7 @@ kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text
                                 uint32_t *ids, size_t capacity, size_t *n_ids, kvf_error *err) {
     kvf__encoder e;
     kvf_status status = kvf__encoder_open(&e, tokenizer, err);
-    if (status == KVF_OK && (flags & KVF_ENCODE_BOS) && tokenizer->add_bos)
-        status = kvf__encoder_id(&e, tokenizer->bos_id);
+    if (status == KVF_OK && (flags & KVF_ENCODE_BOS) && tokenizer->add_bos) status = kvf__encoder_begin(&e);
     if (status == KVF_OK) status = kvf__encoder_text(&e, text, n_bytes, (flags & KVF_ENCODE_SPECIAL) != 0);
     if (status == KVF_OK) status = kvf__encoder_result(&e, ids, capacity, n_ids);
     kvf__encoder_close(&e);

@@ -38,13 +38,6 @@ typedef struct dialogue {
 
 /* ---- Which form ---------------------------------------------------------------------------------------- */
 
-static bool text_contains(kvf__text text, const char *wanted) {
-    size_t n = strlen(wanted);
-    for (size_t i = 0; i + n <= text.bytes; i++)
-        if (!memcmp(text.data + i, wanted, n)) return true;
-    return false;
-}
-
 /* By the control words that the file's template writes. Those with [SYSTEM_PROMPT] are of a later form. */
 static kvf_status recognise(kvf__text text, form *out, kvf_error *err) {
     static const struct {
@@ -56,8 +49,8 @@ static kvf_status recognise(kvf__text text, form *out, kvf_error *err) {
                  {"[INST]", FORM_MISTRAL}};
     *out = FORM_NONE;
     if (!text.data || !text.bytes) return KVF_OK;
-    for (size_t i = 0; i < sizeof words / sizeof *words && !text_contains(text, "[SYSTEM_PROMPT]"); i++)
-        if (text_contains(text, words[i].word)) {
+    for (size_t i = 0; i < sizeof words / sizeof *words && !kvf__text_contains(text, "[SYSTEM_PROMPT]"); i++)
+        if (kvf__text_contains(text, words[i].word)) {
             *out = words[i].form;
             return KVF_OK;
         }
@@ -292,7 +285,7 @@ static kvf_status encode_part(void *ctx, const char *text, size_t n, uint32_t to
     joined *j = ctx;
     if (token == KVF_NO_TOKEN) return join(j, text, n, token);
     kvf_status status = flush(j);
-    return status == KVF_OK ? kvf__encoder_id(j->encoder, token) : status;
+    return status == KVF_OK ? kvf__encoder_control(j->encoder, token) : status;
 }
 
 kvf_status kvf_chat_render(const kvf_tokenizer *tokenizer, const char *template_name, const kvf_message *messages,
@@ -323,7 +316,7 @@ kvf_status kvf_chat_encode(const kvf_tokenizer *tokenizer, const char *template_
         if (!j.text) status = kvf__fail(err, KVF_E_NO_MEMORY, "messages: no memory for %zu bytes", measured.n);
     }
     bool begins = tokenizer->add_bos || forms[d.form].begins;
-    if (status == KVF_OK && begins) status = kvf__encoder_id(&e, tokenizer->bos_id);
+    if (status == KVF_OK && begins) status = kvf__encoder_begin(&e);
     if (status == KVF_OK) status = each_part(&d, encode_part, &j);
     if (status == KVF_OK) status = flush(&j);
     if (status == KVF_OK) status = kvf__encoder_result(&e, ids, capacity, n_ids);

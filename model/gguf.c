@@ -68,6 +68,13 @@ const char *kvf__show_path(kvf__shown *out, const char *path) {
 
 bool kvf__text_equal(kvf__text a, const char *b) { return strlen(b) == a.bytes && !memcmp(a.data, b, a.bytes); }
 
+bool kvf__text_contains(kvf__text text, const char *wanted) {
+    size_t n = strlen(wanted);
+    for (size_t i = 0; text.data && i + n <= text.bytes; i++)
+        if (!memcmp(text.data + i, wanted, n)) return true;
+    return false;
+}
+
 const char *kvf__gguf_type_name(uint32_t type) {
     static const char *const names[] = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
                                         "bool", "string", "array", "u64", "i64", "f64"};

@@ -138,6 +138,7 @@ kvf_status kvf__gguf_array(const kvf__gguf *gguf, const char *name, uint32_t ele
 kvf__text kvf__gguf_next_text(const unsigned char **cursor);
 
 bool kvf__text_equal(kvf__text a, const char *b);
+bool kvf__text_contains(kvf__text text, const char *wanted); /* false for text without data */
 
 const char *kvf__show(kvf__shown *out, kvf__text text);
 const char *kvf__show_path(kvf__shown *out, const char *path);

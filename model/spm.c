@@ -3,7 +3,7 @@
  * The text, spaces written as U+2581 and one put before it where the model wants that, is a linked list of symbols, at
  * first one for each character (a byte that is of none stands alone). Of all neighbours whose sum is a token the sum of
  * highest score, the leftmost of equals, goes first: a heap of candidates, where those that no longer stand are dropped
- * when they come up. A symbol that is no token in the end is written by its bytes. O(n log n) for n bytes, times the
+ * when they come up. A user-defined token is a symbol of its own that takes no part in merges. A symbol that is no token in the end is written by its bytes. O(n log n) for n bytes, times the
  * length of a token. */
 #include "model/tokenizer.h"
 
@@ -12,6 +12,7 @@ enum { SPACE_BYTES = sizeof SPACE - 1, NO_SYMBOL = -1 };
 
 typedef struct symbol {
     uint32_t begin, bytes; /* in the text; bytes 0: merged away */
+    uint32_t user_defined; /* the token that it is and stays, or KVF_NO_TOKEN */
     int32_t prev, next;
 } symbol;
 
@@ -129,6 +130,7 @@ static void offer(kvf__encoder *e, int32_t left, int32_t right) {
     kvf__spm_scratch *s = e->spm;
     if (left == NO_SYMBOL || right == NO_SYMBOL) return;
     const symbol *l = &s->symbols[left], *r = &s->symbols[right];
+    if (l->user_defined != KVF_NO_TOKEN || r->user_defined != KVF_NO_TOKEN) return;
     uint32_t id = find(e->tokenizer, s->text + l->begin, (size_t)l->bytes + r->bytes);
     if (id == KVF_NO_TOKEN) return;
     if (e->tokenizer->types[id] == KVF__TOKEN_UNUSED) s->splits[id] = l->bytes;
@@ -173,6 +175,10 @@ static kvf_status emit(kvf__encoder *e, const symbol *whole, bool *after_unknown
     kvf__spm_scratch *s = e->spm;
     kvf_status status = KVF_OK;
     size_t n = 0;
+    if (whole->user_defined != KVF_NO_TOKEN) {
+        *after_unknown = false;
+        return kvf__encoder_id(e, whole->user_defined);
+    }
     s->heap[n++] = (candidate){0, whole->begin, (int32_t)whole->bytes, 0};
     while (n && status == KVF_OK) {
         const candidate c = s->heap[--n];
@@ -217,14 +223,18 @@ static kvf_status write_spaces(kvf__encoder *e, const char *text, size_t n, bool
     return KVF_OK;
 }
 
-static uint32_t cut_symbols(kvf__spm_scratch *s, size_t n, bool counting) {
+/* User-defined tokens, and between them one symbol a character. */
+static uint32_t cut_symbols(const kvf__encoder *e, size_t n, bool counting) {
+    kvf__spm_scratch *s = e->spm;
     uint32_t n_symbols = 0;
     for (size_t at = 0; at < n; n_symbols++) {
-        uint32_t length = kvf__utf8_length(s->text + at, n - at);
+        uint32_t id = KVF_NO_TOKEN;
+        size_t length = kvf__user_defined_at(e->tokenizer, s->text + at, n - at, &id);
+        if (!length) length = kvf__utf8_length(s->text + at, n - at);
         if (!length) length = 1;
         if (!counting)
-            s->symbols[n_symbols] =
-                (symbol){(uint32_t)at, length, (int32_t)n_symbols - 1, (int32_t)n_symbols + 1}; /* -1: NO_SYMBOL */
+            s->symbols[n_symbols] = (symbol){(uint32_t)at, (uint32_t)length, id, (int32_t)n_symbols - 1,
+                                             (int32_t)n_symbols + 1}; /* -1: NO_SYMBOL */
         at += length;
     }
     return n_symbols;
@@ -235,10 +245,10 @@ static kvf_status encode(kvf__encoder *e, const char *text, size_t n, bool prefi
     bool after_unknown = false;
     kvf_status status = write_spaces(e, text, n, prefix, &n);
     if (status != KVF_OK) return status;
-    uint32_t n_symbols = cut_symbols(s, n, true);
+    uint32_t n_symbols = cut_symbols(e, n, true);
     status = take_symbols(e, n_symbols);
     if (status != KVF_OK) return status;
-    (void)cut_symbols(s, n, false);
+    (void)cut_symbols(e, n, false);
     s->symbols[n_symbols - 1].next = NO_SYMBOL;
     s->n_heap = 0;
     for (uint32_t i = 0; i < n_symbols; i++) offer(e, (int32_t)i, s->symbols[i].next);
@@ -251,8 +261,4 @@ static kvf_status encode(kvf__encoder *e, const char *text, size_t n, bool prefi
 
 kvf_status kvf__spm_text(kvf__encoder *e, const char *text, size_t n) {
     return n ? encode(e, text, n, e->tokenizer->add_space && e->at_begin) : KVF_OK;
-}
-
-kvf_status kvf__spm_begin(kvf__encoder *e) {
-    return e->tokenizer->add_space && e->at_begin ? encode(e, "", 0, true) : KVF_OK;
 }

@@ -165,8 +165,18 @@ static kvf_status load_scores(const loading *l, const kvf__gguf_key *scores) {
     return KVF_OK;
 }
 
+static const char types_name[] = "tokenizer.ggml.token_type";
+
+/* What the file says of a token: load_marks may have made it a control token. */
+static int32_t file_type(const loading *l, uint32_t id) {
+    const kvf__gguf_key *types = kvf__gguf_find(l->gguf, types_name);
+    int32_t type = KVF__TOKEN_NORMAL;
+    if (types) memcpy(&type, types->data + id * sizeof type, sizeof type);
+    return type;
+}
+
 static kvf_status load_types(const loading *l, bool spm) {
-    static const char types_name[] = "tokenizer.ggml.token_type", scores_name[] = "tokenizer.ggml.scores";
+    static const char scores_name[] = "tokenizer.ggml.scores";
     kvf_tokenizer *t = l->t;
     const kvf__gguf_key *types, *scores;
     kvf_status status = kvf__gguf_array(l->gguf, types_name, KVF__GGUF_I32, spm, &types, l->err);
@@ -256,9 +266,12 @@ static kvf_status load_merge(const loading *l, uint64_t rank, kvf__text text) {
                         kvf__tokenizer_lookup2(t, left, right)};
     if (merge.left == KVF_NO_TOKEN || merge.right == KVF_NO_TOKEN || merge.result == KVF_NO_TOKEN)
         return bad_merge(l, rank, text, "its parts and their sum must be tokens");
-    if (!kvf__token_is_plain(t->types[merge.left]) || !kvf__token_is_plain(t->types[merge.right]) ||
-        !kvf__token_is_plain(t->types[merge.result]))
+    const uint32_t ids[] = {merge.left, merge.right, merge.result};
+    for (int i = 0; i < 3; i++) {
+        if (kvf__token_is_plain(t->types[ids[i]])) continue;
+        if (kvf__token_is_plain((uint8_t)file_type(l, ids[i]))) return KVF_OK; /* a mark: text does not become it */
         return bad_merge(l, rank, text, "a control, unknown or byte token takes part in it");
+    }
     kvf__merge *slot = &t->merges[merge_slot(t, merge.left, merge.right)];
     if (slot->left == KVF_NO_TOKEN) *slot = merge;
     return KVF_OK;
@@ -283,35 +296,7 @@ static kvf_status load_merges(const loading *l) {
     return status;
 }
 
-static int compare_descending(const void *a, const void *b) {
-    size_t x = *(const size_t *)a, y = *(const size_t *)b;
-    return (x < y) - (x > y);
-}
-
-/* By which bytes and lengths a control or user-defined token is found in a text. */
-static kvf_status load_specials(const loading *l) {
-    kvf_tokenizer *t = l->t;
-    for (int storing = 0; storing < 2; storing++) {
-        size_t n = 0;
-        for (uint32_t id = 0; id < t->n_vocab; id++) {
-            bool special = t->types[id] == KVF__TOKEN_CONTROL || t->types[id] == KVF__TOKEN_USER_DEFINED ||
-                           t->types[id] == KVF__TOKEN_UNKNOWN;
-            if (!special || !t->texts[id].bytes) continue;
-            if (storing) t->special_lengths[n] = t->texts[id].bytes;
-            t->special_first[(unsigned char)t->texts[id].data[0]] = true;
-            n++;
-        }
-        if (storing) break;
-        t->special_capacity = n;
-        t->special_lengths = kvf__alloc(&t->allocator, n * sizeof *t->special_lengths);
-        if (!t->special_lengths) return no_memory(l);
-    }
-    qsort(t->special_lengths, t->special_capacity, sizeof *t->special_lengths, compare_descending);
-    for (size_t i = 0; i < t->special_capacity; i++)
-        if (!t->n_special_lengths || t->special_lengths[i] != t->special_lengths[t->n_special_lengths - 1])
-            t->special_lengths[t->n_special_lengths++] = t->special_lengths[i];
-    return KVF_OK;
-}
+/* ---- Marks ----------------------------------------------------------------------------------------------- */
 
 /* The id that a key gives, KVF_NO_TOKEN without the key and on failure. */
 static kvf_status load_id(const loading *l, const char *name, uint32_t *id) {
@@ -327,35 +312,90 @@ static kvf_status load_id(const loading *l, const char *name, uint32_t *id) {
     return KVF_OK;
 }
 
-/* Where generations begin and end. */
+/* A token that a key names becomes a control token where the file has it among the user-defined ones, or has no types.
+ * A normal token that texts are made of, such as a line's end, stays what it is. */
+static void make_control(kvf_tokenizer *t, uint32_t id) {
+    kvf__text text = t->texts[id];
+    bool tagged = text.bytes > 2 && ((text.data[0] == '<' && text.data[text.bytes - 1] == '>') ||
+                                     (text.data[0] == '[' && text.data[text.bytes - 1] == ']'));
+    if (t->types[id] == KVF__TOKEN_USER_DEFINED || (t->types[id] == KVF__TOKEN_NORMAL && tagged))
+        t->types[id] = KVF__TOKEN_CONTROL;
+}
+
+/* Marks of the templates that models are trained with. Files have them as control tokens, or should have. */
+static void load_known_marks(kvf_tokenizer *t, bool has_eos) {
+    static const char *const begins[] = {
+        "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>", "<start_of_turn>", "[INST]",
+        "[/INST]"};
+    static const char *const ends[] = {"<|im_end|>",
+                                       "<|eot_id|>",
+                                       "<|eom_id|>",
+                                       "<|end|>",
+                                       "<|endoftext|>",
+                                       "<|end_of_text|>",
+                                       "<end_of_turn>",
+                                       "<|end_of_turn|>",
+                                       "<|eot|>",
+                                       "<|EOT|>",
+                                       "<EOT>",
+                                       "_<EOT>",
+                                       "<|endofturn|>",
+                                       "<turn|>",
+                                       "<eos>",
+                                       "<end_of_utterance>",
+                                       "<\xef\xbd\x9c"
+                                       "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"};
+    const size_t n_begins = sizeof begins / sizeof *begins, n_ends = sizeof ends / sizeof *ends;
+    for (size_t i = 0; i < n_begins + n_ends; i++) {
+        uint32_t id = kvf_tokenizer_find(t, i < n_begins ? begins[i] : ends[i - n_begins]);
+        if (id == KVF_NO_TOKEN) continue;
+        if (t->types[id] == KVF__TOKEN_NORMAL || t->types[id] == KVF__TOKEN_USER_DEFINED)
+            t->types[id] = KVF__TOKEN_CONTROL;
+        if (i >= n_begins && t->types[id] == KVF__TOKEN_CONTROL) t->is_end[id] = 1;
+    }
+    /* A tag of HTML, too, in vocabularies that end with another token. */
+    uint32_t id = kvf_tokenizer_find(t, "</s>");
+    if (id == KVF_NO_TOKEN) return;
+    if (!has_eos || kvf__text_contains(t->chat_template, "</s>")) make_control(t, id);
+    if (t->types[id] == KVF__TOKEN_CONTROL) t->is_end[id] = 1;
+}
+
+/* Where texts and answers begin and end. Before anything goes by the tokens' types: it may change them. */
 static kvf_status load_marks(const loading *l) {
     static const char *const end_keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                            "tokenizer.ggml.eom_token_id"};
-    static const char *const end_texts[] = {"<|im_end|>", "<|eot_id|>",    "<|eom_id|>",
-                                            "<|end|>",    "<|endoftext|>", "<|end_of_text|>"};
     kvf_tokenizer *t = l->t;
-    uint32_t id, unknown = KVF_NO_TOKEN;
-    kvf_status status = KVF_OK;
+    bool has_eos = false;
+    uint32_t id;
+    kvf_status status = kvf__gguf_text(l->gguf, "tokenizer.chat_template", 0, &t->chat_template, NULL, l->err);
     for (size_t i = 0; i < sizeof end_keys / sizeof *end_keys && status == KVF_OK; i++) {
         status = load_id(l, end_keys[i], &id);
-        if (status == KVF_OK && id != KVF_NO_TOKEN) t->is_end[id] = 1;
+        if (status != KVF_OK || id == KVF_NO_TOKEN) continue;
+        has_eos |= i == 0;
+        t->is_end[id] = 1;
+        make_control(t, id);
     }
     if (status == KVF_OK) status = load_id(l, "tokenizer.ggml.padding_token_id", &id);
-    if (status == KVF_OK) status = load_id(l, "tokenizer.ggml.unknown_token_id", &unknown);
-    t->unknown_id =
-        t->scores && unknown != KVF_NO_TOKEN && t->types[unknown] == KVF__TOKEN_UNKNOWN ? unknown : KVF_NO_TOKEN;
-    for (size_t i = 0; i < sizeof end_texts / sizeof *end_texts; i++) {
-        id = kvf_tokenizer_find(t, end_texts[i]);
-        if (id != KVF_NO_TOKEN && t->types[id] == KVF__TOKEN_CONTROL) t->is_end[id] = 1;
-    }
     if (status == KVF_OK) status = load_id(l, "tokenizer.ggml.bos_token_id", &t->bos_id);
-    t->add_bos = t->scores || kvf__pretokenizer_adds_bos(t->pre);
-    if (status == KVF_OK)
-        status = kvf__gguf_bool(l->gguf, "tokenizer.ggml.add_bos_token", 0, &t->add_bos, NULL, l->err);
-    if (status == KVF_OK)
-        status = kvf__gguf_text(l->gguf, "tokenizer.chat_template", 0, &t->chat_template, NULL, l->err);
-    return status;
+    if (status != KVF_OK) return status;
+    if (t->bos_id != KVF_NO_TOKEN) make_control(t, t->bos_id);
+    load_known_marks(t, has_eos);
+    return KVF_OK;
 }
+
+/* What stands for a byte that has no token, and whether texts begin with the begin token. */
+static kvf_status load_habits(const loading *l) {
+    kvf_tokenizer *t = l->t;
+    uint32_t unknown;
+    kvf_status status = load_id(l, "tokenizer.ggml.unknown_token_id", &unknown);
+    if (status != KVF_OK) return status;
+    bool usable = t->scores && unknown != KVF_NO_TOKEN && t->types[unknown] == KVF__TOKEN_UNKNOWN;
+    t->unknown_id = usable ? unknown : KVF_NO_TOKEN;
+    t->add_bos = t->scores || kvf__pretokenizer_adds_bos(t->pre);
+    return kvf__gguf_bool(l->gguf, "tokenizer.ggml.add_bos_token", 0, &t->add_bos, NULL, l->err);
+}
+
+/* ---- The whole ------------------------------------------------------------------------------------------- */
 
 /* How a SentencePiece vocabulary wants a text prepared. Llama's take it as it is, but for one space before it. */
 static kvf_status load_spm(const loading *l) {
@@ -380,8 +420,10 @@ static kvf_status load_spm(const loading *l) {
 static void load_bounds(const loading *l) {
     kvf_tokenizer *t = l->t;
     t->space_ids = 1;
-    uint32_t space = kvf_tokenizer_find(t, KVF__SPM_SPACE);
-    if (t->scores && (space == KVF_NO_TOKEN || !kvf__token_is_plain(t->types[space]))) {
+    uint32_t space = kvf_tokenizer_find(t, KVF__SPM_SPACE), user_defined;
+    bool has_space = space != KVF_NO_TOKEN && kvf__token_is_plain(t->types[space]);
+    has_space |= kvf__user_defined_at(t, KVF__SPM_SPACE, strlen(KVF__SPM_SPACE), &user_defined) != 0;
+    if (t->scores && !has_space) {
         bool known, after_unknown = false;
         t->space_ids = 0;
         for (const char *p = KVF__SPM_SPACE; *p; p++, after_unknown = !known) {
@@ -417,10 +459,11 @@ static kvf_status load(const loading *l) {
     status = kvf__gguf_array(l->gguf, "tokenizer.ggml.tokens", KVF__GGUF_STRING, 1, &tokens, l->err);
     if (status == KVF_OK) status = load_texts(l, tokens);
     if (status == KVF_OK) status = load_types(l, spm);
+    if (status == KVF_OK) status = load_marks(l);
     if (status == KVF_OK) status = load_bytes(l);
     if (status == KVF_OK) status = spm ? load_spm(l) : load_bpe(l);
-    if (status == KVF_OK) status = load_specials(l);
-    if (status == KVF_OK) status = load_marks(l);
+    if (status == KVF_OK && !kvf__specials_create(l->t)) status = no_memory(l);
+    if (status == KVF_OK) status = load_habits(l);
     if (status == KVF_OK) load_bounds(l);
     return status;
 }
@@ -450,7 +493,7 @@ void kvf__tokenizer_destroy(kvf_tokenizer *t) {
     kvf__free(&a, t->begins, ((size_t)t->n_vocab + 1) * sizeof *t->begins);
     kvf__free(&a, t->scores, t->n_vocab * sizeof *t->scores);
     kvf__free(&a, t->merges, (t->merge_mask + 1) * sizeof *t->merges);
-    kvf__free(&a, t->special_lengths, t->special_capacity * sizeof *t->special_lengths);
+    kvf__specials_destroy(t);
     kvf__pretokenizer_destroy(t->pre);
     kvf__free(&a, t, sizeof *t);
 }

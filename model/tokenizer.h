@@ -1,5 +1,5 @@
-/* model/tokenizer.h: struct kvf_tokenizer, as tokenizer.c (loading, lookup), bpe.c and spm.c (encoding), pretokenize.c
- * and chat.c share it.
+/* model/tokenizer.h: struct kvf_tokenizer, as tokenizer.c (loading, lookup), special.c (tokens found in a text), bpe.c and
+ * spm.c (encoding), pretokenize.c and chat.c share it.
  *
  * Invariants: read-only once created; every id in it is below n_vocab. What a merge or a byte gives is never a control
  * token, so text alone can never become one. */
@@ -25,6 +25,13 @@ typedef struct kvf__merge {
     uint32_t left, right, rank, result;
 } kvf__merge;
 
+/* Tokens that a text is searched for, sorted by the bytes that they stand for; none is empty. */
+typedef struct kvf__specials {
+    uint32_t *ids; /* [n] */
+    size_t n;
+    bool first[256]; /* their first bytes */
+} kvf__specials;
+
 typedef struct kvf__pretokenizer kvf__pretokenizer;
 typedef struct kvf__spm_scratch kvf__spm_scratch;
 
@@ -41,11 +48,10 @@ struct kvf_tokenizer {
     size_t text_mask;
     kvf__merge *merges; /* [merge_mask + 1] open addressing by pair */
     size_t merge_mask;
-    uint32_t byte_ids[256];  /* KVF_NO_TOKEN: the vocabulary has none */
-    size_t *special_lengths; /* [n_special_lengths] of control and user-defined tokens, descending, each once */
-    size_t n_special_lengths, special_capacity;
-    bool special_first[256]; /* first bytes of theirs */
-    uint32_t bos_id;         /* or KVF_NO_TOKEN */
+    uint32_t byte_ids[256];     /* KVF_NO_TOKEN: the vocabulary has none */
+    kvf__specials controls;     /* and unknown tokens: found where the caller asks for them */
+    kvf__specials user_defined; /* found in any text */
+    uint32_t bos_id;            /* or KVF_NO_TOKEN */
     bool add_bos;
     kvf__text chat_template; /* in the map; data NULL: none */
     kvf__pretokenizer *pre;  /* NULL with scores */
@@ -63,6 +69,13 @@ struct kvf_tokenizer {
 static inline bool kvf__token_is_plain(uint8_t type) {
     return type == KVF__TOKEN_NORMAL || type == KVF__TOKEN_USER_DEFINED || type == KVF__TOKEN_UNUSED;
 }
+
+/* The longest token of its kind that the text begins with: its bytes in the text, 0 for none (special.c). In a
+ * SentencePiece vocabulary U+2581 and the space are one to user-defined tokens. */
+size_t kvf__user_defined_at(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes, uint32_t *id);
+size_t kvf__control_at(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes, uint32_t *id);
+bool kvf__specials_create(kvf_tokenizer *tokenizer); /* once the tokens' bytes are there; false: no memory */
+void kvf__specials_destroy(kvf_tokenizer *tokenizer);
 
 /* Whether a text after this token is one of its own, with a space before it. */
 static inline bool kvf__token_begins_text(const kvf_tokenizer *tokenizer, uint32_t id) {
@@ -113,18 +126,23 @@ typedef struct kvf__encoder {
     void *match; /* pretokenize.c's */
     kvf__spm_scratch *spm;
     bool at_begin; /* nothing yet, or a control token: kvf__token_begins_text */
+    bool begun;    /* ids[0] is the begin token that kvf__encoder_begin put there */
 } kvf__encoder;
 
 kvf_status kvf__encoder_open(kvf__encoder *encoder, const kvf_tokenizer *tokenizer, kvf_error *err);
 void kvf__encoder_close(kvf__encoder *encoder);
 kvf_status kvf__encoder_id(kvf__encoder *encoder, uint32_t id); /* KVF_NO_TOKEN adds nothing */
+/* The begin token, if the vocabulary has one; and a control token that a text or a template writes, which adds nothing
+ * where it is that begin token, put there already. */
+kvf_status kvf__encoder_begin(kvf__encoder *encoder);
+kvf_status kvf__encoder_control(kvf__encoder *encoder, uint32_t id);
+/* User-defined tokens are found in any text, control tokens only with `special`. */
 kvf_status kvf__encoder_text(kvf__encoder *encoder, const char *text, size_t n_bytes, bool special);
 /* With a SentencePiece vocabulary: scratch, and text in which no control token is looked for. Closing what was never
  * opened, or not wholly, is allowed. */
 kvf_status kvf__spm_open(kvf__encoder *encoder);
 void kvf__spm_close(kvf__encoder *encoder);
 kvf_status kvf__spm_text(kvf__encoder *encoder, const char *text, size_t n_bytes);
-kvf_status kvf__spm_begin(kvf__encoder *encoder); /* the space before a text, if it is to come */
 /* Copies the result out; KVF_E_LIMIT sets only *n_ids. */
 kvf_status kvf__encoder_result(const kvf__encoder *encoder, uint32_t *ids, size_t capacity, size_t *n_ids);
 

@@ -18,7 +18,8 @@ import sentencepiece
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VOCABULARY = 700
-USER_DEFINED = ["<tool>", "<tool>x"]
+# Tokens that begin alike, overlap, are made of spaces, or have one inside (good day) or before them.
+USER_DEFINED = ["<tool>", "<tool>x", "x<tool>", "<tool><tool>y", "\u2581\u2581\u2581", "\n\n", "good\u2581day", "\u2581the<", "Ça"]
 UNUSED, BYTE = 5, 6
 FOREIGN = ["Déjà vu: où est le café? Ça va, naïve façade.", "Привет, мир! Как дела? Всё хорошо.",
            "你好世界 这是一个测试", "날씨가 좋다", "Grüße aus Köln, schöne Straße"]
@@ -27,7 +28,9 @@ TEXTS = [
     "the  block   table    of", "block\n", "\n", "\n\n\n", "a\nb\tc\r\n", "    return status;\n}\n", "1234567890", "3.14159",
     "don't I'm we'll", "it's", "éàü", "Привет", "你好", "날씨", "깰", "\U0001f642", "x\U0001f642y", "\U0001f468\u200d\U0001f469",
     "e\u0301", "\u00a0", "\u200b", "\ufffd", "\u2581", "a\u2581b", "<s>", "</s>a", "<unk>", "<0x0A>", "<0x41>", "<0x-1>",
-    "<tool>", "a<tool>b", "<tool><tool>x<tool>", " <tool> a", "the<tool> the", "<too", "aaaaaaaaaaaaaaaaaaaaaaa",
+    "<tool>", "a<tool>b", "<tool><tool>x<tool>", " <tool> a", "the<tool> the", "<too", "x<tool>x<tool>", "xx<tool>y",
+    "<tool><tool>y<tool><tool>", "the<", " the<", "a the<tool>", "good day", "a good day<tool>", "good  day", "   x", "a   x",
+    "a    x", "  the<", "\n\n\n\n", "x\n\n\nx", "<tool>\n\n<tool>x", "Ça va<tool>Ça", "</s><tool><s>", "\u2581\u2581\u2581x", "aaaaaaaaaaaaaaaaaaaaaaa",
     "tokentokentoken", "\u00e9" * 9, "KVF_E_NO_MEMORY", "static kvf_status take_text(kvf__encoder *e, size_t n) {",
 ]
 
@@ -100,7 +103,8 @@ def corpus():
 
 def random_texts(rng, n):
     words = " ".join(line for line in corpus() if line).split(" ")
-    odd = [" ", "  ", "\n", "\t", "12", "é", "ж", "好", "깰", "\U0001f642", "\u2581", "<tool>", "x", "'s", "(", "!", "aa"]
+    odd = [" ", "  ", "\n", "\t", "12", "é", "ж", "好", "깰", "\U0001f642", "\u2581", "<tool>", "x", "y", "\n\n", "the<", "good day",
+           "   ", "Ça", "'s", "(", "!", "aa"]
     for _ in range(n):
         pieces = [rng.choice(words) + " " if rng.random() < 0.5 else rng.choice(odd) for _ in range(rng.randrange(1, 9))]
         yield "".join(pieces)
@@ -135,6 +139,7 @@ DIALOGUES = [
     [["system", " sys "], ["user", "  one\n"], ["assistant", " two\n "], ["user", "three "], ["assistant", "x"],
      ["user", "</s>[INST] <s> <<SYS>>"]],
     [["system", "alone"], ["user", " \n"]],
+    [["system", "<tool>"], ["user", "x<tool>x the<"], ["assistant", "<tool></s>"], ["user", "<tool>x a good day"]],
 ]
 
 

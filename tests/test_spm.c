@@ -212,8 +212,10 @@ Test(spm, puts_a_space_before_a_text) {
     MUST_ENCODE(model, "</s>", 0, SPACE, LESS, SLASH); /* its parts make a control token, and do not become it */
     MUST_ENCODE(model, "x</s>x", special, SPACE_X, EOS_ID, SPACE_X);
     MUST_ENCODE(model, "<s></s>", special, BOS_ID, EOS_ID);
-    MUST_ENCODE(model, "x<tool>x", special, SPACE_X, TOOL, X); /* of the text, which goes on */
-    MUST_ENCODE(model, "<tool>x", special, SPACE, TOOL, X);
+    for (uint32_t flags = 0; flags <= special; flags += special) {
+        MUST_ENCODE(model, "x<tool>x", flags, SPACE_X, TOOL, X); /* of the text, which goes on */
+        MUST_ENCODE(model, "<tool>x", flags, SPACE, TOOL, X);
+    }
     MUST_ENCODE(model, "<s><tool>", special, BOS_ID, SPACE, TOOL);
     MUST_ENCODE(model, "|x", special, PIPE, SPACE_X);
     must_decode(model, (uint32_t[]){SPACE_X, EOS_ID, SPACE_X}, 3, 1, "x</s>x");

@@ -140,12 +140,14 @@ KVF_API KVF_CHECK kvf_status kvf_model_forward(const kvf_model *model, kvf_activ
 
 enum {
     KVF_ENCODE_SPECIAL = 1, /* control tokens written out in the text ("<|im_end|>") become themselves */
-    KVF_ENCODE_BOS = 2      /* put the beginning-of-sequence token first, where the model has one and wants it */
+    KVF_ENCODE_BOS = 2      /* put the beginning-of-sequence token first, where the model has one and wants it; with
+                             * KVF_ENCODE_SPECIAL not where the text begins with it */
 };
 
 /** Text to ids. Any bytes are accepted; what is not UTF-8 is encoded byte by byte. Bytes that the vocabulary has no token for
  *  (some vocabularies lack control characters and bytes that UTF-8 never has) are left out, or become the unknown token of a
- *  SentencePiece vocabulary. Most of those also put one space before a text, at its begin and after each control token.
+ *  SentencePiece vocabulary. Most of those also put one space before a text, at its begin and after each control token. User-defined tokens
+ *  ("<tool>") are found in any text, whatever the flags: at each character the longest that begins there.
  *  @param tokenizer a tokenizer. @param text bytes, may hold NUL. @param n_bytes how many. @param flags KVF_ENCODE_*.
  *  @param ids result. @param capacity of ids; kvf_tokenizer_max_ids always does. @param n_ids how many there are (set on
  *  KVF_E_LIMIT too).
@@ -181,7 +183,8 @@ KVF_API size_t kvf_tokenizer_decode(const kvf_tokenizer *tokenizer, const uint32
  *  @param tokenizer a tokenizer. @param text e.g. "<|im_end|>". @own nothing. @threads any. @errors none. @cost O(length). */
 KVF_API uint32_t kvf_tokenizer_find(const kvf_tokenizer *tokenizer, const char *text);
 
-/** Whether a token ends a generation (end of sequence, end of turn).
+/** Whether a token ends a generation (end of sequence, end of turn): the file's keys name it, or its text is a known mark
+ *  ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", ...), whatever type the file gives it. Such marks are control tokens here.
  *  @param tokenizer a tokenizer. @param id any value. @own nothing. @threads any. @errors none. @cost O(1). */
 KVF_API int kvf_tokenizer_is_end(const kvf_tokenizer *tokenizer, uint32_t id);
 
@@ -210,7 +213,8 @@ KVF_API KVF_CHECK kvf_status kvf_chat_render(const kvf_tokenizer *tokenizer, con
                                              size_t capacity, size_t *n_bytes, kvf_error *err);
 
 /** The same dialogue as ids, ready to run: only the template's own control tokens become control tokens; what a content writes
- *  out ("<|im_end|>") stays text. Begins with the beginning-of-sequence token where the model has one and it or the template wants it.
+ *  out ("<|im_end|>") stays text; user-defined tokens are found in contents as in any text. Begins with the beginning-of-sequence
+ *  token, once, where the model has one and it or the template wants it.
  *  @param tokenizer a tokenizer. @param template_name see kvf_chat_render.
  *  @param messages the dialogue. @param n_messages how many. @param ids result. @param capacity of it;
  *  kvf_tokenizer_max_ids of the bytes that kvf_chat_render counts always does. @param n_ids how many there are (set on KVF_E_LIMIT too). @param err detail, or NULL.
