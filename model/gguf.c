@@ -229,10 +229,7 @@ static kvf_status size_tensor(cursor *c, kvf__gguf_tensor *t, const char *name) 
                              ") exceeds 64 bits",
                              path, name, i, t->dims[i]);
     }
-    if (!kvf__tensor_type_geometry(t->type, &block, &block_bytes))
-        return kvf__fail(c->err, KVF_E_UNSUPPORTED,
-                         "%s: tensor %s: type %" PRIu32 " (%s): must be " KVF__TENSOR_TYPES ": convert the file", path,
-                         name, t->type, kvf__tensor_type_name(t->type));
+    if (!kvf__tensor_type_geometry(t->type, &block, &block_bytes)) return KVF_OK; /* of no use, if it is to be used */
     if (t->dims[0] % block)
         return kvf__fail(c->err, KVF_E_FORMAT,
                          "%s: tensor %s: rows of %" PRIu64 " elements: must be a multiple of %" PRIu32 " for %s", path,
@@ -394,7 +391,8 @@ static int compare_tensors(const void *a, const void *b) {
 
 static int compare_places(const void *a, const void *b) {
     const kvf__gguf_tensor *x = *(const kvf__gguf_tensor *const *)a, *y = *(const kvf__gguf_tensor *const *)b;
-    return (x->data > y->data) - (x->data < y->data);
+    if (x->data == y->data) return (x->bytes > y->bytes) - (x->bytes < y->bytes); /* one of 0 bytes lies over none */
+    return x->data > y->data ? 1 : -1;
 }
 
 static kvf_status sort_keys(kvf__gguf *g, kvf_error *err) {
@@ -420,8 +418,8 @@ kvf_status kvf__gguf_sort_tensors(kvf__gguf *g, kvf_error *err) {
     if (g->n_tensors) qsort(g->tensors_by_name, g->n_tensors, sizeof *g->tensors_by_name, compare_tensors);
     for (size_t i = 1; i < g->n_tensors; i++)
         if (!compare_tensors(&g->tensors_by_name[i - 1], &g->tensors_by_name[i]))
-            return kvf__fail(err, KVF_E_FORMAT, "%s: tensor %s: is there twice", g->path.text,
-                             kvf__show(&a, g->tensors_by_name[i]->name));
+            return kvf__fail(err, KVF_E_FORMAT, "%s: tensor %s: is there twice: convert or fetch the file again",
+                             g->path.text, kvf__show(&a, g->tensors_by_name[i]->name));
     return KVF_OK;
 }
 

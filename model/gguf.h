@@ -2,7 +2,7 @@
  *
  * The whole index (keys and tensors) is checked by kvf__gguf_open: after it, every pointer and length below lies
  * within a map, every tensor has 1 to 4 non-zero dims, a size that did not wrap and data of its own, aligned,
- * within its file. What the values mean (an architecture, a config) is not this file's matter.
+ * within its file (one of a type that we do not read has 0 bytes). What the values mean (an architecture, a config) is not this file's matter.
  */
 #ifndef KVF_MODEL_GGUF_H
 #define KVF_MODEL_GGUF_H
@@ -84,7 +84,8 @@ typedef struct kvf__gguf_key {
 
 typedef struct kvf__gguf_tensor {
     kvf__text name;
-    uint32_t type; /* kvf__tensor_type */
+    uint32_t type; /* kvf__tensor_type, or any other that the file gives: its bytes are 0 then */
+    bool used;     /* has its place in the model */
     uint32_t n_dims;
     uint64_t dims[4]; /* the first runs fastest (a row); those beyond n_dims are 1 */
     uint64_t n_elements;

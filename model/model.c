@@ -32,8 +32,8 @@ typedef struct opening {
     kvf_model *m;
     const char *arch; /* its name */
     bool qkv_bias;
+    const kvf_log *log;
     kvf_error *err;
-    size_t n_matched; /* tensors of the file that have their place */
 } opening;
 
 /* ---- Config --------------------------------------------------------------------------------------------- */
@@ -219,6 +219,13 @@ static kvf_status read_rope_scaling(const opening *o) {
     }
     snprintf(value, sizeof value, "%g", (double)v[2]);
     if (v[2] < 1 || v[2] > 1) return unsupported(o, names[2], value, "only 1 is supported");
+    if (llama3 && kvf__gguf_find_tensor(&o->m->gguf, "rope_freqs.weight")) {
+        kvf__log(
+            o->log, KVF_LOG_WARN,
+            "%s: tensor rope_freqs.weight: its factors hold; those that key %s makes of llama3 are not applied as well",
+            o->m->gguf.path.text, key_of(o, "rope.scaling.type", &key));
+        return KVF_OK;
+    }
     if (found[0] && found[1] && (v[0] < v[1] || v[0] > v[1]))
         return kvf__fail(o->err, KVF_E_FORMAT, "%s: key %s.rope.scale_linear: %g: rope.scaling.factor says %g",
                          o->m->gguf.path.text, o->arch, (double)v[1], (double)v[0]);
@@ -345,155 +352,6 @@ static kvf_status read_config(const opening *o) {
     return status;
 }
 
-/* ---- Tensors -------------------------------------------------------------------------------------------- */
-
-/* A tensor by name, in the shape that the config gives it. A vector (n_rows 1) is F32. */
-static kvf_status take_tensor(opening *o, const char *name, int required, uint64_t n_rows, uint64_t n_cols,
-                              kvf__tensor *out) {
-    const char *path = o->m->gguf.path.text;
-    const kvf__gguf_tensor *t = kvf__gguf_find_tensor(&o->m->gguf, name);
-    *out = (kvf__tensor){.data = NULL};
-    if (!t) {
-        if (!required) return KVF_OK;
-        return kvf__fail(o->err, KVF_E_FORMAT, "%s: tensor %s: is missing", path, name);
-    }
-    if (t->dims[0] != n_cols || t->dims[1] != n_rows || t->dims[2] != 1 || t->dims[3] != 1)
-        return kvf__fail(o->err, KVF_E_FORMAT,
-                         "%s: tensor %s: dims [%" PRIu64 ", %" PRIu64 ", %" PRIu64 ", %" PRIu64 "]: must be [%" PRIu64
-                         ", %" PRIu64 "] by the file's keys",
-                         path, name, t->dims[0], t->dims[1], t->dims[2], t->dims[3], n_cols, n_rows);
-    if (n_rows == 1 && t->type != KVF__TENSOR_F32)
-        return kvf__fail(o->err, KVF_E_UNSUPPORTED, "%s: tensor %s: type %s: must be F32 for a vector", path, name,
-                         kvf__tensor_type_name(t->type));
-    snprintf(out->name, sizeof out->name, "%s", name);
-    out->type = t->type;
-    out->n_rows = (uint32_t)n_rows;
-    out->n_cols = (uint32_t)n_cols;
-    out->data = t->data;
-    out->bytes = t->bytes;
-    o->n_matched++;
-    return KVF_OK;
-}
-
-static kvf_status take_layer(opening *o, uint32_t i, kvf__layer *out) {
-    const kvf_model_info *info = &o->m->info;
-    uint64_t q = (uint64_t)info->n_q_heads * info->head_dim, kv = (uint64_t)info->n_kv_heads * info->head_dim;
-    const struct {
-        const char *suffix;
-        int required;
-        uint64_t n_rows, n_cols;
-        kvf__tensor *tensor;
-    } table[] = {
-        {"attn_norm.weight", 1, 1, info->n_embd, &out->attn_norm},
-        {"attn_q.weight", 1, q, info->n_embd, &out->attn_q},
-        {"attn_k.weight", 1, kv, info->n_embd, &out->attn_k},
-        {"attn_v.weight", 1, kv, info->n_embd, &out->attn_v},
-        {"attn_q.bias", o->qkv_bias, 1, q, &out->attn_q_bias},
-        {"attn_k.bias", o->qkv_bias, 1, kv, &out->attn_k_bias},
-        {"attn_v.bias", o->qkv_bias, 1, kv, &out->attn_v_bias},
-        {"attn_output.weight", 1, info->n_embd, q, &out->attn_output},
-        {"ffn_norm.weight", 1, 1, info->n_embd, &out->ffn_norm},
-        {"ffn_gate.weight", 1, info->n_ff, info->n_embd, &out->ffn_gate},
-        {"ffn_up.weight", 1, info->n_ff, info->n_embd, &out->ffn_up},
-        {"ffn_down.weight", 1, info->n_embd, info->n_ff, &out->ffn_down},
-    };
-    kvf_status status = KVF_OK;
-    memset(out, 0, sizeof *out);
-    for (size_t t = 0; t < sizeof table / sizeof *table && status == KVF_OK; t++) {
-        char name[sizeof table[t].tensor->name];
-        if (!table[t].required) continue; /* what the architecture does not have is a tensor of no place */
-        snprintf(name, sizeof name, "blk.%" PRIu32 ".%s", i, table[t].suffix);
-        status = take_tensor(o, name, 1, table[t].n_rows, table[t].n_cols, table[t].tensor);
-    }
-    return status;
-}
-
-static bool is_taken(const kvf_model *m, kvf__text name) {
-    const kvf__tensor *whole[] = {&m->token_embd, &m->output_norm, &m->output, &m->rope_freqs};
-    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
-        if (whole[i]->data && kvf__text_equal(name, whole[i]->name)) return true;
-    for (uint32_t i = 0; i < m->info.n_layers; i++) {
-        const kvf__layer *l = &m->layers[i];
-        const kvf__tensor *parts[] = {&l->attn_norm,   &l->attn_q,      &l->attn_k,      &l->attn_v,
-                                      &l->attn_q_bias, &l->attn_k_bias, &l->attn_v_bias, &l->attn_output,
-                                      &l->ffn_norm,    &l->ffn_gate,    &l->ffn_up,      &l->ffn_down};
-        for (size_t t = 0; t < sizeof parts / sizeof *parts; t++)
-            if (parts[t]->data && kvf__text_equal(name, parts[t]->name)) return true;
-    }
-    return false;
-}
-
-static kvf_status refuse_unknown_tensor(const opening *o) {
-    const kvf__gguf *g = &o->m->gguf;
-    kvf__shown shown;
-    if (o->n_matched == g->n_tensors) return KVF_OK;
-    size_t i = 0;
-    while (is_taken(o->m, g->tensors[i].name)) i++; /* names are unique and one has no place */
-    return kvf__fail(o->err, KVF_E_UNSUPPORTED,
-                     "%s: tensor %s: architecture %s with %" PRIu32 " layers has none of this name", g->path.text,
-                     kvf__show(&shown, g->tensors[i].name), o->arch, o->m->info.n_layers);
-}
-
-static kvf_status check_rope_freqs(const opening *o) {
-    const kvf__tensor *t = &o->m->rope_freqs;
-    const float *x = t->data;
-    if (x && o->m->rope_scaling.kind == KVF__ROPE_LLAMA3)
-        return kvf__fail(o->err, KVF_E_UNSUPPORTED,
-                         "%s: tensor %s: scales what %s.rope.scaling.type llama3 scales: only one of them is supported",
-                         o->m->gguf.path.text, t->name, o->arch);
-    for (uint32_t i = 0; x && i < t->n_cols; i++)
-        if (!(x[i] > 0 && isfinite(x[i])))
-            return kvf__fail(o->err, KVF_E_FORMAT,
-                             "%s: tensor %s: element %" PRIu32 " is %g: must be positive and finite",
-                             o->m->gguf.path.text, t->name, i, (double)x[i]);
-    return KVF_OK;
-}
-
-static kvf_status take_tensors(opening *o) {
-    kvf_model *m = o->m;
-    const kvf_model_info *info = &m->info;
-    kvf__layer probe;
-    kvf_status status = take_tensor(o, "token_embd.weight", 1, info->n_vocab, info->n_embd, &m->token_embd);
-    if (status == KVF_OK) status = take_tensor(o, "output_norm.weight", 1, 1, info->n_embd, &m->output_norm);
-    if (status == KVF_OK) status = take_tensor(o, "output.weight", 0, info->n_vocab, info->n_embd, &m->output);
-    if (status == KVF_OK) status = take_tensor(o, "rope_freqs.weight", 0, 1, m->n_rot / 2, &m->rope_freqs);
-    if (status == KVF_OK) status = check_rope_freqs(o);
-    size_t n_matched = o->n_matched;
-    for (uint32_t i = 0; i < info->n_layers && status == KVF_OK; i++) status = take_layer(o, i, &probe);
-    if (status != KVF_OK) return status; /* every layer is there before memory for its descriptor is taken */
-    o->n_matched = n_matched;
-    m->layers = kvf__alloc(&m->allocator, info->n_layers * sizeof *m->layers);
-    if (!m->layers)
-        return kvf__fail(o->err, KVF_E_NO_MEMORY, "%s: no memory for %" PRIu32 " layers", m->gguf.path.text,
-                         info->n_layers);
-    for (uint32_t i = 0; i < info->n_layers && status == KVF_OK; i++) status = take_layer(o, i, &m->layers[i]);
-    return status == KVF_OK ? refuse_unknown_tensor(o) : status;
-}
-
-/* "Q4_1 x 210, F32 x 61": the most frequent first; what there is no room for is left out. */
-static void count_tensors(kvf_model *m) {
-    uint32_t counts[KVF__TENSOR_BF16 + 1] = {0};
-    kvf_model_info *info = &m->info;
-    info->n_tensors = (uint32_t)m->gguf.n_tensors;
-    for (size_t i = 0; i < m->gguf.n_tensors; i++) {
-        counts[m->gguf.tensors[i].type]++;
-        info->n_params += m->gguf.tensors[i].n_elements;
-    }
-    for (size_t used = 0;;) {
-        char one[40];
-        uint32_t best = 0;
-        for (uint32_t type = 1; type <= KVF__TENSOR_BF16; type++)
-            if (counts[type] > counts[best]) best = type;
-        if (!counts[best]) break;
-        int n =
-            snprintf(one, sizeof one, "%s%s x %" PRIu32, used ? ", " : "", kvf__tensor_type_name(best), counts[best]);
-        if (used + (size_t)n >= sizeof info->weights) break;
-        memcpy(info->weights + used, one, (size_t)n + 1);
-        used += (size_t)n;
-        counts[best] = 0;
-    }
-}
-
 /* ---- Opening -------------------------------------------------------------------------------------------- */
 
 static kvf_status open_model(opening *o, const char *path) {
@@ -505,9 +363,8 @@ static kvf_status open_model(opening *o, const char *path) {
     if (status == KVF_OK) status = read_config(o);
     if (status != KVF_OK) return status;
     bool vocabulary_alone = m->tokenizer_only && m->gguf.n_tensors == 0;
-    if (!vocabulary_alone) status = take_tensors(o);
+    if (!vocabulary_alone) status = kvf__model_take_tensors(m, o->arch, o->qkv_bias, o->log, o->err);
     if (status != KVF_OK) return status;
-    count_tensors(m);
     m->info.tied_output = m->output.data == NULL;
     if (m->info.tied_output) m->output = m->token_embd;
     return m->tokenizer_only ? KVF_OK : kvf__weights_load(m, o->err);
@@ -524,7 +381,7 @@ kvf_status kvf_model_open(const char *path, const kvf_model_config *config, kvf_
     if (!m) return kvf__fail(err, KVF_E_NO_MEMORY, "model: no memory");
     m->allocator = allocator;
     m->tokenizer_only = c.tokenizer_only != 0;
-    opening o = {.m = m, .err = err};
+    opening o = {.m = m, .log = &c.log, .err = err};
     status = open_model(&o, path);
     if (status == KVF_OK)
         *out = m;

@@ -81,6 +81,11 @@ struct kvf_model {
     kvf__weights *weights; /* NULL until kvf__weights_load, and with tokenizer_only */
 };
 
+/* Gives the file's tensors their places, once the config is read; fills info's n_tensors, n_params, weights. Tensors that
+ * nothing is computed with are told to the log, those that would change the results refused. (tensors.c) */
+kvf_status kvf__model_take_tensors(kvf_model *model, const char *architecture, bool qkv_bias, const kvf_log *log,
+                                   kvf_error *err);
+
 /* Prepares the weights: sets model->weights and model->info.weight_bytes. On failure model->weights is NULL again.
  * Not called with tokenizer_only. */
 kvf_status kvf__weights_load(kvf_model *model, kvf_error *err);

@@ -188,11 +188,6 @@ Test(gguf_kinds, refuses_scaling_that_lies) {
     };
     struct tiny_model_params p = {.rope_scaling = "llama3", .rope_factor = 8, .rope_original = 64};
     check_faults(&p, faults, sizeof faults / sizeof *faults);
-    p.rope_freqs = 1;
-    check_faults(&p,
-                 &(fault){"scaled twice", NULL, NOTHING, NULL, NULL, 0, 0, 0, KVF_E_UNSUPPORTED,
-                          "tensor rope_freqs.weight: scales what llama.rope.scaling.type llama3 scales"},
-                 1);
 }
 
 /* ---- Parts ---------------------------------------------------------------------------------------------- */

@@ -35,6 +35,11 @@ bool kvf__model_path(const kvf__cli *cli, char path[KVF__PATH_BYTES]) {
     return false;
 }
 
+static void log_model(void *ctx, kvf_log_level level, const char *line) {
+    (void)ctx;
+    if (level >= KVF_LOG_WARN) kvf__say("warning: %s", line);
+}
+
 kvf_model *kvf__setup_model(const kvf__cli *cli, bool tokenizer_only, uint32_t *n_threads) {
     char name[KVF__PATH_BYTES];
     if (!kvf__model_path(cli, name)) return NULL;
@@ -44,6 +49,7 @@ kvf_model *kvf__setup_model(const kvf__cli *cli, bool tokenizer_only, uint32_t *
     kvf_status st = tokenizer_only ? KVF_OK : kvf_stream_create_cpu(NULL, cli->threads, &stream, &err);
     if (!st) {
         kvf_model_config config = {.struct_size = sizeof config, .stream = stream, .tokenizer_only = tokenizer_only};
+        if (!cli->quiet) config.log.write = log_model;
         st = kvf_model_open(name, &config, &model, &err);
     }
     if (n_threads) *n_threads = kvf_stream_n_threads(stream);

@@ -26,6 +26,7 @@ typedef struct kvf_model_config {
     kvf_stream *stream;      /* no longer used: opening reads little; or NULL */
     int tokenizer_only;      /* 1: no weights are touched */
     kvf_allocator allocator; /* all zero: the default */
+    kvf_log log;             /* warnings while the file is opened: tensors that are skipped, keys that do not hold */
 } kvf_model_config;
 
 typedef struct kvf_model_info {
@@ -46,7 +47,8 @@ typedef struct kvf_model_info {
 } kvf_model_info;
 
 /** Opens a GGUF file (v2 or v3; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K; whole or split), checks every
- *  field and prepares the weights.
+ *  field and prepares the weights. Tensors that nothing is computed with are skipped, with a warning; one that would change the
+ *  results (a bias, a norm that the architecture lacks) is refused.
  *  @param path the file; of a split one the first part (NAME-00001-of-00003.gguf), beside which the others lie. @param config or NULL. @param out the model. @param err names file, key or tensor, value and remedy, or NULL.
  *  @own the caller, kvf_model_close. The file stays mapped. @threads any; a model is read-only afterwards and may be shared.
  *  @errors KVF_E_INVALID (path or config), KVF_E_IO, KVF_E_FORMAT (truncated, lying, hostile), KVF_E_UNSUPPORTED (architecture,
