@@ -22,7 +22,7 @@ static const struct form_info {
     [FORM_MISTRAL] = {"mistral", {"</s>"}, true, true},
 };
 
-#define FORM_LIST "auto, chatml, llama2, llama3, mistral, none"
+#define FORM_LIST "chatml, llama2, llama3, mistral, none"
 
 /* Receives the parts in order: token is a control token that text spells, or KVF_NO_TOKEN. */
 typedef kvf_status (*part_fn)(void *ctx, const char *text, size_t n, uint32_t token);
@@ -47,8 +47,12 @@ static kvf_status recognise(kvf__text text, form *out, kvf_error *err) {
                  {"<|im_start|>", FORM_CHATML},
                  {"<<SYS>>", FORM_LLAMA2},
                  {"[INST]", FORM_MISTRAL}};
-    *out = FORM_NONE;
-    if (!text.data || !text.bytes) return KVF_OK;
+    if (!text.data || !text.bytes)
+        return kvf__fail(
+            err, KVF_E_UNSUPPORTED,
+            "chat template \"auto\": the model's file has no chat template: choose one of: %s; with none the "
+            "contents are joined, without roles",
+            FORM_LIST);
     for (size_t i = 0; i < sizeof words / sizeof *words && !kvf__text_contains(text, "[SYSTEM_PROMPT]"); i++)
         if (kvf__text_contains(text, words[i].word)) {
             *out = words[i].form;
@@ -65,7 +69,7 @@ static kvf_status choose_form(const kvf_tokenizer *t, const char *name, form *ou
             return KVF_OK;
         }
     if (strcmp(name, "auto"))
-        return kvf__fail(err, KVF_E_NOT_FOUND, "chat template \"%.64s\": must be one of: %s", name, FORM_LIST);
+        return kvf__fail(err, KVF_E_NOT_FOUND, "chat template \"%.64s\": must be one of: auto, %s", name, FORM_LIST);
     return recognise(t->chat_template, out, err);
 }
 

@@ -521,6 +521,7 @@ END
 
 . "$here/command_openai.sh"
 . "$here/command_forms.sh"
+. "$here/command_models.sh"
 
 # ---- Several answers ----------------------------------------------------------------------------------------
 check samples_and_logprobs <<'END'

@@ -26,7 +26,7 @@ Test(chat, renders_templates) {
     static const struct {
         const char *in_file, *asked, *text;
     } cases[] = {{NULL, "chatml", chatml}, {NULL, "auto", chatml}, {NULL, NULL, chatml},    {NULL, "none", none},
-                 {"", "auto", none},       {"", "chatml", chatml}, {"[INST]", "none", none}};
+                 {"", "none", none},       {"", "chatml", chatml}, {"[INST]", "none", none}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kvf_model *model = open_tiny_words(&(struct tiny_model_params){.chat_template = cases[i].in_file});
         const kvf_tokenizer *t = kvf_model_tokenizer(model);
@@ -177,7 +177,7 @@ Test(chat, refuses_turns_out_of_order) {
     kvf_model_close(model);
 }
 
-Test(chat, refuses_what_it_does_not_know) {
+Test(chat, r22_refuses_what_it_does_not_know) {
     static const kvf_message good = MESSAGE("user", "hi"), odd = MESSAGE("tool", "x"), null_role = {NULL, "x", 1},
                              null_content = {"user", NULL, 1};
     static const struct {
@@ -190,7 +190,10 @@ Test(chat, refuses_what_it_does_not_know) {
         {NULL, "llama4", &good, 1, KVF_E_NOT_FOUND,
          "chat template \"llama4\": must be one of: auto, chatml, llama2, llama3, mistral, none"},
         {"{{ '<|user|>' }}", "auto", &good, 1, KVF_E_UNSUPPORTED,
-         "choose one of: auto, chatml, llama2, llama3, mistral, none"},
+         "choose one of: chatml, llama2, llama3, mistral, none"},
+        {"", "auto", &good, 1, KVF_E_UNSUPPORTED,
+         "has no chat template: choose one of: chatml, llama2, llama3, mistral, none;"},
+        {"", NULL, &good, 1, KVF_E_UNSUPPORTED, "has no chat template"},
         {"{{ '[SYSTEM_PROMPT][INST]' }}", "auto", &good, 1, KVF_E_UNSUPPORTED, "none that we know"},
         {"{{ '<<SYS>>[INST]' }}", "auto", &good, 1, KVF_E_UNSUPPORTED,
          "template llama2: the vocabulary has no token <s>"},

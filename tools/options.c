@@ -30,8 +30,9 @@ static const kvf__arg run_args[] = {
     {"system", "TEXT", "system message for --prompt, and for `messages` that have none", NULL, KVF__ARG_TEXT,
      AT(system), 0, 0, NULL},
     {"chat-template", "NAME",
-     "how messages become text: auto (as the model's file says, but for a default system message: none is added), chatml, "
-     "llama2, llama3, mistral, or none (their contents joined)",
+     "how messages become text: auto (as the model's file says, but for a default system message: none is added; a "
+     "file without a template needs a name), chatml, llama2, llama3, mistral, or none (their contents joined, without "
+     "roles)",
      "auto", KVF__ARG_CHOICE, AT(chat_template), 0, 0, "auto|chatml|llama2|llama3|mistral|none"},
     {"raw", NULL, "--prompt is text to continue, not a message", NULL, KVF__ARG_FLAG, AT(raw), 0, 0, NULL},
     {"special", NULL,
@@ -371,7 +372,7 @@ static const char run_notes[] =
     "  {\"id\": \"b\", \"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"policy\": \"h2o\", \"rho\": 0.4}\n"
     "  id              string or whole number [the line's number]; each once\n"
     "  prompt          text to continue, as it stands, or\n"
-    "  messages        a dialogue that goes through the chat template, or\n"
+    "  messages        a dialogue that goes through the chat template (--chat-template, where the model has none), or\n"
     "  token_ids       ids of tokens\n"
     "  max_tokens, temperature, top_k, top_p, seed, stop (text or list), ignore_eos (true: end tokens do not end it),\n"
     "  policy, preset, and the policy's options by name; null is as left out, and 2.0 a whole number\n"

@@ -202,13 +202,13 @@ typedef struct kvf_message {
 
 /** A dialogue as the model was trained to see it, as text for display, with the opening of the assistant's answer at its end.
  *  To run it use kvf_chat_encode: in this text a control token of the template and one that a content writes out look alike.
- *  @param tokenizer a tokenizer. @param template_name "auto" (by the control words of the file's template; without one as "none"),
- *  "chatml", "llama2", "llama3", "mistral", "none" (contents joined); NULL: "auto". In "llama2" and "mistral" messages of user and
+ *  @param tokenizer a tokenizer. @param template_name "auto" (by the control words of the file's template, which it must have),
+ *  "chatml", "llama2", "llama3", "mistral", "none" (contents joined, without roles); NULL: "auto". In "llama2" and "mistral" messages of user and
  *  assistant take turns, user last, after at most one of system.
  *  @param messages the dialogue. @param n_messages how many. @param buffer result. @param capacity of it.
  *  @param n_bytes the bytes there are (set on KVF_E_LIMIT too). @param err detail, or NULL.
  *  @own the caller's buffer. @threads any.
- *  @errors KVF_E_NOT_FOUND (template name; the text lists them), KVF_E_UNSUPPORTED (the file's template is none of ours, or the
+ *  @errors KVF_E_NOT_FOUND (template name; the text lists them), KVF_E_UNSUPPORTED (the file has no template, or none of ours, or the
  *  vocabulary lacks its control tokens), KVF_E_INVALID (no message, a role, a turn, a NULL content), KVF_E_LIMIT, KVF_E_OVERFLOW. @cost O(bytes). */
 KVF_API KVF_CHECK kvf_status kvf_chat_render(const kvf_tokenizer *tokenizer, const char *template_name,
                                              const kvf_message *messages, uint32_t n_messages, char *buffer,
