@@ -76,8 +76,11 @@ static inline void fuzz_spm_keys(gw *w, void *ctx) {
                                         "\xc3\xa9",
                                         "aa",
                                         "[INST]",
-                                        "[/INST]"};
-    enum { N_WORDS = sizeof words / sizeof *words, N = 259 + N_WORDS };
+                                        "[/INST]",
+                                        "<tool>",
+                                        "  ",
+                                        "\xe2\x96\x81t<"};
+    enum { N_WORDS = sizeof words / sizeof *words, N = 259 + N_WORDS, USER_DEFINED = N - 3 };
     char store[259][8];
     const char *texts[N];
     (void)ctx;
@@ -91,7 +94,8 @@ static inline void fuzz_spm_keys(gw *w, void *ctx) {
     gw_key_array(w, "tokenizer.ggml.scores", GW_FLOAT, N);
     for (int i = 0; i < N; i++) gw_put(&w->keys, &(float){i < 259 ? 0 : 258.0f - (float)i}, sizeof(float));
     gw_key_array(w, "tokenizer.ggml.token_type", GW_I32, N);
-    for (uint32_t i = 0; i < N; i++) gw_put32(&w->keys, i == 0 ? 2 : i < 3 ? 3 : i < 259 ? 6 : 1);
+    for (uint32_t i = 0; i < N; i++)
+        gw_put32(&w->keys, i == 0 ? 2 : i < 3 ? 3 : i < 259 ? 6 : i < USER_DEFINED ? 1 : 4);
     gw_key_u32(w, "tokenizer.ggml.unknown_token_id", 0);
     gw_key_u32(w, "tokenizer.ggml.bos_token_id", 1);
     gw_key_u32(w, "tokenizer.ggml.eos_token_id", 2);

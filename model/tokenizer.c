@@ -343,8 +343,7 @@ static void load_known_marks(kvf_tokenizer *t, bool has_eos) {
                                        "<turn|>",
                                        "<eos>",
                                        "<end_of_utterance>",
-                                       "<\xef\xbd\x9c"
-                                       "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"};
+                                       "<\357\275\234end\342\226\201of\342\226\201sentence\357\275\234>"};
     const size_t n_begins = sizeof begins / sizeof *begins, n_ends = sizeof ends / sizeof *ends;
     for (size_t i = 0; i < n_begins + n_ends; i++) {
         uint32_t id = kvf_tokenizer_find(t, i < n_begins ? begins[i] : ends[i - n_begins]);
