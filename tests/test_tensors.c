@@ -27,6 +27,8 @@ typedef struct more {
 static void add_tensors(gw *w, void *ctx) {
     const more *m = ctx;
     static const float row[64] = {1};
+    gw_key_text(w, "llama.unknown", "as good as absent"); /* and nothing is said of it */
+    gw_key_texts(w, "quantize.unknown", m->names, 1);
     const uint64_t dims[1] = {64};
     for (int i = 0; i < 4 && m->names[i]; i++) {
         if (m->type)
