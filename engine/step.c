@@ -426,10 +426,13 @@ static kvf_status sample(kvf_engine *e, const kvf_step *step, uint32_t n_out, kv
     return KVF_OK;
 }
 
-/* What the sequences of this step would hold with the full cache. */
+/* What all that hold tables would hold with the full cache, also those that have no part in this step. */
 static void note_full_bytes(kvf_engine *e) {
     uint64_t blocks = 0;
-    for (uint32_t i = 0; i < e->view.n_seqs; i++) blocks += kvf__ceil_div(e->view.next_pos[i], e->pages.block_size);
+    uint32_t next_pos;
+    for (const kvf__live *r = e->first; r; r = r->next)
+        if (r->seq && !r->swapped && kvf_seq_next_pos(e->manager, r->seq, &next_pos) == KVF_OK)
+            blocks += kvf__ceil_div(next_pos, e->pages.block_size);
     e->stats.full_bytes = blocks * e->n_tables * e->stats.block_bytes;
     e->stats.full_bytes_max = KVF__MAX(e->stats.full_bytes_max, e->stats.full_bytes);
 }

@@ -251,7 +251,7 @@ assert [(l["keep_mean"], l["keep_min"], l["keep_max"]) for l in r["layers"]] == 
 assert all(abs(a["density"] - b["density"]) < 1e-5 for a, b in zip(r["layers"], data["layers"]))
 assert r["pool"]["evicted_slots"] == data["pool"]["evicted_slots"] and r["pool"]["compactions"] == data["pool"]["compactions"]
 END
-check r9_r10_r11_figures_of_a_run <<'END'
+check r9_r10_r11_r30_figures_of_a_run <<'END'
 from report import *
 # Prompts that are computed side by side though they begin alike, compactions, more requests than the batch takes, a small pool.
 rows = [json.dumps({"id": i, "prompt": "the old house by the river " * 9 + "a door " * (3 + i % 5), "max_tokens": 6 + i % 3}) for i in range(14)]
@@ -269,6 +269,11 @@ assert {f'cause="{k[9:]}"' for k in causes} == {l for n, l in m if n == "kvfold_
 assert pool["freed_by_adoption"] > 0 and c["adopted"] > 0
 assert pool["freed_by_eviction"] == m["kvfold_prefix_evicted_blocks_total", None] and (pool["freed_by_eviction"] > 0) == (m["kvfold_prefix_evictions_total", None] > 0)
 assert 0 < m["kvfold_compaction_freed_bytes_total", None] <= pool["evicted_bytes"] * 2
+# held, cached and free are the pool at each moment; what holds tables counts in the full cache too
+S = data["series"]
+assert all(0 <= h + c <= data["n_blocks"] and h <= most for h, c, most in zip(S["held_after"], S["cached"], S["held"]))
+assert S["cached"][-1] == pool["cached"] > 0 and S["held_after"][-1] == pool["held"] == 0 and 0 < max(S["slots_idle"]) <= pool["slots_idle_max"]
+assert all(h <= f for h, f in zip(S["held_after"], S["full"])), "above a full cache, though no compaction is under way"
 END
 check run_tells_of_head_groups <<'END'
 from report import *

@@ -4,6 +4,7 @@ import html.parser
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -273,6 +274,40 @@ def check_one_place():
     run(path)
 
 
+def check_r6_winners():
+    """Two rhos with a winner each: of the tiles, and of the tables. Five places are few, and are called so."""
+    cells = [{"record": "cell", "measure": "nll", "source": "x", "context": 64, "offset": i, "policy": p, "rho": rho, "nll": nll + i / 100}
+             for i in range(5) for p, rho, nll in (("a", .1, 2), ("b", .1, 3), ("c", .1, 2.5), ("full", .1, 1), ("a", .5, 3), ("b", .5, 2), ("c", .5, 2.5))]
+    out, _ = run(write("two.jsonl", cells), "--html", WORK / "two.html", "--markdown", WORK / "two.md")
+    data = json.loads(Page((WORK / "two.html").read_text()).scripts[0])
+    s = section(data, "nll")
+    assert s["rhos"] == [.1, .5] and s["best"] == ["a", "b"], s["best"]
+    assert [re.findall(r"^[abc] ", t, re.M) for t in out.split("\nrho ")[1:]] == [["a ", "c ", "b "], ["b ", "c ", "a "]], out
+    assert data["few"] == 20 and score(s, group(s, "all"), "a", .1)["drawn"] == 5
+    for text in (out, (WORK / "two.md").read_text()):
+        assert "Few: drawn from 5, under 20;" in text and re.search(r"2\.020 ?\S* \[2\.0\d+, 2\.0\d+\] few", text.replace("**", "")), text
+    many = [{**c, "offset": c["offset"] + 5 * k} for c in cells for k in range(4)]
+    assert "few" not in run(write("many.jsonl", many))[0].lower()
+    tiles = page_text(WORK / "two.html")
+    if tiles is not None: assert re.search(r"a</b><span>best at rho 0\.1.*?b</b><span>best at rho 0\.5", tiles, re.S) and "of few places (5)" in tiles, tiles
+
+
+def page_text(path):
+    """What the head of a page says, by node on a document that only takes HTML; None without node."""
+    if not shutil.which("node"): return print("skipped: no node, the page's script was not run")
+    stub = """
+const nodes = [], node = () => { const e = { innerHTML: "", appendChild() {} }; nodes.push(e); return e; };
+globalThis.document = { createElement: node, getElementById: () => ({ textContent: DATA }), body: node() };
+globalThis.addEventListener = () => {}; globalThis.matchMedia = () => ({ addEventListener() {} });
+"""
+    data, script = Page(path.read_text()).scripts
+    head = script[:script.index("// ---- A score by how much")]
+    code = f"const DATA = {json.dumps(data)};{stub}\n{head}\nconsole.log(nodes.map(n => n.innerHTML).join(' '));"
+    p = subprocess.run(["node", "-"], input=code, capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr[-1500:]
+    return p.stdout
+
+
 def check_gaps():
     """Records with gaps: no full cache's record, cells of a task without one, figures beyond all reason."""
     cell = {"record": "cell", "measure": "nll", "source": "x", "context": 64, "policy": "h2o", "rho": .5, "nll": 2.0}
@@ -348,6 +383,7 @@ def main():
     check_lines(lines)
     check_usage(texts, lines)
     check_one_place()
+    check_r6_winners()
     check_gaps()
     check_page(texts, lines)
     run(tasks, "--html", WORK / "tasks.html", "--markdown", WORK / "tasks.md")

@@ -237,3 +237,39 @@ Test(engine_turns, what_cannot_be_is_refused_by_name) {
     kvf_engine_destroy(e);
     cr_expect_eq(f.alive, 0);
 }
+
+/* ---- What they hold ------------------------------------------------------------------------------------------------ */
+
+static void no_end(void *user, const kvf_result *result) { (void)user, (void)result; }
+
+/* An idle dialogue keeps its tables: they count in the full cache as they do in what is held. */
+Test(engine_turns, r30_the_full_cache_counts_all_that_hold_tables) {
+    kvf_engine_config c = config_of(600, 32);
+    c.n_threads = 1;
+    kvf_engine *e = create(&c);
+    uint32_t tokens[100];
+    random_prompt(tokens, 100, 3);
+    kvf_policy_options o = options_of("full");
+    kvf_generate g = {.struct_size = sizeof g,
+                      .tokens = tokens,
+                      .n_tokens = 90,
+                      .max_tokens = 2,
+                      .ignore_end = 1,
+                      .keep_open = 1,
+                      .policy = &o,
+                      .on_finish = no_end};
+    kvf_request idle, second;
+    kvf_error err = {""};
+    int more = 1;
+    cr_assert_eq(kvf_engine_submit(e, &g, &idle, &err), KVF_OK, "%s", err.text);
+    while (more) step(e, &more);
+    g.n_tokens = 20;
+    g.max_tokens = 8;
+    g.keep_open = 0;
+    cr_assert_eq(kvf_engine_submit(e, &g, &second, &err), KVF_OK, "%s", err.text);
+    for (int i = 0; i < 4; i++) step(e, &more);
+    kvf_engine_stats s = stats_of(e);
+    cr_expect_eq(s.full_bytes, s.occupancy.held_bytes, "%llu with a full cache, %llu held",
+                 (unsigned long long)s.full_bytes, (unsigned long long)s.occupancy.held_bytes);
+    kvf_engine_destroy(e);
+}

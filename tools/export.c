@@ -138,9 +138,9 @@ static json_t *request_json(const kvf__occ_request *r) {
 
 /* Columns rather than rows: a tenth of the bytes. */
 static json_t *series_json(const kvf__occ *o) {
-    static const char *const names[] = {"begin_s",   "end_s",       "held",       "full",      "cached",
-                                        "promised",  "running",     "waiting",    "prefill",   "decode",
-                                        "preempted", "compactions", "slots_used", "slots_idle"};
+    static const char *const names[] = {"begin_s",    "end_s",      "held",       "full",   "cached",    "promised",
+                                        "running",    "waiting",    "prefill",    "decode", "preempted", "compactions",
+                                        "slots_used", "slots_idle", "held_after", "shared", "recomputed"};
     enum { N = sizeof names / sizeof *names };
     json_t *x = json_object(), *columns[N], *blocks = json_array();
     for (int c = 0; c < N; c++) columns[c] = json_array();
@@ -159,7 +159,10 @@ static json_t *series_json(const kvf__occ *o) {
                                     p->n_preempted,
                                     p->n_compactions,
                                     p->slots_used,
-                                    p->slots_idle};
+                                    p->slots_idle,
+                                    p->held_after,
+                                    p->shared,
+                                    p->n_again_tokens};
         json_array_append_new(columns[0], seconds(p->begin_s));
         json_array_append_new(columns[1], seconds(p->end_s));
         for (int c = 2; c < N; c++) json_array_append_new(columns[c], whole(values[c]));
@@ -220,7 +223,7 @@ json_t *kvf__occ_json(const kvf__occ *o) {
 void kvf__occ_csv(const kvf__occ *o, FILE *out) {
     fputs(
         "step,begin_s,end_s,running,waiting,prefill_tokens,decode_tokens,recomputed_tokens,preempted,compactions,held_blocks,"
-        "full_blocks,cached_blocks,promised_blocks,shared_blocks,slots_used,slots_idle",
+        "full_blocks,cached_blocks,promised_blocks,shared_blocks,slots_used,slots_idle,held_after_blocks,free_blocks",
         out);
     for (uint32_t l = 0; l < o->n_layers; l++) fprintf(out, ",layer_%u_blocks", l);
     fputc('\n', out);
@@ -229,7 +232,9 @@ void kvf__occ_csv(const kvf__occ *o, FILE *out) {
         fprintf(out, "%llu,%.6f,%.6f,%u,%u,%u,%u,%u,%u,%u", (unsigned long long)p->step, p->begin_s, p->end_s,
                 p->n_running, p->n_waiting, p->n_prefill_tokens, p->n_decode_tokens, p->n_again_tokens, p->n_preempted,
                 p->n_compactions);
-        const uint64_t values[] = {p->held, p->full, p->cached, p->promised, p->shared, p->slots_used, p->slots_idle};
+        const uint64_t values[] = {p->held,       p->full,       p->cached,
+                                   p->promised,   p->shared,     p->slots_used,
+                                   p->slots_idle, p->held_after, o->n_blocks - p->held_after - p->cached};
         for (size_t k = 0; k < sizeof values / sizeof *values; k++)
             fprintf(out, ",%llu", (unsigned long long)values[k]);
         for (uint32_t l = 0; l < o->n_layers; l++) fprintf(out, ",%u", o->point_blocks[(size_t)i * o->n_layers + l]);

@@ -62,14 +62,14 @@ static void merge(kvf__occ_step *a, const kvf__occ_step *b) {
     MOST(n_prefill_tokens);
     MOST(n_decode_tokens);
     MOST(n_again_tokens);
-    a->held_after = b->held_after;
     MOST(held);
-    MOST(cached);
-    MOST(promised);
-    MOST(shared);
     MOST(full);
-    MOST(slots_used);
-    MOST(slots_idle);
+    a->held_after = b->held_after; /* of one moment, so that they add up to the pool */
+    a->cached = b->cached;
+    a->promised = b->promised;
+    a->shared = b->shared;
+    a->slots_used = b->slots_used;
+    a->slots_idle = b->slots_idle;
 }
 
 static void merge_blocks(uint32_t *a, const uint32_t *b, uint32_t n_layers) {

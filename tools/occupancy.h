@@ -18,15 +18,18 @@
 
 enum { KVF__OCC_POINTS = 1024, KVF__OCC_SLOWEST = 10 };
 
-typedef struct kvf__occ_step { /* one step, or of a point the most of its steps */
-    uint64_t step;             /* from 1 on; of a point its first */
+/* One step; of a point the most of its steps, or its last one's end (held_after and what follows). */
+typedef struct kvf__occ_step {
+    uint64_t step; /* from 1 on; of a point its first */
     double begin_s, end_s;
     double compaction_s; /* spent in compactions */
     uint32_t n_running, n_waiting, n_prefill_tokens, n_decode_tokens, n_preempted, n_compactions;
     uint32_t n_again_tokens; /* computed before, and again after a preemption: not in the two counts above */
     uint64_t held;           /* the most within the step: a prompt is whole before it is compacted */
-    uint64_t held_after, cached, promised, shared, full; /* blocks; full: what a full cache would hold */
-    uint64_t slots_used, slots_idle;
+    uint64_t full;           /* what a full cache would hold: the most */
+    uint64_t held_after, cached, promised,
+        shared;                      /* blocks at the end; held_after + cached + the free ones: the pool */
+    uint64_t slots_used, slots_idle; /* likewise */
 } kvf__occ_step;
 
 typedef struct kvf__occ_request { /* one that has ended */

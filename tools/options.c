@@ -162,8 +162,8 @@ static const kvf__arg report_args[] = {
 };
 static const kvf__arg occupancy_args[] = {
     {"report", "FILE",
-     "occupancy of the KV cache as one HTML page that needs nothing else: blocks of each layer over time, the budgets and "
-     "why, held against full-cache bytes, the slowest moments",
+     "occupancy of the KV cache as one HTML page that needs nothing else: held against full-cache bytes, where the blocks "
+     "are and went, blocks of each layer over time, the budgets and why, the slowest moments",
      NULL, KVF__ARG_TEXT, AT(report), 0, 0, NULL},
     {"trace", "FILE", "what ran when, and the blocks of each layer, in the Chrome trace format (opens in Perfetto)",
      NULL, KVF__ARG_TEXT, AT(trace), 0, 0, NULL},

@@ -183,7 +183,7 @@ typedef struct kvf_engine_stats {
     double forward_s, prefill_s, decode_s, policy_s; /* seconds; a mixed step's time is split by tokens */
     uint32_t n_running, n_waiting, n_running_max;
     kvf_occupancy occupancy;
-    uint64_t full_bytes; /* what the sequences of the last step would hold with the full cache */
+    uint64_t full_bytes; /* what all that held tables in the last step would hold with the full cache */
     uint64_t full_bytes_max;
     uint64_t block_bytes;
     uint32_t n_layers;

@@ -76,8 +76,7 @@ function ramp() { // one hue, from the surface to the darkest (in the dark: the 
   const [low, mid, high] = ["--low", "--mid", "--high"].map(n => css(n).split(",").map(Number));
   return x => x <= 0 ? low : x < 0.5 ? mix(low, mid, x * 2) : mix(mid, high, x * 2 - 1);
 }
-function rampCss() {
-  const at = ramp();
+function rampCss(at = ramp()) {
   return `linear-gradient(90deg, ${[0, 0.25, 0.5, 0.75, 1].map(x => `rgb(${at(x)})`).join(", ")})`;
 }
 
@@ -110,6 +109,23 @@ function table(parent, columns, rows, total) {
   box.innerHTML = `<table><thead><tr>${columns.map(c => `<th${c[2] ? ' class="text"' : ""}>${c[0]}</th>`).join("")}</tr></thead><tbody>` +
     rows.map(r => `<tr>${cells(r, "td")}</tr>`).join("") + (total ? `<tr>${cells(total, "th")}</tr>` : "") + "</tbody></table>";
   parent.appendChild(box);
+}
+// What is chosen, by key; options: [value, text]. A choice paints all again.
+const state = {};
+function choice(parent, label, key, options) {
+  if (options.length < 2) return;
+  const l = document.createElement("label");
+  l.innerHTML = `${label} <select>${options.map(([v, t]) => `<option value="${esc(v)}">${esc(t)}</option>`).join("")}</select>`;
+  const select = l.querySelector("select");
+  select.onchange = () => { state[key] = options[select.selectedIndex][0]; paintAll(); };
+  plots.push(() => { select.selectedIndex = Math.max(0, options.findIndex(o => o[0] === state[key])); });
+  parent.appendChild(l);
+}
+function controls(parent) {
+  const d = document.createElement("div");
+  d.className = "controls";
+  parent.appendChild(d);
+  return d;
 }
 function legend(parent, entries) {
   const d = document.createElement("div");

@@ -27,6 +27,10 @@ static json_t *score_json(const kvf__records *r, const kvf__score *s) {
     json_t *o = json_pack("{s:i, s:i, s:i, s:o, s:i, s:i, s:o, s:o}", "n", (int)s->n, "empty", (int)s->n_empty,
                           "missing", (int)s->n_missing, "why", name_json(r, s->why), "paired", (int)s->n_paired, "over",
                           (int)s->n_over, "held", real(s->held), "held_most", real(s->held_most));
+    uint32_t n_drawn = 0;
+    for (kvf__figure f = 0; f < KVF__N_FIGURES; f++) n_drawn = s->figures[f].n > n_drawn ? s->figures[f].n : n_drawn;
+    json_object_set_new(o, "drawn", count(n_drawn));
+    json_object_set_new(o, "drawn_pairs", count(s->ratio.n));
     for (kvf__figure f = 0; f < KVF__N_FIGURES; f++)
         if (!isnan(s->figures[f].value)) json_object_set_new(o, kvf__figure_name(f), interval_json(&s->figures[f]));
     if (!s->n_paired) return o;
@@ -236,13 +240,29 @@ static json_t *budgets_json(const kvf__records *r, const kvf__section *s) {
 
 /* ---- All of it --------------------------------------------------------------------------------------------------- */
 
+/* The policy with the best main figure at a rho over all units, of equal ones the first; the full cache is none. */
+static json_t *best_json(const kvf__records *r, const kvf__section *s, uint32_t rho) {
+    const char *best = NULL;
+    double least = NAN;
+    for (uint32_t p = 0; p < s->n_policies; p++) {
+        const kvf__policy_entry *policy = &r->policies[s->policies[p]];
+        double value = kvf__group_score(s, &s->groups[0], p, rho)->figures[s->figure].value * (s->is_task ? -1 : 1);
+        if (isnan(value) || !(isnan(least) || value < least) || !strcmp(kvf__records_name(r, policy->label), "full"))
+            continue;
+        best = policy->shown;
+        least = value;
+    }
+    return best ? json_string(best) : json_null();
+}
+
 static json_t *section_json(const kvf__records *r, const kvf__section *s, bool curves) {
     json_t *o = json_object(), *policies = json_array(), *rhos = json_array(), *base = json_array();
-    json_t *contexts = json_array(), *groups = json_array();
+    json_t *best = json_array(), *contexts = json_array(), *groups = json_array();
     for (uint32_t p = 0; p < s->n_policies; p++)
         json_array_append_new(policies, json_string(r->policies[s->policies[p]].shown));
     for (uint32_t i = 0; i < s->n_rhos; i++) {
         json_array_append_new(rhos, real(r->rhos[s->rhos[i]]));
+        json_array_append_new(best, best_json(r, s, i));
         json_array_append_new(base,
                               s->base[i] == KVF__NO_NAME ? json_null() : json_string(r->policies[s->base[i]].shown));
     }
@@ -255,6 +275,7 @@ static json_t *section_json(const kvf__records *r, const kvf__section *s, bool c
     json_object_set_new(o, "policies", policies);
     json_object_set_new(o, "rhos", rhos);
     json_object_set_new(o, "baselines", base);
+    json_object_set_new(o, "best", best);
     json_object_set_new(o, "contexts", contexts);
     json_object_set_new(o, "groups", groups);
     json_object_set_new(o, "budgets", budgets_json(r, s));
@@ -295,6 +316,7 @@ json_t *kvf__scores_json(const kvf__scores *scores, bool curves) {
     json_object_set_new(o, "baseline", json_string(scores->baseline));
     json_object_set_new(o, "resamples", json_integer(KVF__RESAMPLES));
     json_object_set_new(o, "resampled", json_string(scores->by_source ? "sources" : "pairs"));
+    json_object_set_new(o, "few", json_integer(KVF__FEW));
     json_object_set_new(o, "full_least", real(KVF__FULL_LEAST));
     json_object_set(o, "sources", r->sources);
     json_object_set(o, "runs", r->runs);

@@ -347,7 +347,7 @@ static bool score_means(const kvf__scores *scores, const kvf__section *s, const 
         uint32_t n = 0;
         for (uint32_t i = 0; i < g->n_units; i++)
             n += isnan(kvf__cell_figure(r, kvf__records_cell(r, s->table, policy, rho, g->units[i]), f)) ? 0 : 1;
-        out->figures[f] = (kvf__interval){NAN, NAN, NAN};
+        out->figures[f] = (kvf__interval){NAN, NAN, NAN, 0};
         if (!n || (f == KVF__FIGURE_EXACT && !s->is_task)) continue;
         some[n_some++] = f;
         alike = alike && n == out->n;

@@ -12,6 +12,7 @@
 #include "tools/scores/stats.h"
 
 #define KVF__FULL_LEAST 0.6
+enum { KVF__FEW = 20 };     /* an interval drawn from fewer units, or sources, is called one of few: it is too narrow */
 #define KVF__HELD_MOST 1.01 /* of the target: a cell over it breaks the rule of equal memory */
 enum { KVF__BOOTSTRAP_SEED = 1 };
 

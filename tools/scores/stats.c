@@ -111,7 +111,7 @@ bool kvf__bootstrap(const kvf__sample *sample, const kvf__statistic *statistics,
         for (uint32_t u = 0; u < n_units; u++)
             for (uint32_t c = 0; c < width; c++) sums[c] += units[(size_t)u * width + c];
         for (uint32_t s = 0; s < n_statistics; s++)
-            out[s] = (kvf__interval){statistic(&statistics[s], sums, sums[width - 1]), NAN, NAN};
+            out[s] = (kvf__interval){statistic(&statistics[s], sums, sums[width - 1]), NAN, NAN, n_units};
     }
     if (whole && intervals) {
         resampling x = {units, n_units, width, n_resamples, statistics, n_statistics};

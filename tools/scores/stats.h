@@ -16,6 +16,7 @@ enum { KVF__RESAMPLES = 10000 };
 
 typedef struct kvf__interval { /* of 95%: the 2.5th and the 97.5th percentile of the resamples */
     double value, low, high;   /* value NAN: there is nothing to say */
+    uint32_t n;                /* units it is drawn from */
 } kvf__interval;
 
 typedef struct kvf__sample { /* finite figures */

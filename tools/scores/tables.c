@@ -91,18 +91,18 @@ static shape shape_of(kvf__figure f) {
     return f == KVF__FIGURE_AGREE || f == KVF__FIGURE_EXACT || f == KVF__FIGURE_HITS ? SHAPE_SHARE : SHAPE_NATS;
 }
 
-/* "0.412 [0.380, 0.447]" */
+/* "0.412 [0.380, 0.447]", and " few" where it is drawn from few. */
 static kvf__short interval_text(const kvf__interval *x, shape as, bool bold) {
     kvf__short t = {"–"};
     if (isnan(x->value)) return t;
     double unit = as == SHAPE_SHARE ? 100 : 1, size = fabs(x->value);
     int digits = as == SHAPE_SHARE ? 1 : as == SHAPE_QUOTIENT ? 2 : size < 0.1 ? 4 : size < 100 ? 3 : 1;
-    const char *mark = bold ? "**" : "", *end = as == SHAPE_SHARE ? "%" : "";
+    const char *mark = bold ? "**" : "", *end = as == SHAPE_SHARE ? "%" : "", *few = x->n < KVF__FEW ? " few" : "";
     if (isnan(x->low))
         snprintf(t.text, sizeof t.text, "%s%.*f%s%s", mark, digits, x->value * unit, end, mark);
     else
-        snprintf(t.text, sizeof t.text, "%s%.*f%s%s [%.*f, %.*f]", mark, digits, x->value * unit, end, mark, digits,
-                 x->low * unit, digits, x->high * unit);
+        snprintf(t.text, sizeof t.text, "%s%.*f%s%s [%.*f, %.*f]%s", mark, digits, x->value * unit, end, mark, digits,
+                 x->low * unit, digits, x->high * unit, few);
     return t;
 }
 
@@ -206,7 +206,7 @@ static void put_policy(writer *w, const kvf__section *s, const columns *c, uint3
     }
     for (uint32_t i = 0; i < c->n_contexts; i++) {
         const kvf__group *g = kvf__section_group(s, "context", s->contexts[i], KVF__NO_NAME, KVF__NO_NAME);
-        kvf__interval mean = {NAN, NAN, NAN};
+        kvf__interval mean = {NAN, NAN, NAN, 0};
         if (g) mean.value = kvf__group_score(s, g, policy, rho)->figures[s->figure].value;
         kvf__grid_add(grid, "%s", interval_text(&mean, as, false).text);
     }
@@ -357,6 +357,10 @@ static void write_basis(const writer *w, const kvf__section *s) {
                 kvf__show_count(s->contexts[c]).text);
     fprintf(w->out, ". Intervals: 95%%, paired bootstrap, %s resamples of %s.\n", kvf__show_count(KVF__RESAMPLES).text,
             w->scores->by_source ? "whole sources" : places(s));
+    uint32_t n_drawn = w->scores->by_source ? n_sources : all->n_units;
+    if (n_drawn < KVF__FEW)
+        fprintf(w->out, "Few: drawn from %u, under %d; such an interval is too narrow, and who leads may be chance.\n",
+                n_drawn, KVF__FEW);
     if (s->is_task && !isnan(all->full)) fprintf(w->out, "The full cache answers %.1f%%.\n", all->full * 100);
     if (!s->is_task && !isnan(all->full_hits))
         fprintf(w->out, "The full cache has %.1f%% of the tokens right.\n", all->full_hits * 100);

@@ -54,6 +54,43 @@ function lines(box, width, height, series, max, show, binary, limit) {
   box.onpointerleave = () => { at.setAttribute("visibility", "hidden"); tip.hide(); };
 }
 
+// The whole pool, part on part: parts [{name, colour, values}], from below; over: a line {name, values, base} above its base.
+function stack(box, width, height, parts, over, max, show, binary) {
+  const left = 66, right = width - 12, top = 10, bottom = height - 26;
+  const X = t => left + (t - T0) / span * (right - left), Y = v => bottom - v / (max || 1) * (bottom - top);
+  const edge = f => { // steps: each point holds from its begin to the next one's
+    let path = "";
+    for (let i = 0; i < points; i++) path += `${i ? "L" : "M"}${X(S.begin_s[i]).toFixed(1)} ${Y(f(i)).toFixed(1)}L${X(i + 1 < points ? S.begin_s[i + 1] : T1).toFixed(1)} ${Y(f(i)).toFixed(1)}`;
+    return path;
+  };
+  const below = k => i => parts.slice(0, k).reduce((t, p) => t + p.values[i], 0);
+  let out = "";
+  for (let k = parts.length - 1; k >= 0 && points; k--) // the upper ones first: each covers what is below it
+    out += `<path d="${edge(below(k + 1))}L${X(T1)} ${bottom}L${X(T0)} ${bottom}Z" fill="${css("--surface")}"/>` +
+      `<path d="${edge(below(k + 1))}L${X(T1)} ${bottom}L${X(T0)} ${bottom}Z" fill="${css(parts[k].colour)}" fill-opacity="${parts[k].name === "free" ? 0.35 : 0.8}"/>`;
+  if (points) out += `<path d="${edge(i => over.base[i] + over.values[i])}" fill="none" stroke="${css("--ink-2")}" stroke-width="1.5" stroke-dasharray="5 4"/>`;
+  for (const v of ticks(max, 4, binary))
+    out += `<line x1="${left}" x2="${right}" y1="${Y(v)}" y2="${Y(v)}" stroke="${css("--grid")}" stroke-opacity="0.6"/>` +
+      `<text x="${left - 8}" y="${Y(v) + 4}" text-anchor="end">${show(v)}</text>`;
+  out += timeAxis(left, right, bottom, width < 500 ? 3 : 7);
+  box.innerHTML = `<svg viewBox="0 0 ${width} ${height}" height="${height}" role="img" aria-label="the pool over time">${out}</svg>`;
+  const tip = tipOf(box);
+  box.onpointermove = e => {
+    const r = box.getBoundingClientRect(), x = e.clientX - r.left;
+    if (!points || x < left || x > right) return tip.hide();
+    const i = pointAt(T0 + (x - left) / (right - left) * span);
+    tip.show(`<b>${time(S.begin_s[i])}</b><br>` + [...parts].reverse().concat(over).map(p => `${p.name}: <b>${show(Math.round(p.values[i]))}</b>`).join("<br>"), x, e.clientY - r.top);
+  };
+  box.onpointerleave = tip.hide;
+}
+
+// Against the mean of the layers: this much less or more has the full colour.
+const SPREAD = 0.5;
+function diverging() { // from the colour of less over the surface to that of more
+  const rgb = name => css(name).match(/\w\w/g).map(h => parseInt(h, 16)), [less, none, more] = [rgb("--full"), rgb("--surface"), rgb("--held")];
+  return x => x < 0.5 ? mix(less, none, Math.max(0, x) * 2) : mix(none, more, Math.min(1, x) * 2 - 1);
+}
+
 // Layers down, time across; a column of pixels takes the most of the points it covers.
 function heat(box, width) {
   const n = data.n_layers, left = 44, right = width - 12, w = right - left;
@@ -63,14 +100,16 @@ function heat(box, width) {
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, Math.round(w * ratio)), canvas.height = h;
   canvas.style.cssText = `position:absolute;left:${left}px;top:${top}px;width:${w}px;height:${h}px;image-rendering:pixelated`;
-  const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, h), colour = ramp();
+  const relative = state.heat === "mean", means = S.blocks.map(r => r.reduce((a, v) => a + v, 0) / n);
+  const part = (v, mean) => !relative ? v / most : mean ? 0.5 + (v / mean - 1) / (2 * SPREAD) : 0.5;
+  const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, h), colour = relative ? diverging() : ramp();
   for (let x = 0; points && x < canvas.width; x++) {
     const a = pointAt(T0 + x / canvas.width * span), b = pointAt(T0 + (x + 1) / canvas.width * span);
     const gap = S.end_s[a] < T0 + x / canvas.width * span && a === b; // nothing ran: the pool keeps what it had
     for (let l = 0; l < n; l++) {
-      let v = 0;
-      for (let i = a; i <= b; i++) v = Math.max(v, S.blocks[i][l]);
-      const [r, g, bl] = colour(gap && v === 0 ? 0 : v / most);
+      let v = 0, mean = 0;
+      for (let i = a; i <= b; i++) if (S.blocks[i][l] >= v) v = S.blocks[i][l], mean = means[i];
+      const [r, g, bl] = colour(gap && v === 0 && !relative ? 0 : part(v, mean));
       for (let y = l * row; y < (l + 1) * row - (row > 6 ? 1 : 0); y++) {
         const k = 4 * (y * canvas.width + x);
         image.data[k] = r, image.data[k + 1] = g, image.data[k + 2] = bl, image.data[k + 3] = 255;
@@ -91,7 +130,8 @@ function heat(box, width) {
     const l = Math.floor((y - top) / row);
     if (!points || x < left || x > right || l < 0 || l >= n) return tip.hide();
     const i = pointAt(T0 + (x - left) / w * span);
-    tip.show(`layer <b>${l}</b> at ${time(S.begin_s[i])}<br><b>${num(S.blocks[i][l])}</b> blocks, ${kept(S.blocks[i][l])}`, x, y);
+    tip.show(`layer <b>${l}</b> at ${time(S.begin_s[i])}<br><b>${num(S.blocks[i][l])}</b> blocks, ${kept(S.blocks[i][l])}<br>` +
+      `${percent(S.blocks[i][l], means[i])} of the layers' mean`, x, y);
   };
   box.onpointerleave = tip.hide;
 }

@@ -118,7 +118,7 @@ function span(width, names) {
 function tipRows(title, rows) { // [name, value, text]: the best first
   return `<b>${title}</b><table>` + rows.map(r => `<tr><td><i style="background:${colourOf(r[0])}"></i>${esc(r[0])}</td><td>${r[2]}</td></tr>`).join("") + "</table>";
 }
-const withInterval = (v, show) => show(v[0]) + (known(v[1]) ? ` [${show(v[1])}, ${show(v[2])}]` : "");
+const withInterval = (v, show) => show(v[0]) + (known(v[1]) ? ` [${show(v[1])}, ${show(v[2])}]` : "") + (v.few ? " few" : "");
 
 // ---- Lines: series [{name, points: [[x, [value, low, high]]]}]; options: height, xs (ticks), xSpan, xShow, xLog, figure, marks
 function curves(box, width, series, o) {

@@ -5,27 +5,16 @@ const TABLES = { 4: "layer budgets", 6: "parts of the method", 7: "similarity of
 const titleOf = s => TITLES[s.measure] || s.measure;
 const groupOf = (s, by) => s.groups.filter(g => by.includes(g.by));
 const scoreOf = (s, g, name, rho) => g && g.scores[s.policies.indexOf(name)] && g.scores[s.policies.indexOf(name)][s.rhos.indexOf(rho)];
+// What an interval is drawn from stands beside it where that is little.
+for (const s of data.sections) for (const g of s.groups) for (const x of g.scores.flat())
+  for (const f in FIGURES) if (x[f]) x[f].few = (f === "ratio" || f === "more" ? x.drawn_pairs : x.drawn) < data.few;
+const fewNote = s => s.groups[0].scores.flat().some(x => x[s.figure] && x[s.figure].few)
+  ? ` <b>Few</b>: drawn from under ${data.few} ${data.resampled === "sources" ? "sources" : places(s)}; such an interval is too narrow, and who leads may be chance.` : "";
 const rhoText = rho => "rho " + Number(rho.toPrecision(3));
 
-// ---- State that all sections share; each section's own choices are kept by its name
-const state = {};
+// ---- State that all sections share (rho); each section's own choices are kept by its name
 const rhos = [...new Set(data.sections.flatMap(s => s.rhos))].sort((a, b) => a - b);
 state.rho = rhos.includes(0.2) ? 0.2 : rhos[0];
-function choice(parent, label, key, options) {
-  if (options.length < 2) return;
-  const l = document.createElement("label");
-  l.innerHTML = `${label} <select>${options.map(([v, t]) => `<option value="${esc(v)}">${esc(t)}</option>`).join("")}</select>`;
-  const select = l.querySelector("select");
-  select.onchange = () => { state[key] = options[select.selectedIndex][0]; paintAll(); };
-  plots.push(() => { select.selectedIndex = Math.max(0, options.findIndex(o => o[0] === state[key])); });
-  parent.appendChild(l);
-}
-function controls(parent) {
-  const d = document.createElement("div");
-  d.className = "controls";
-  parent.appendChild(d);
-  return d;
-}
 const rhoChoice = (parent, s) => choice(parent, "rho", "rho", s.rhos.map(r => [r, String(Number(r.toPrecision(3)))]));
 const rhoIn = s => s.rhos.includes(state.rho) ? state.rho : s.rhos[0];
 // Groups as options: all, then by context and kind, or by task and placement.
@@ -54,14 +43,14 @@ function repainted(parent, html) {
 const places = s => s.task ? "samples" : "places";
 const list = items => items.length ? `<ul class="plain">${items.map(i => `<li>${i}</li>`).join("")}</ul>` : "";
 
-// Policies by the main figure, the best first.
-function ranked(s) {
-  const mean = n => {
-    const v = s.rhos.map(r => scoreOf(s, s.groups[0], n, r)).map(x => x && x[s.figure] ? x[s.figure][0] : null);
-    const first = v.find(known);
+// Policies by the main figure over a group, the best first: at the rhos given, the first of them at which a policy has it.
+function ranked(s, at = s.rhos, g = s.groups[0]) {
+  const figure = (n, rho) => ((scoreOf(s, g, n, rho) || {})[s.figure] || [])[0];
+  const key = n => {
+    const first = at.map(rho => figure(n, rho)).find(known);
     return known(first) ? first * (FIGURES[s.figure].up ? -1 : 1) : Infinity;
   };
-  return [...s.policies].sort((a, b) => mean(a) - mean(b));
+  return [...s.policies].sort((a, b) => key(a) - key(b) || 0);
 }
 for (const s of [...texts, ...tasks]) addPolicies(ranked(s));
 
@@ -70,11 +59,12 @@ for (const s of [...texts, ...tasks]) addPolicies(ranked(s));
   const run = data.runs[0] || {}, model = run.model || {}, lead = texts[0] || tasks[0];
   const tiles = [];
   if (lead) lead.rhos.forEach((rho, i) => {
-    const base = lead.baselines[i], best = ranked({ ...lead, rhos: [rho] }).find(n => n !== "full");
-    const s = scoreOf(lead, lead.groups[0], best, rho), v = s && (lead.task ? s.exact : s.ratio);
-    if (!best || !s) return;
-    tiles.push([esc(best), lead.task ? `best at ${rhoText(rho)}: ${v ? share(v[0]) : "–"} right` :
-      v && base && base !== best ? `best at ${rhoText(rho)}: ${v[0].toFixed(2)} of ${esc(base)}'s ${lead.figure === "kl" ? "KL" : "loss"}` : `best at ${rhoText(rho)}`]);
+    const base = lead.baselines[i], best = lead.best[i];
+    const s = best && scoreOf(lead, lead.groups[0], best, rho), v = s && (lead.task ? s.exact : s.ratio);
+    if (!s || !s[lead.figure]) return;
+    const few = s[lead.figure].few ? `, of few ${places(lead)} (${num(s.drawn)})` : "";
+    tiles.push([esc(best), (lead.task ? `best at ${rhoText(rho)}: ${v ? share(v[0]) : "–"} right` :
+      v && base && base !== best ? `best at ${rhoText(rho)}: ${v[0].toFixed(2)} of ${esc(base)}'s ${lead.figure === "kl" ? "KL" : "loss"}` : `best at ${rhoText(rho)}`) + few]);
   });
   for (const s of [...texts, ...tasks]) tiles.push([num(s.groups[0].units), `${places(s)}: ${titleOf(s).toLowerCase()}`]);
   const head = document.createElement("header");
@@ -89,7 +79,7 @@ for (const s of [...texts, ...tasks]) addPolicies(ranked(s));
 function scoreSection(s) {
   const key = s.measure, figures = (s.task ? ["exact", "more", "hits", "nll_more"] : ["kl", "ratio", "nll_more", "nll", "agree", "hits"]).filter(f =>
     s.groups[0].scores.some(row => row.some(x => x[f])));
-  const box = section(titleOf(s) + " by memory", `Means over ${num(s.groups[0].units)} ${places(s)}; bars and bands are intervals of 95%. ` +
+  const box = section(titleOf(s) + " by memory", `Means over ${num(s.groups[0].units)} ${places(s)}; bars and bands are intervals of 95%.${fewNote(s)} ` +
     "rho is the share of the full cache's blocks that a policy may hold." + (s.task ? ` Counted where the full cache answers at least ${Math.round(data.full_least * 100)}%.` : ""));
   const c = controls(box);
   state[key + ".figure"] = figures[0];
@@ -114,11 +104,11 @@ function withFull(f, g) {
   return known(full) ? { ...FIGURES[f], line: full, axis: `${FIGURES[f].axis}; dashed: the full cache, ${share(full)}` } : FIGURES[f];
 }
 function scoreTable(s, g, rho, figures) {
-  const rows = ranked({ ...s, groups: [g, ...s.groups], rhos: [rho] });
+  const rows = s.table ? s.policies : ranked(s, [rho], g);
   const base = s.baselines[s.rhos.indexOf(rho)];
   const head = ["policy", ...figures.map(f => esc(f === "ratio" || f === "more" ? `${FIGURES[f].name} ${base}` : FIGURES[f].name)), "held, of the target", "most", places(s)];
   const body = rows.map(n => {
-    const x = scoreOf({ ...s, rhos: [rho] }, { scores: g.scores.map(r => [r[s.rhos.indexOf(rho)]]) }, n, rho);
+    const x = scoreOf(s, g, n, rho);
     return [esc(n), ...figures.map(f => x[f] ? withInterval(x[f], FIGURES[f].show) : "–"), known(x.held) ? share(x.held) : "–",
       known(x.held_most) ? share(x.held_most) : "–", x.n === g.units ? num(x.n) : `${num(x.n)} of ${num(g.units)}`];
   });
@@ -151,7 +141,7 @@ function againstSection(s) {
   policyLegend(box, ranked(s), true);
   draw(box, (b, w) => {
     const rho = rhoIn(s), base = s.baselines[s.rhos.indexOf(rho)];
-    const rows = shown(ranked({ ...s, rhos: [rho], groups: [{ ...s.groups[0], scores: s.groups[0].scores.map(r => [r[s.rhos.indexOf(rho)]]) }] }))
+    const rows = shown(ranked(s, [rho], group()))
       .map(n => ({ name: n, value: (scoreOf(s, group(), n, rho) || {})[f], styled: true }));
     forest(b, w, rows, { ...FIGURES[f], axis: s.task ? `right answers, more than ${base}` : `${s.figure === "kl" ? "KL" : "loss"} over that of ${base}` });
   });
@@ -268,7 +258,7 @@ function ablationSection(s) {
   draw(box, (b, w) => forest(b, w, s.policies.map(n => ({ name: n, value: (scoreOf(s, group(), n, rhoIn(s)) || {}).ratio })),
     { ...FIGURES.ratio, axis: `${s.figure === "kl" ? "KL" : "loss"} over that of ${base}` }));
   const d = detail(box, "Table");
-  repainted(d, () => scoreTable({ ...s }, group(), rhoIn(s), ["kl", "ratio", "nll_more", "agree"].filter(f => s.groups[0].scores.some(r => r.some(x => x[f])))));
+  repainted(d, () => scoreTable(s, group(), rhoIn(s), ["kl", "ratio", "nll_more", "agree"].filter(f => s.groups[0].scores.some(r => r.some(x => x[f])))));
   leftOut(box, s);
 }
 
