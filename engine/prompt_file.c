@@ -156,15 +156,11 @@ static kvf_status io_failed(kvf_error *err, const char *path, const char *what) 
     return kvf__fail(err, KVF_E_IO, "%s: %s: %s", path, what, strerror(errno));
 }
 
-static kvf_status write_file(kvf_engine *e, const kvf_prompt_file *f, const char *path, header *h, kvf_seq seq,
+static kvf_status write_file(kvf_engine *e, const kvf_prompt_file *f, FILE *file, header *h, kvf_seq seq,
                              const uint32_t *tokens, kvf_error *err) {
-    FILE *file = fopen(path, "wb");
     XXH3_state_t *hash = XXH3_createState();
     kvf_status st = KVF_OK;
-    if (!hash)
-        st = kvf__fail(err, KVF_E_NO_MEMORY, "%s: no memory for the checksum", f->path);
-    else if (!file)
-        st = io_failed(err, f->path, "cannot be created");
+    if (!hash) st = kvf__fail(err, KVF_E_NO_MEMORY, "%s: no memory for the checksum", f->path);
     if (!st) {
         writer w = {file, hash, fwrite(h, sizeof *h, 1, file) != 1};
         (void)XXH3_128bits_reset(hash);
@@ -176,21 +172,36 @@ static kvf_status write_file(kvf_engine *e, const kvf_prompt_file *f, const char
             fsync(fileno(file)))
             st = io_failed(err, f->path, "writing failed");
     }
-    if (file && fclose(file) && !st) st = io_failed(err, f->path, "writing failed");
+    if (fclose(file) && !st) st = io_failed(err, f->path, "writing failed");
     (void)XXH3_freeState(hash);
     return st;
+}
+
+/* A file that no other process or thread writes, also in a folder that machines share. path: room for its name. */
+static FILE *create_part(const char *whole, char *path, size_t room) {
+    int fd = -1;
+    for (unsigned i = 0; i < 1000 && fd < 0 && (!i || errno == EEXIST); i++) {
+        snprintf(path, room, "%s.%ld-%u.part", whole, (long)getpid(), i);
+        fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    }
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "wb");
+    if (fd >= 0 && !file) {
+        (void)close(fd);
+        (void)unlink(path);
+    }
+    return file;
 }
 
 /* To a file beside it, which takes its place when it is whole. */
 static kvf_status replace_file(kvf_engine *e, const kvf_prompt_file *f, header *h, kvf_seq seq, const uint32_t *tokens,
                                kvf_error *err) {
-    size_t room = strlen(f->path) + 32;
+    size_t room = strlen(f->path) + 48;
     char *path = kvf__alloc(&e->allocator, room);
     if (!path) return kvf__fail(err, KVF_E_NO_MEMORY, "%s: no memory for its name", f->path);
-    snprintf(path, room, "%s.%ld.part", f->path, (long)getpid());
-    kvf_status st = write_file(e, f, path, h, seq, tokens, err);
+    FILE *file = create_part(f->path, path, room);
+    kvf_status st = file ? write_file(e, f, file, h, seq, tokens, err) : io_failed(err, f->path, "cannot be created");
     if (!st && rename(path, f->path)) st = io_failed(err, f->path, "renaming failed");
-    if (st) (void)unlink(path);
+    if (st && file) (void)unlink(path);
     kvf__free(&e->allocator, path, room);
     return st;
 }
@@ -259,15 +270,34 @@ static kvf_status differs(kvf_error *err, const char *path, const char *what, ui
                      what, value, ours);
 }
 
-static kvf_status check_header(const kvf_engine *e, const kvf_prompt_file *f, const header *h, uint64_t file_bytes,
-                               kvf_error *err) {
-    const kvf_model_info *m = e->info;
-    if (file_bytes < sizeof *h || memcmp(h->magic, magic, sizeof magic))
-        return kvf__fail(err, KVF_E_FORMAT, "%s: is no prompt file (%llu bytes)", f->path,
-                         (unsigned long long)file_bytes);
-    if (h->version != VERSION || h->header_bytes != sizeof *h)
+/* A whole file of this format, as it was written; what it is of is looked at after that. */
+static kvf_status check_sound(const kvf_prompt_file *f, const header *h, uint64_t file_bytes, kvf_error *err) {
+    if (memcmp(h->magic, magic, sizeof magic) != 0)
+        return kvf__fail(err, KVF_E_FORMAT, "%s: is no prompt file: it does not begin with %.8s", f->path, magic);
+    if (h->version != VERSION)
         return kvf__fail(err, KVF_E_UNSUPPORTED, "%s: version %u of the format: this program reads %d", f->path,
                          h->version, VERSION);
+    uint64_t payload = file_bytes - sizeof *h;
+    if (h->header_bytes != sizeof *h)
+        return kvf__fail(err, KVF_E_FORMAT, "%s: is damaged: a header of %u bytes, where version %d has %zu", f->path,
+                         h->header_bytes, VERSION, sizeof *h);
+    if (h->payload_bytes != payload)
+        return kvf__fail(err, KVF_E_FORMAT, "%s: is torn: %llu bytes follow its header, which says %llu", f->path,
+                         (unsigned long long)payload, (unsigned long long)h->payload_bytes);
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash) return kvf__fail(err, KVF_E_NO_MEMORY, "%s: no memory for the checksum", f->path);
+    header mine = *h;
+    (void)XXH3_128bits_reset(hash);
+    (void)XXH3_128bits_update(hash, h + 1, payload);
+    finish_checksum(hash, &mine);
+    (void)XXH3_freeState(hash);
+    if (memcmp(mine.checksum, h->checksum, sizeof mine.checksum) == 0) return KVF_OK;
+    return kvf__fail(err, KVF_E_FORMAT, "%s: is damaged: the checksum of its bytes is %016llx, its header says %016llx",
+                     f->path, (unsigned long long)mine.checksum[0], (unsigned long long)h->checksum[0]);
+}
+
+static kvf_status check_fits(const kvf_engine *e, const kvf_prompt_file *f, const header *h, kvf_error *err) {
+    const kvf_model_info *m = e->info;
     const struct {
         const char *what;
         uint32_t value, ours;
@@ -280,17 +310,15 @@ static kvf_status check_header(const kvf_engine *e, const kvf_prompt_file *f, co
         if (same[i].value != same[i].ours) return differs(err, f->path, same[i].what, same[i].value, same[i].ours);
     if (h->identity_bytes != f->identity_bytes ||
         (f->identity_bytes && memcmp(h->identity, f->identity, f->identity_bytes) != 0))
-        return kvf__fail(err, KVF_E_FORMAT, "%s: was made with another model: delete it, or name another file",
-                         f->path);
+        return kvf__fail(err, KVF_E_FORMAT, "%s: was made with another model", f->path);
     if (h->salt_bytes != f->salt_bytes || (f->salt_bytes && memcmp(h->salt, f->salt, f->salt_bytes) != 0))
-        return kvf__fail(err, KVF_E_FORMAT, "%s: has another cache salt: name the file of this one", f->path);
-    uint64_t whole = sizeof *h + payload_bytes(e, h->n_tokens, h->flags);
-    if (!h->n_tokens || h->flags > FLAGS || h->payload_bytes != payload_bytes(e, h->n_tokens, h->flags) ||
-        file_bytes != whole)
-        return kvf__fail(err, KVF_E_FORMAT, "%s: is torn: %llu bytes where its header has %llu; delete it", f->path,
-                         (unsigned long long)file_bytes, (unsigned long long)whole);
+        return kvf__fail(err, KVF_E_FORMAT, "%s: has another cache salt", f->path);
+    if (!h->n_tokens || h->flags > FLAGS || h->payload_bytes != payload_bytes(e, h->n_tokens, h->flags))
+        return kvf__fail(err, KVF_E_FORMAT, "%s: holds %llu bytes for %u tokens, where they need %llu", f->path,
+                         (unsigned long long)h->payload_bytes, h->n_tokens,
+                         (unsigned long long)payload_bytes(e, h->n_tokens, h->flags));
     if ((h->flags ^ mode_of(e)) & FLAG_FAST)
-        return kvf__fail(err, KVF_E_FORMAT, "%s: was made %s fast_activations: name the file of this setting", f->path,
+        return kvf__fail(err, KVF_E_FORMAT, "%s: was made %s fast_activations", f->path,
                          h->flags & FLAG_FAST ? "with" : "without");
     if (mode_of(e) & ~h->flags & FLAG_DETERMINISTIC)
         return kvf__fail(err, KVF_E_FORMAT,
@@ -298,24 +326,11 @@ static kvf_status check_header(const kvf_engine *e, const kvf_prompt_file *f, co
     if (h->n_tokens >= e->config.max_context)
         return kvf__fail(err, KVF_E_NEVER_FITS, "%s: %u tokens: the context is %u tokens", f->path, h->n_tokens,
                          e->config.max_context);
-    return KVF_OK;
-}
-
-static kvf_status check_payload(const kvf_engine *e, const kvf_prompt_file *f, const header *h, kvf_error *err) {
-    XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return kvf__fail(err, KVF_E_NO_MEMORY, "%s: no memory for the checksum", f->path);
-    header mine = *h;
-    (void)XXH3_128bits_reset(hash);
-    (void)XXH3_128bits_update(hash, h + 1, h->payload_bytes);
-    finish_checksum(hash, &mine);
-    (void)XXH3_freeState(hash);
-    if (memcmp(mine.checksum, h->checksum, sizeof mine.checksum) != 0)
-        return kvf__fail(err, KVF_E_FORMAT, "%s: its checksum does not match: it is damaged; delete it", f->path);
     const uint32_t *tokens = (const uint32_t *)(const void *)(h + 1);
     for (uint32_t i = 0; i < h->n_tokens; i++)
-        if (tokens[i] >= e->info->n_vocab)
+        if (tokens[i] >= m->n_vocab)
             return kvf__fail(err, KVF_E_FORMAT, "%s: token %u at index %u: the vocabulary has %u", f->path, tokens[i],
-                             i, e->info->n_vocab);
+                             i, m->n_vocab);
     return KVF_OK;
 }
 
@@ -409,13 +424,14 @@ kvf_status kvf_engine_prompt_load(kvf_engine *e, const kvf_prompt_file *file, ui
     if (fstat(fd, &info) || !S_ISREG(info.st_mode))
         st = kvf__fail(err, KVF_E_IO, "%s: is no regular file", f.path);
     else if (info.st_size < (off_t)sizeof(header))
-        st = kvf__fail(err, KVF_E_FORMAT, "%s: is no prompt file (%lld bytes)", f.path, (long long)info.st_size);
+        st = kvf__fail(err, KVF_E_FORMAT, "%s: is no prompt file: it has %lld bytes, and a header alone %zu", f.path,
+                       (long long)info.st_size, sizeof(header));
     else if ((map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0)) == MAP_FAILED)
         st = io_failed(err, f.path, "cannot be mapped");
     (void)close(fd);
     if (st) return st;
     const header *h = map;
-    if (!(st = check_header(e, &f, h, (uint64_t)info.st_size, err)) && !(st = check_payload(e, &f, h, err)))
+    if (!(st = check_sound(&f, h, (uint64_t)info.st_size, err)) && !(st = check_fits(e, &f, h, err)))
         st = fill(e, &f, h, err);
     if (!st && n_loaded) *n_loaded = h->n_tokens;
     (void)munmap(map, (size_t)info.st_size);

@@ -10,6 +10,7 @@ cmake --preset release --log-level=WARNING
 cmake --build --preset release --target kvfold_command
 
 answers=build/quickstart.jsonl
+rm -f "$answers" # of an earlier start
 echo
 echo "\$ kvfold run --input examples/prompts.jsonl --output $answers --policy d2o --rho 0.2 --compare full"
 build/release/kvfold run --input examples/prompts.jsonl --output "$answers" --policy d2o --rho 0.2 --compare full

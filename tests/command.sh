@@ -16,7 +16,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 2
 LC_ALL=C
-export kvfold model examples here LC_ALL
+XDG_CACHE_HOME=$work/cache
+export kvfold model examples here LC_ALL XDG_CACHE_HOME
 passed=0
 failed=0
 
@@ -48,9 +49,9 @@ check() {
 cat >helper.py <<'END'
 import json, os, subprocess
 kvfold, model = os.environ["kvfold"], os.environ["model"]
-def run(*arguments, code=0, stdin="", **more):
-    p = subprocess.run([kvfold, *arguments], input=stdin.encode() if isinstance(stdin, str) else stdin,
-                       capture_output=True, timeout=300, **more)
+def run(*arguments, code=0, stdin="", file=None, **more):
+    given = {"stdin": file} if file else {"input": stdin.encode() if isinstance(stdin, str) else stdin}
+    p = subprocess.run([kvfold, *arguments], capture_output=True, timeout=300, **given, **more)
     assert p.returncode == code, (arguments, p.returncode, p.stdout[-500:], p.stderr[-1500:])
     assert b"Sanitizer" not in p.stderr and b"runtime error" not in p.stderr, p.stderr[-3000:]
     return p.stdout, p.stderr.decode()
@@ -443,7 +444,7 @@ rows = [{"id": i, "token_ids": [5 + (i * j) % 40 for j in range(200)], "max_toke
 text = "\n".join(map(json.dumps, rows))
 open("rows.jsonl", "w").write(text)
 for name, stdin in (("rows.jsonl", ""), ("-", text)):
-    out, err = run("run", "--model", model, "--input", name, "--output", "a", "--compare", "full", "--compare-output", "b", "--json",
+    out, err = run("run", "--model", model, "--input", name, "--output", "a", "--force", "--compare", "full", "--compare-output", "b", "--json",
                    "--stats", "s", "--rho", "0.2", "--min-tokens", "16", stdin=stdin)
     summary = json.loads(out)
     assert summary["policy"] == "d2o" and summary["compare"]["policy"] == "full"
@@ -458,9 +459,9 @@ for name, stdin in (("rows.jsonl", ""), ("-", text)):
     assert [s["step"] for s in steps if s["policy"] == "d2o"] == list(range(1, summary["steps"] + 1))
     assert sum(s["decode_tokens"] for s in steps if s["policy"] == "full") == summary["compare"]["decode"]["tokens"]
     assert all(len(s["blocks"]) == summary["n_layers"] and s["free_blocks"] <= summary["blocks_total"] for s in steps)
-_, err = run("run", "--model", model, "--input", "rows.jsonl", "--output", "a", "--policy", "d2o", "--compare", "h2o", "--min-tokens", "16")
+_, err = run("run", "--model", model, "--input", "rows.jsonl", "--output", "a", "--force", "--policy", "d2o", "--compare", "h2o", "--min-tokens", "16")
 assert "d2o, rho 0.2" in err and "h2o, rho 0.2" in err and "preemptions" in err
-_, err = run("run", "--model", model, "--input", "two.jsonl", "--output", "a", "--compare", "full", "--quiet")
+_, err = run("run", "--model", model, "--input", "two.jsonl", "--output", "a", "--force", "--compare", "full", "--quiet")
 assert err == ""
 END
 check r42_compare_says_which_answers_are_the_same <<'END'
@@ -585,6 +586,7 @@ END
 
 . "$here/command_prefix.sh"
 . "$here/command_resume.sh"
+. "$here/command_files.sh"
 . "$here/command_edges.sh"
 . "$here/command_profile.sh"
 . "$here/command_eval.sh"

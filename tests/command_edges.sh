@@ -81,9 +81,9 @@ base = ["run", "--model", model, "--input", "two.jsonl"]
 run(*base, "--output", "keep.jsonl", "--quiet")
 with open("keep.jsonl", "a") as f: f.write('{"torn')
 kept = open("keep.jsonl", "rb").read()
-for more in (("--output", "keep.jsonl", "--kv-memory", "1KiB"), ("--output", "keep.jsonl", "--stats", "no-such/x"),
+for more in (("--output", "keep.jsonl", "--force", "--kv-memory", "1KiB"), ("--output", "keep.jsonl", "--force", "--stats", "no-such/x"),
              ("--output", "no-such/x", "--stats", "keep.jsonl"), ("--output", "keep.jsonl", "--resume", "--stats", "no-such/x"),
-             ("--output", "keep.jsonl", "--compare", "full", "--compare-output", "no-such/x"),
+             ("--output", "keep.jsonl", "--force", "--compare", "full", "--compare-output", "no-such/x"),
              ("--output", "keep.jsonl", "--resume", "--kv-memory", "1KiB"),
              ("--output", "no-such/x", "--compare", "full", "--compare-output", "keep.jsonl")):
     run(*base, *more, code=2)
@@ -91,7 +91,7 @@ for more in (("--output", "keep.jsonl", "--kv-memory", "1KiB"), ("--output", "ke
 run(*base, "--output", "new.jsonl", "--stats", "no-such/x", code=2)
 run(*base, "--output", "no-such/x", "--stats", "new.jsonl", code=2)
 assert not os.path.exists("new.jsonl")
-run(*base, "--output", "keep.jsonl", "--quiet")
+run(*base, "--output", "keep.jsonl", "--force", "--quiet")
 assert len(answers("keep.jsonl")) == 2
 END
 check one_file_by_two_names <<'END'
@@ -207,7 +207,7 @@ check presets_have_names <<'END'
 from helper import *
 rows = [{"id": i, "token_ids": [5 + (i * j) % 40 for j in range(60)], "max_tokens": 2} for i in range(2)]
 text = "\n".join(map(json.dumps, rows))
-base = ["run", "--model", model, "--input", "-", "--output", "o2", "--stats", "s2", "--policy", "d2o"]
+base = ["run", "--model", model, "--input", "-", "--output", "o2", "--force", "--stats", "s2", "--policy", "d2o"]
 _, err = run(*base, "--compare", "d2o:serving", stdin=text)
 assert [l for l in err.splitlines() if l.startswith("policy ")][0].split(None, 1)[1].split("  ")[0] == "d2o, rho 0.2"
 assert "d2o:serving, rho 0.2" in err, err

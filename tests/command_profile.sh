@@ -308,6 +308,6 @@ refused run_report_no_folder 2 'could not be opened for writing' run --model "$m
 if [ -e kept.out ]; then fail run_report_no_folder_keeps "kept.out was made"; else ok run_report_no_folder_keeps; fi
 if [ -w /dev/full ]; then
     for option in report trace record metrics; do
-        refused "run_full_disk_$option" 3 'could not be written' run --model "$model" --prompt x --max-tokens 40 --output o --quiet --$option /dev/full
+        refused "run_full_disk_$option" 3 'could not be written' run --model "$model" --prompt x --max-tokens 40 --output o --force --quiet --$option /dev/full
     done
 fi

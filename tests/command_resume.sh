@@ -3,7 +3,7 @@
 refused resume_to_stdout 2 '--resume: needs' run --model "$model" --input two.jsonl --resume
 refused resume_prompt 2 '--resume: needs' run --model "$model" --prompt x --output o --resume
 refused resume_compare 2 '--resume and --compare' run --model "$model" --input two.jsonl --output o --resume --compare full
-refused force_alone 2 '--force: is for --resume' run --model "$model" --input two.jsonl --output o --force
+refused force_alone 2 '--force: needs --output FILE' run --model "$model" --input two.jsonl --force
 refused bad_sync 2 '--sync' run --model "$model" --input two.jsonl --sync often
 check killed_three_times <<'END'
 from helper import *

@@ -84,6 +84,7 @@ class Job:
 
     def run(self, name, *more, input=None):
         output, begin = os.path.join(self.folder, name), time.monotonic()
+        more += ("--force",) if "--resume" not in more else ()
         p = subprocess.run(self.command(output, *more, input=input), capture_output=True)
         assert p.returncode == 0 and b"Sanitizer" not in p.stderr, (p.returncode, p.stderr[-2000:])
         if "--kv-memory" in more:

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "tools/digest.h"
 #include "tools/fields.h"
 
 static const char *const reasons[] = {"stop", "length", "aborted", "error"};
@@ -252,6 +253,7 @@ static json_t *openai_choice(const kvf__answer *a, const kvf_tokenizer *tokenize
 
 bool kvf__answer_begin(kvf__answer *a, const kvf__line *line, uint32_t n_layers) {
     *a = (kvf__answer){.line = line->number,
+                       .line_hash = line->hash,
                        .openai = line->openai,
                        .logprobs = line->logprobs,
                        .several = line->n_samples > 1 || line->best_of > 1 || line->beam_width,
@@ -316,6 +318,11 @@ static json_t *own_json(const kvf__answer *a) {
         json_object_set_new(o, "completion_tokens", count(a->completion_tokens));
         if (!a->undated) json_object_set_new(o, "cached_tokens", count(a->cached_tokens));
     }
+    if (a->line_hash && !a->error) {
+        char text[KVF__DIGEST_BYTES];
+        kvf__digest_text(a->line_hash, text);
+        json_object_set_new(o, "line_hash", json_string(text));
+    }
     if (a->error) {
         json_object_set_new(o, "finish_reason", json_string("error"));
         json_object_set_new(o, "error", kvf__json_text(a->error, strlen(a->error)));
@@ -333,12 +340,24 @@ static json_t *made_id(const char *prefix, uint64_t line) {
     return json_string(text);
 }
 
-static json_t *envelope(uint64_t line, json_t *id, int status, json_t *body, json_t *error) {
+/* That of the answer tells the hash of its line too: readers take it as it is, and it is there with the answer or not at
+ * all, which a file beside the output could not promise. */
+static const char answer_prefix[] = "batch_req-kvfold-";
+
+static json_t *answer_id(uint64_t line, uint64_t hash) {
+    char text[64], digits[KVF__DIGEST_BYTES];
+    if (!hash) return made_id("batch_req", line);
+    kvf__digest_text(hash, digits);
+    snprintf(text, sizeof text, "%s%llu-%s", answer_prefix, (unsigned long long)line, digits);
+    return json_string(text);
+}
+
+static json_t *envelope(uint64_t line, uint64_t hash, json_t *id, int status, json_t *body, json_t *error) {
     json_t *response = json_object(), *o = json_object();
     json_object_set_new(response, "status_code", json_integer(status));
     json_object_set_new(response, "request_id", made_id("req", line));
     json_object_set_new(response, "body", body);
-    json_object_set_new(o, "id", made_id("batch_req", line));
+    json_object_set_new(o, "id", answer_id(line, hash));
     json_object_set(o, "custom_id", json_is_string(id) ? id : json_null());
     json_object_set_new(o, "response", response);
     json_object_set_new(o, "error", error);
@@ -359,7 +378,7 @@ static json_t *openai_error(uint64_t line, json_t *id, int status, const char *c
     json_object_set_new(error, "message", kvf__json_text(text, strlen(text)));
     json_object_set_new(error, "param", *param ? kvf__json_text(param, strlen(param)) : json_null());
     json_object_set_new(error, "line", count(line));
-    return envelope(line, id, status, body, error);
+    return envelope(line, 0, id, status, body, error);
 }
 
 static json_t *openai_json(const kvf__answer *a) {
@@ -378,7 +397,7 @@ static json_t *openai_json(const kvf__answer *a) {
     json_object_set(body, "model", a->model);
     json_object_set(body, "choices", a->choices);
     json_object_set_new(body, "usage", usage);
-    return envelope(a->line, a->id, 200, body, json_null());
+    return envelope(a->line, a->line_hash, a->id, 200, body, json_null());
 }
 
 json_t *kvf__answer_json(const kvf__answer *a) { return a->openai ? openai_json(a) : own_json(a); }
@@ -394,15 +413,23 @@ json_t *kvf__answer_rejected(const kvf__line *line, const char *text) {
     return o;
 }
 
-const json_t *kvf__answer_read(const json_t *value, bool *well) {
+const json_t *kvf__answer_read(const json_t *value, bool *well, uint64_t *line_hash) {
     const json_t *id = json_object_get(value, "id"), *response = json_object_get(value, "response");
+    *line_hash = 0;
     if (json_object_get(value, "custom_id")) {
         const json_t *error = json_object_get(value, "error");
+        const char *text = json_string_value(id);
+        size_t n = sizeof answer_prefix - 1;
+        if (text && !strncmp(text, answer_prefix, n)) {
+            const char *dash = strchr(text + n, '-');
+            if (dash) (void)kvf__digest_read(dash + 1, line_hash);
+        }
         id = json_object_get(value, "custom_id");
         *well = (!error || json_is_null(error)) && json_integer_value(json_object_get(response, "status_code")) == 200;
         return json_is_string(id) || json_is_null(id) ? id : NULL;
     }
     const json_t *finish = json_object_get(value, "finish_reason");
+    (void)kvf__digest_read(json_string_value(json_object_get(value, "line_hash")), line_hash);
     bool ended = json_is_string(finish);
     *well = ended ? !kvf__field_is(finish, "error") : json_is_array(json_object_get(value, "choices"));
     return (json_is_string(id) || json_is_integer(id)) && (ended || *well) ? id : NULL;

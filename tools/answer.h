@@ -6,7 +6,7 @@
 
 /* A line that runs, and what its samples gave. */
 typedef struct kvf__answer {
-    uint64_t line;
+    uint64_t line, line_hash; /* hash 0: it is not told */
     bool openai, logprobs;
     uint32_t cached_tokens; /* the most that a sample found */
     bool undated; /* the OpenAI form's `created` is 0, so that answers of two runs can be equal; false after begin */
@@ -34,8 +34,8 @@ json_t *kvf__answer_json(const kvf__answer *answer);
 /* The answer to a line that did not run. */
 json_t *kvf__answer_rejected(const kvf__line *line, const char *text);
 
-/* Reads a line of an earlier output: its id (in the value, which must outlive it), and whether it ended well. NULL where
- * it is no answer. */
-const json_t *kvf__answer_read(const json_t *value, bool *well);
+/* Reads a line of an earlier output: its id (in the value, which must outlive it), whether it ended well, and the hash of
+ * the line that it answers, 0 where it does not tell. NULL where it is no answer. */
+const json_t *kvf__answer_read(const json_t *value, bool *well, uint64_t *line_hash);
 
 #endif

@@ -2,6 +2,8 @@
 #ifndef KVF_TOOLS_BATCH_H
 #define KVF_TOOLS_BATCH_H
 
+#include "tools/digest.h"
+#include "tools/files.h"
 #include "tools/jsonl.h"
 #include "tools/reader.h"
 #include "tools/report.h"
@@ -24,11 +26,14 @@ typedef struct kvf__batch { /* all of the command, with --input or --prompt */
     kvf__same same;     /* answers, where there is a second */
     kvf__reader reader;
     kvf__sink outputs[2], stats;
-    json_t *header; /* of an output that can be resumed; NULL once it is written */
+    kvf__files files;               /* all that is read and written */
+    char digest[KVF__DIGEST_BYTES]; /* of the model, where an output or a kept prompt needs it */
+    json_t *header;                 /* of an output that can be resumed; NULL once it is written */
     kvf__resume resume;
     bool resumable; /* the output is a file with a header */
-    bool streams, some_failed, engine_failed;
-    json_t *result; /* of --prompt with --json */
+    bool streams, some_failed, engine_failed, kept_failed;
+    bool other_line; /* a line of the input is not the one that the output answers: nothing is read any more */
+    json_t *result;  /* of --prompt with --json */
     kvf__watch watch;
     bool watch_failed;
 } kvf__batch;

@@ -66,8 +66,14 @@ int kvf__eval_report(const kvf__cli *cli); /* of eval, when its first word is `r
  * n_threads (may be NULL): how many threads there are. */
 kvf_model *kvf__setup_model(const kvf__cli *cli, bool tokenizer_only, uint32_t *n_threads);
 
-/* The file that the options name, or the default one; false after a message. */
 enum { KVF__PATH_BYTES = 4096 };
+
+/* NAME in kvfold's folder of the user's cache; false where there is none. */
+bool kvf__cache_path(const char *name, char path[KVF__PATH_BYTES]);
+
+/* The file that the options name, or the default one; false, without a message, when that is not there. */
+bool kvf__model_find(const kvf__cli *cli, char path[KVF__PATH_BYTES]);
+/* The same, with a message. */
 bool kvf__model_path(const kvf__cli *cli, char path[KVF__PATH_BYTES]);
 
 /* An engine for it. any: requests may bring policy options of their own, so pages have room for what any of them needs.

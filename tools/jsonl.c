@@ -3,14 +3,13 @@
 #include "tools/jsonl.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tools/text.h"
+#include "tools/files.h"
 
 /* ---- Sink -------------------------------------------------------------------------------------------- */
 
@@ -32,14 +31,8 @@ bool kvf__sink_open(kvf__sink *s, const char *path, bool append, kvf__sync sync)
     if (!path) return true;
     bool standard = !strcmp(path, "-");
     if (standard) s->name = "standard output";
-    int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (append ? O_APPEND : 0);
-    if (!standard) s->fd = open(path, flags | O_EXCL, 0666);
-    s->made = !standard && s->fd >= 0;
-    if (s->fd < 0 && errno == EEXIST) s->fd = open(path, flags, 0666);
-    if (s->fd < 0) {
-        kvf__say("%s: could not be opened for writing: %s", kvf__shown(path).text, strerror(errno));
-        return false;
-    }
+    if (!standard) s->fd = kvf__open_locked(path, append, &s->made);
+    if (s->fd < 0) return false;
     struct stat status;
     s->is_open = true;
     s->regular = fstat(s->fd, &status) == 0 && S_ISREG(status.st_mode);
@@ -52,9 +45,15 @@ bool kvf__sink_begin(kvf__sink *s) {
     return false;
 }
 
+void kvf__sink_replace(kvf__sink *s, int fd) {
+    close(s->fd);
+    s->fd = fd;
+}
+
 void kvf__sink_cancel(kvf__sink *s) {
+    if (s->is_open && s->made)
+        (void)unlink(s->name); /* while it is locked: a run that waits for it sees that it went */
     if (s->is_open && s->fd != STDOUT_FILENO) close(s->fd);
-    if (s->is_open && s->made) (void)unlink(s->name);
     s->is_open = false;
 }
 
@@ -144,17 +143,18 @@ static bool grow_ids(kvf__ids *ids, size_t bytes) {
     return true;
 }
 
-kvf__ids_result kvf__ids_add(kvf__ids *ids, const json_t *id) {
+kvf__ids_result kvf__ids_add(kvf__ids *ids, const json_t *id, uint64_t value) {
     char *text = json_dumps(id, JSON_ENCODE_ANY | JSON_COMPACT); /* "7" and 7 differ by the quotes; no byte is zero */
     size_t bytes = text ? strlen(text) + 1 : 0;
     kvf__ids_result result = KVF__IDS_NO_MEMORY;
-    if (text && grow_ids(ids, bytes)) {
+    if (text && grow_ids(ids, bytes + sizeof value)) {
         size_t slot = find_slot(ids, text);
         result = ids->slots[slot] ? KVF__IDS_SEEN : KVF__IDS_NEW;
         if (result == KVF__IDS_NEW) {
             memcpy(ids->arena + ids->arena_used, text, bytes);
+            memcpy(ids->arena + ids->arena_used + bytes, &value, sizeof value);
             ids->slots[slot] = ids->arena_used + 1;
-            ids->arena_used += bytes;
+            ids->arena_used += bytes + sizeof value;
             ids->n++;
         }
     }
@@ -162,11 +162,17 @@ kvf__ids_result kvf__ids_add(kvf__ids *ids, const json_t *id) {
     return result;
 }
 
-bool kvf__ids_has(const kvf__ids *ids, const json_t *id) {
+bool kvf__ids_get(const kvf__ids *ids, const json_t *id, uint64_t *value) {
     char *text = ids->n ? json_dumps(id, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
-    bool has = text && ids->slots[find_slot(ids, text)];
+    size_t place = text ? ids->slots[find_slot(ids, text)] : 0;
+    if (place) memcpy(value, ids->arena + place - 1 + strlen(text) + 1, sizeof *value);
     free(text);
-    return has;
+    return place != 0;
+}
+
+bool kvf__ids_has(const kvf__ids *ids, const json_t *id) {
+    uint64_t unused;
+    return kvf__ids_get(ids, id, &unused);
 }
 
 void kvf__ids_free(kvf__ids *ids) {

@@ -30,17 +30,19 @@ typedef struct kvf__sink {
     uint64_t n_lines;
 } kvf__sink;
 
-/* path NULL: a sink that takes nothing; "-": standard output. What the file holds stays until kvf__sink_begin. */
+/* path NULL: a sink that takes nothing; "-": standard output. What the file holds stays until kvf__sink_begin. The file is
+ * locked; false after a message, also where another process writes it. */
 bool kvf__sink_open(kvf__sink *sink, const char *path, bool append, kvf__sync sync);
-bool kvf__sink_begin(kvf__sink *sink);  /* empties the file, unless opened to append; false after a message */
-void kvf__sink_cancel(kvf__sink *sink); /* in place of begin: closes it, and removes what open made */
+bool kvf__sink_begin(kvf__sink *sink);           /* empties the file, unless opened to append; false after a message */
+void kvf__sink_cancel(kvf__sink *sink);          /* in place of begin: closes it, and removes what open made */
+void kvf__sink_replace(kvf__sink *sink, int fd); /* goes on in the file that took the place of the one opened */
 /* Whether fd is the regular file of that name; "-" is standard output. */
 bool kvf__file_is(int fd, const char *path);
 void kvf__sink_write(kvf__sink *sink, json_t *value); /* takes value */
 void kvf__sink_tick(kvf__sink *sink);                 /* puts it on the disk when it is time */
 bool kvf__sink_close(kvf__sink *sink);                /* false when anything could not be written */
 
-/* The ids seen: an open hash set of places in one arena of texts: some 20 bytes a line and the id itself. */
+/* The ids seen, each with a number: an open hash table of places in one arena: some 30 bytes a line and the id itself. */
 typedef struct kvf__ids {
     size_t *slots; /* where the text begins in the arena, plus 1; 0: free */
     size_t n, n_slots;
@@ -49,7 +51,8 @@ typedef struct kvf__ids {
 } kvf__ids;
 
 typedef enum kvf__ids_result { KVF__IDS_NEW, KVF__IDS_SEEN, KVF__IDS_NO_MEMORY } kvf__ids_result;
-kvf__ids_result kvf__ids_add(kvf__ids *ids, const json_t *id);
+kvf__ids_result kvf__ids_add(kvf__ids *ids, const json_t *id, uint64_t value); /* seen: the first value stays */
+bool kvf__ids_get(const kvf__ids *ids, const json_t *id, uint64_t *value);
 bool kvf__ids_has(const kvf__ids *ids, const json_t *id);
 void kvf__ids_free(kvf__ids *ids);
 

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "tools/fields.h"
-#include "tools/resume.h"
 
 struct kvf__kept_prompt {
     kvf__kept_prompt *next;
@@ -19,12 +18,14 @@ struct kvf__kept_prompt {
     bool ready;
 };
 
-bool kvf__kept_begin(kvf__kept *kept, const kvf__cli *cli, const char *model_path) {
+void kvf__kept_begin(kvf__kept *kept, const kvf__cli *cli, const kvf__files *files, const char *digest) {
     *kept = (kvf__kept){.dir = cli->prefix_dir,
+                        .files = files,
+                        .identity = digest,
+                        .quiet = cli->quiet,
                         .mode = cli->deterministic ? cli->fast_activations ? ".deterministic.fast" : ".deterministic"
                                 : cli->fast_activations ? ".fast"
                                                         : ""};
-    return !kept->dir || kvf__model_digest(model_path, kept->identity, sizeof kept->identity);
 }
 
 static void prompt_free(kvf__kept_prompt *p) {
@@ -77,6 +78,23 @@ static bool note_tokens(kvf__kept_prompt *p, const kvf__line *line) {
     return p->tokens != NULL;
 }
 
+/* A file that is not there, or is no sound one of this model and setting, is made of the line's prompt. One that has no
+ * room here stays for who has. */
+static kvf_status load(kvf__kept *kept, kvf_engine *engine, kvf__kept_prompt *p, const kvf__line *line,
+                       kvf__kept_prompt **out, kvf_error *err) {
+    kvf_prompt_file file = file_of(kept, p);
+    kvf_status st = kvf_engine_prompt_load(engine, &file, NULL, err);
+    bool unfit = st == KVF_E_FORMAT || st == KVF_E_UNSUPPORTED || st == KVF_E_IO;
+    bool too_large = st == KVF_E_NEVER_FITS || st == KVF_E_NO_BLOCKS || st == KVF_E_LIMIT;
+    if ((unfit || too_large) && !kept->quiet)
+        kvf__say("warning: %s; the prompt is computed%s", err->text, unfit ? " and saved there anew" : "");
+    if (too_large) return KVF_OK;
+    if (!unfit && st != KVF_E_NOT_FOUND) return st;
+    if (!note_tokens(p, line)) return kvf__field_fail(err, KVF_E_NO_MEMORY, "prefix_name: out of memory");
+    *out = p;
+    return KVF_OK;
+}
+
 kvf_status kvf__kept_use(kvf__kept *kept, kvf_engine *engine, const kvf__line *line, kvf__kept_prompt **out,
                          kvf_error *err) {
     *out = NULL;
@@ -88,9 +106,10 @@ kvf_status kvf__kept_use(kvf__kept *kept, kvf_engine *engine, const kvf__line *l
         if (!strcmp(p->name, line->prefix_name)) return KVF_OK; /* loaded, or the line before will save it */
     kvf__kept_prompt *p = prompt_of(kept, line);
     if (!p) return kvf__field_fail(err, KVF_E_NO_MEMORY, "prefix_name: out of memory");
-    kvf_prompt_file file = file_of(kept, p);
-    kvf_status st = kvf_engine_prompt_load(engine, &file, NULL, err);
-    if (st == KVF_E_NOT_FOUND && (st = note_tokens(p, line) ? KVF_OK : KVF_E_NO_MEMORY) == KVF_OK) *out = p;
+    const char *what = kvf__files_find(kept->files, p->path);
+    kvf_status st = what ? kvf__field_fail(err, KVF_E_INVALID, "prefix_name %s: %s is %s: give the prompt another name",
+                                           line->prefix_name, kvf__shown(p->path).text, what)
+                         : load(kept, engine, p, line, out, err);
     if (st) {
         prompt_free(p);
         return st;

@@ -2,21 +2,25 @@
 #ifndef KVF_TOOLS_KEPT_H
 #define KVF_TOOLS_KEPT_H
 
+#include "tools/files.h"
 #include "tools/request.h"
 
 typedef struct kvf__kept_prompt kvf__kept_prompt;
 
 typedef struct kvf__kept {  /* zero: keeps none */
     const char *dir, *mode; /* mode: part of the files' names */
-    char identity[32];      /* of the model's file */
+    const char *identity;   /* of the model */
+    const kvf__files *files;
+    bool quiet;
     kvf__kept_prompt *first;
 } kvf__kept;
 
-/* false after a message: the model's file cannot be read. */
-bool kvf__kept_begin(kvf__kept *kept, const kvf__cli *cli, const char *model_path);
+/* files: all that the command reads and writes, over which no prompt goes. digest: of the model, in letters. Both outlive
+ * kept. */
+void kvf__kept_begin(kvf__kept *kept, const kvf__cli *cli, const kvf__files *files, const char *digest);
 
 /* Before a line is submitted, outside callbacks: the first time that its name is seen its file is loaded, where there is
- * one. out: to be told when the line has ended, when there was none; NULL otherwise. */
+ * one. A damaged one, or one of another model or setting, costs a warning: it counts as not there. out: to be told when the line has ended, when there was none; NULL otherwise. */
 kvf_status kvf__kept_use(kvf__kept *kept, kvf_engine *engine, const kvf__line *line, kvf__kept_prompt **out,
                          kvf_error *err);
 /* The prompt is computed: it can be saved after this step. NULL is allowed. */

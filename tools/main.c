@@ -1,6 +1,7 @@
 /* kvfold: picks the command, reads its options, runs it. */
 #define _POSIX_C_SOURCE 200809L
 #include <locale.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -104,7 +105,8 @@ static int run_command(const kvf__command *command, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    setlocale(LC_CTYPE, ""); /* for the chart: whether the terminal is UTF-8 */
+    (void)signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is a write that fails, as on a full disk */
+    setlocale(LC_CTYPE, "");        /* for the chart: whether the terminal is UTF-8 */
     kvf__options_init();
     if (argc < 2) {
         print_help();

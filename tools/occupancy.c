@@ -6,8 +6,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-#include "tools/text.h"
+#include "tools/files.h"
 
 bool kvf__occ_begin(kvf__occ *o, uint32_t n_layers, uint32_t block_size, uint64_t n_blocks, uint64_t block_bytes) {
     memset(o, 0, sizeof *o);
@@ -261,10 +263,16 @@ void kvf__occ_end(kvf__occ *o, const kvf_manager *manager) {
 /* ---- Files ------------------------------------------------------------------------------------------- */
 
 bool kvf__out_open(kvf__out_file *out, const char *path) {
-    out->path = path;
-    out->file = strcmp(path, "-") ? fopen(path, "w") : stdout;
-    if (out->file) return true;
+    *out = (kvf__out_file){.path = path, .file = stdout};
+    if (!strcmp(path, "-")) return true;
+    bool made;
+    int fd = kvf__open_locked(path, false, &made);
+    struct stat s;
+    if (fd >= 0 && fstat(fd, &s) == 0 && S_ISREG(s.st_mode)) (void)ftruncate(fd, 0);
+    out->file = fd >= 0 ? fdopen(fd, "w") : NULL;
+    if (out->file || fd < 0) return out->file != NULL;
     kvf__say("%s: could not be opened for writing: %s", kvf__shown(path).text, strerror(errno));
+    close(fd);
     return false;
 }
 

@@ -25,7 +25,9 @@ static const kvf__arg run_args[] = {
      NULL, KVF__ARG_TEXT, AT(input), 0, 0, NULL},
     {"prompt", "TEXT", "one request in place of --input: a user's message, whose answer is printed as it comes", NULL,
      KVF__ARG_TEXT, AT(prompt), 0, 0, NULL},
-    {"output", "FILE", "results, one JSON object a line, written as each request ends; - is standard output",
+    {"output", "FILE",
+     "results, one JSON object a line, written as each request ends; - is standard output. A file that has answers is left "
+     "alone without --resume or --force; every other file that is named to be written is written over",
      "-; with --prompt: the text alone", KVF__ARG_TEXT, AT(output), 0, 0, NULL},
     {"system", "TEXT", "system message for --prompt, and for `messages` that have none", NULL, KVF__ARG_TEXT,
      AT(system), 0, 0, NULL},
@@ -42,9 +44,13 @@ static const kvf__arg run_args[] = {
 static const kvf__arg batch_args[] = {
     {"resume", NULL,
      "go on with --output FILE of an earlier run: what is done there is skipped, errors and a torn last line are done "
-     "again; refused when the model or an option that can change an answer is not what the file's header records",
+     "again; refused when the model or an option that can change an answer is not what the file's header records, or a line "
+     "of the input is not the one that is answered there",
      NULL, KVF__ARG_FLAG, AT(resume), 0, 0, NULL},
-    {"force", NULL, "--resume all the same", NULL, KVF__ARG_FLAG, AT(force), 0, 0, NULL},
+    {"force", NULL,
+     "--resume all the same: another model or other options, and answers to lines that have changed, are taken as they "
+     "are; without --resume: write over what --output has",
+     NULL, KVF__ARG_FLAG, AT(force), 0, 0, NULL},
     {"sync", "WHEN",
      "when results are put on the disk (fdatasync), for the case that the machine fails: second (at most once a second, "
      "and at the end), line (after each) or never; the end of the process alone, kill -9 too, loses no finished line",
@@ -125,7 +131,7 @@ static const kvf__arg memory_args[] = {
      "on", KVF__ARG_CHOICE, AT(prefix_offload), 0, 0, "on|off"},
     {"prefix-dir", "DIRECTORY",
      "where prompts with a prefix_name are kept over runs: loaded if they are there, saved when the first line that has "
-     "the name has ended",
+     "the name has ended; one that is damaged, or of another model, is computed and saved anew",
      NULL, KVF__ARG_TEXT, AT(prefix_dir), 0, 0, NULL},
     {"snapshot-memory", "SIZE", "memory for those sums, beside the others",
      "a twentieth of --kv-memory and --host-memory", KVF__ARG_BYTES, AT(snapshot_memory), 0, 0, NULL},
@@ -397,7 +403,8 @@ static const char run_notes[] =
     "  of several samples or beams, each: index, score (mean log-probability; beams: see length_penalty), and in kv\n"
     "  own_blocks and shared_blocks (over all layers, at its end: held by it alone, and by another of them too);\n"
     "  with finish_reason error: error and the line's number; a figure of kv that is not known is null\n"
-    "  --output FILE begins with a line {\"kvfold\": ...}: the model and options, for --resume.\n"
+    "  --output FILE begins with a line {\"kvfold\": ...}: the model and options, for --resume; and answers there have\n"
+    "  line_hash, of the line's fields, by which --resume knows the line again.\n"
     "\n"
     "OpenAI batch files: a line that has custom_id, method, url or body is read and answered in that form:\n"
     "  {\"custom_id\": \"a\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\",\n"
@@ -408,7 +415,8 @@ static const char run_notes[] =
     "                  the policy's options, prefix_end, prefix_name};\n"
     "                  fields that ask for nothing (user, stream false, frequency_penalty 0, ...) are accepted\n"
     "  A bad line has error, and response with status_code 400 (404: another model's name) and body.error.\n"
-    "  The header of such an output is a file beside it, OUTPUT.kvfold-header.json. Lines of both forms may be mixed:\n"
+    "  The header of such an output is a file beside it, OUTPUT.kvfold-header.json, and the hash of an answer's line ends\n"
+    "  its id (batch_req-kvfold-LINE-HASH). Lines of both forms may be mixed:\n"
     "  each is answered in its own, and the first decides where the header goes.\n"
     "\n"
     "Exit status: 0 all requests ended well, 1 some did not, 2 nothing was run, 3 an output could not be written,\n"

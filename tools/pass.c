@@ -50,7 +50,7 @@ static void say_failed(const pass *p, uint64_t line, const char *text) {
     const char *which = p->index ? "--compare: " : "";
     json_t *number = json_integer((json_int_t)line);
     bool told = p->index && number && kvf__ids_has(&r->failed, number);
-    if (!p->index && r->n_passes > 1 && number) (void)kvf__ids_add(&r->failed, number);
+    if (!p->index && r->n_passes > 1 && number) (void)kvf__ids_add(&r->failed, number, 0);
     json_decref(number);
     r->some_failed = true;
     if (told) return;
@@ -244,13 +244,17 @@ static void take_line(pass *p, const char *text, size_t n_bytes, uint64_t number
     p->rules.openai = line.openai;
     write_header(p, line.openai);
     /* A bad line uses up the id it names; the default id of a line that could not be read is used by nobody. */
-    kvf__ids_result used = st && !line.named ? KVF__IDS_NEW : kvf__ids_add(&p->ids, line.id);
-    if (!st && used == KVF__IDS_NEW && kvf__ids_has(&p->run->resume.done, line.id)) {
-        p->tally->n_skipped++;
-        p->n_ended++;
+    kvf__ids_result used = st && !line.named ? KVF__IDS_NEW : kvf__ids_add(&p->ids, line.id, 0);
+    kvf__resume_line known = !st && used == KVF__IDS_NEW ? kvf__resume_look(&p->run->resume, &line) : KVF__RESUME_NEW;
+    if (known != KVF__RESUME_NEW) {
+        p->tally->n_skipped += known == KVF__RESUME_DONE;
+        p->n_ended += known == KVF__RESUME_DONE;
+        p->run->other_line |= known == KVF__RESUME_OTHER;
+        p->ended |= p->run->other_line;
         kvf__line_free(&line);
         return;
     }
+    if (!st && p->run->resumable && !p->index) line.hash = kvf__line_hash(&line);
     if (!st && used == KVF__IDS_NEW) st = kvf__line_read(&p->rules, &line, &err);
     if (st)
         reject(p, &line, err.text[0] ? err.text : kvf_status_text(st));
@@ -351,7 +355,7 @@ static void steps(pass *p) {
             break;
         }
         after_step(p);
-        p->run->some_failed |= !kvf__kept_save(&p->kept, p->engine);
+        p->run->kept_failed |= !kvf__kept_save(&p->kept, p->engine);
     }
 }
 
@@ -378,10 +382,7 @@ bool kvf__batch_pass(kvf__batch *r, uint32_t index) {
         kvf_engine_destroy(p.engine);
         return false;
     }
-    if (!kvf__kept_begin(&p.kept, cli, r->model_path)) {
-        kvf_engine_destroy(p.engine);
-        return false;
-    }
+    kvf__kept_begin(&p.kept, cli, &r->files, r->digest);
     bool shows = !cli->quiet && !(r->streams && isatty(STDOUT_FILENO));
     p.progress = kvf__progress_begin(
         shows, p.tally->label, shows && !cli->prompt && isatty(STDERR_FILENO) ? kvf__reader_count(&r->reader) : 0);

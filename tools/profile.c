@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/cli.h"
+#include "tools/files.h"
 #include "tools/replay.h"
 #include "tools/report.h"
 
@@ -30,25 +30,20 @@ static void catch_signal(int number) { caught = number; }
 
 static bool check_usage(const kvf__cli *cli) {
     const char *const outputs[] = {cli->report, cli->trace, cli->record, cli->metrics, cli->json ? "-" : NULL};
-    static const char *const names[] = {"report", "trace", "record", "metrics", "json"};
+    static const char *const names[] = {"--report", "--trace", "--record", "--metrics", "--json"};
     if (!cli->generate == !cli->n_words) {
         kvf__say(cli->n_words ? "%s and --generate: give one of them"
                               : "%snothing to replay: give a TRACE, or --generate N (kvfold profile --help)",
                  cli->n_words ? cli->words[0] : "");
         return false;
     }
-    for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++) {
-        for (size_t k = i + 1; k < sizeof outputs / sizeof *outputs; k++) {
-            if (!outputs[i] || !outputs[k] || strcmp(outputs[i], outputs[k])) continue;
-            kvf__say("--%s and --%s would both write to %s: give one of them a file of its own", names[i], names[k],
-                     strcmp(outputs[i], "-") ? outputs[i] : "standard output");
-            return false;
-        }
-        if (!outputs[i] || !cli->n_words || strcmp(outputs[i], cli->words[0]) || !strcmp(outputs[i], "-")) continue;
-        kvf__say("%s: is the trace that is read; writing there would destroy it", kvf__shown(outputs[i]).text);
-        return false;
-    }
-    return true;
+    kvf__files files = {0};
+    for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++) kvf__files_write(&files, names[i], outputs[i]);
+    if (cli->n_words) kvf__files_read(&files, cli->words[0], "the trace that is read");
+    kvf__files_read(&files, cli->densities, "the densities");
+    bool good = kvf__files_check(&files);
+    kvf__files_free(&files);
+    return good;
 }
 
 static bool get_trace(profile *p) {

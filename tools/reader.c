@@ -70,6 +70,8 @@ void kvf__reader_close(kvf__reader *r) {
     *r = (kvf__reader){.fd = -1};
 }
 
+bool kvf__reader_can_rewind(const kvf__reader *r) { return is_regular(r->fd); }
+
 bool kvf__reader_rewind(kvf__reader *r) {
     if (lseek(r->fd, 0, SEEK_SET) < 0) {
         kvf__say("%s: could not be read again: %s", r->name, strerror(errno));
@@ -229,10 +231,4 @@ uint64_t kvf__reader_count(const kvf__reader *r) {
         last = part[got - 1];
     }
     return n + (last != '\n');
-}
-
-bool kvf__reader_is(const kvf__reader *r, const char *path) {
-    struct stat a, b;
-    return strcmp(path, "-") && fstat(r->fd, &a) == 0 && S_ISREG(a.st_mode) && stat(path, &b) == 0 &&
-           a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }

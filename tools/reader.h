@@ -35,7 +35,8 @@ typedef enum kvf__read { KVF__READ_LINE, KVF__READ_LATER, KVF__READ_END, KVF__RE
 /* "-" is standard input. With twice a pipe is first copied to a temporary file. False after a message. */
 bool kvf__reader_open(kvf__reader *reader, const char *path, bool twice);
 void kvf__reader_close(kvf__reader *reader);
-/* Back to the first line; the reader was opened for reading twice. */
+/* Back to the first line; the reader was opened for reading twice, or can be read again as it is. */
+bool kvf__reader_can_rewind(const kvf__reader *reader);
 bool kvf__reader_rewind(kvf__reader *reader);
 /* The next line without its end, valid until the next call. wait: block until there is one; else LATER when none is
  * there yet. FAILED after a message. A signal that was caught ends a wait with LATER. */
@@ -44,7 +45,5 @@ kvf__read kvf__reader_next(kvf__reader *reader, bool wait, const char **line, si
 void kvf__line_skip_mark(const char **line, size_t *n_bytes);
 /* How many lines a regular file has, 0 for a pipe and for packed input. */
 uint64_t kvf__reader_count(const kvf__reader *reader);
-/* Whether path is the very file that is being read. */
-bool kvf__reader_is(const kvf__reader *reader, const char *path);
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tools/broken.h"
+#include "tools/digest.h"
 #include "tools/fields.h"
 
 enum { MAX_MESSAGES = 4096, MAX_VALUE = 512 };
@@ -465,6 +466,13 @@ kvf_status kvf__line_open(const kvf__line_rules *rules, const char *text, size_t
     if (id) (void)take_id(line, id);
     json_decref(id);
     return st;
+}
+
+uint64_t kvf__line_hash(const kvf__line *line) {
+    char *text = json_dumps(line->root, JSON_COMPACT | JSON_SORT_KEYS);
+    uint64_t hash = text ? kvf__digest(text, strlen(text)) : 0; /* out of memory: 1, which fits no line */
+    free(text);
+    return hash ? hash : 1;
 }
 
 kvf_status kvf__line_read(const kvf__line_rules *rules, kvf__line *line, kvf_error *err) {

@@ -30,6 +30,7 @@ typedef struct kvf__line {
     json_t *root, *id; /* id: the line's number where it names none */
     bool openai;       /* the form; which of the two endpoints is in `form`, once that is known */
     bool named;        /* id stands in the line */
+    uint64_t hash;     /* kvf__line_hash, where the answer is to tell it; 0: it is not */
     kvf__form form;
     const json_t *model; /* in root: the name that the answer repeats, or NULL */
     uint32_t *tokens;
@@ -54,6 +55,8 @@ typedef struct kvf__line {
  * where none could be read, also by kvf__broken_value). In both cases kvf__line_free follows. */
 kvf_status kvf__line_open(const kvf__line_rules *rules, const char *text, size_t n_bytes, uint64_t number,
                           kvf__line *line, kvf_error *err);
+/* What an answer remembers of its line: of all fields and their values, however they are written and ordered; never 0. */
+uint64_t kvf__line_hash(const kvf__line *line);
 /* The rest of it, after kvf__line_open. */
 kvf_status kvf__line_read(const kvf__line_rules *rules, kvf__line *line, kvf_error *err);
 

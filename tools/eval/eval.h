@@ -100,6 +100,7 @@ void kvf__eval_items_free(kvf__eval_items *items);
 double *kvf__eval_numbers(const char *option, const char *text, double min, double max, bool whole, uint32_t *n);
 
 bool kvf__eval_texts_read(kvf__eval_inputs *inputs);
+const char *kvf__eval_text_file(const char *argument); /* of a --text */
 void kvf__eval_texts_free(kvf__eval_texts *texts);
 /* Each adds the items of a measure; false after a message. */
 bool kvf__eval_text_items(const kvf__eval_inputs *inputs, kvf__eval_items *items);

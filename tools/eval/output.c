@@ -3,14 +3,13 @@
 #include "tools/eval/output.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tools/eval/digest.h"
+#include "tools/digest.h"
 #include "tools/reader.h"
 
 #ifndef KVF_COMMIT
@@ -22,15 +21,15 @@ enum { DUMP = JSON_COMPACT | JSON_REAL_PRECISION(10) };
 /* ---- The run record --------------------------------------------------------------------------------------- */
 
 static json_t *hex(uint64_t digest) {
-    char text[24];
-    snprintf(text, sizeof text, "%016" PRIx64, digest);
+    char text[KVF__DIGEST_BYTES];
+    kvf__digest_text(digest, text);
     return json_string(text);
 }
 
 static json_t *model_json(const kvf__cli *cli, const kvf_model_info *info) {
     char path[KVF__PATH_BYTES];
     uint64_t digest = 0, n_bytes = 0;
-    if (!kvf__model_path(cli, path) || !kvf__eval_digest_file(path, &digest, &n_bytes)) return NULL;
+    if (!kvf__model_path(cli, path) || !kvf__digest_model(path, cli->quiet, &digest, &n_bytes)) return NULL;
     const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
     json_t *model = json_object();
     json_object_set_new(model, "name", kvf__json_text(info->name, strlen(info->name)));
@@ -155,7 +154,7 @@ static bool take_line(earlier *e, const kvf__reader *r, const char *line, size_t
         ok = run_fits(e, record);
     } else {
         json_t *key = kvf__eval_key(record);
-        ok = key && kvf__ids_add(&e->output->done, key) != KVF__IDS_NO_MEMORY;
+        ok = key && kvf__ids_add(&e->output->done, key, 0) != KVF__IDS_NO_MEMORY;
         if (!ok) kvf__say("--resume: out of memory");
         e->output->n_done += !strcmp(kind, "cell");
         json_decref(key);
@@ -197,6 +196,8 @@ static bool begin_output(kvf__eval_output *o, const kvf__cli *cli, const json_t 
                  kvf__shown(path).text);
         return false;
     }
+    if (!kvf__sink_open(&o->sink, path, cli->resume, KVF__SYNC_SECOND))
+        return false; /* nobody else writes it from here on */
     if (there && cli->resume) {
         earlier e = {.cli = cli, .run = run, .output = o};
         if (!read_earlier(&e)) return false;
@@ -204,12 +205,12 @@ static bool begin_output(kvf__eval_output *o, const kvf__cli *cli, const json_t 
             kvf__say("--resume: %llu cells are done%s", (unsigned long long)o->n_done,
                      e.n_torn ? ", a torn last line is dropped" : "");
     }
-    return kvf__sink_open(&o->sink, path, cli->resume, KVF__SYNC_SECOND) && kvf__sink_begin(&o->sink);
+    return kvf__sink_begin(&o->sink);
 }
 
 bool kvf__eval_output_open(kvf__eval_output *o, const kvf__cli *cli, const json_t *run) {
     *o = (kvf__eval_output){.n_done = 0};
-    if (!begin_output(o, cli, run)) return false;
+    if (!begin_output(o, cli, run)) return kvf__sink_cancel(&o->sink), false;
     if (!o->has_run) kvf__sink_write(&o->sink, json_incref((json_t *)run));
     return !o->sink.failed;
 }

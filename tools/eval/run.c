@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "tools/eval/output.h"
+#include "tools/files.h"
 #include "tools/progress.h"
 #include "tools/signals.h"
 
@@ -298,8 +299,21 @@ static int run_plan(plan *p) {
     return code;
 }
 
+static bool check_files(const kvf__cli *cli) {
+    kvf__files files = {0};
+    kvf__files_write(&files, "--output", cli->output ? cli->output : "-");
+    kvf__files_read_model(&files, cli);
+    for (uint32_t i = 0; i < cli->texts.n; i++)
+        kvf__files_read(&files, kvf__eval_text_file(cli->texts.values[i]), "a text");
+    for (uint32_t i = 0; i < cli->dialogues.n; i++) kvf__files_read(&files, cli->dialogues.values[i], "the dialogues");
+    bool good = kvf__files_check(&files);
+    kvf__files_free(&files);
+    return good;
+}
+
 int kvf__eval_measure(const kvf__cli *cli, kvf__measure measure) {
     plan p = {.cli = cli, .measure = measure};
+    if (!check_files(cli)) return KVF__EXIT_USAGE;
     if (!(p.model = kvf__setup_model(cli, false, &p.n_threads))) return KVF__EXIT_USAGE;
     p.info = kvf_model_get_info(p.model);
     int code = run_plan(&p);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/eval/digest.h"
+#include "tools/digest.h"
 #include "tools/eval/eval.h"
 
 static const char *const kinds[] = {"novel", "essay", "code", "dialogue", "problems", "text"};
@@ -37,6 +37,11 @@ static const char *read_argument(const char *text, kvf__eval_text *t) {
     return path;
 }
 
+const char *kvf__eval_text_file(const char *argument) {
+    kvf__eval_text unused;
+    return read_argument(argument, &unused);
+}
+
 static bool read_text(const kvf__eval_inputs *in, const char *argument, kvf__eval_text *t) {
     const char *path = read_argument(argument, t);
     if (!*path || !t->source[0]) {
@@ -56,7 +61,7 @@ static bool read_text(const kvf__eval_inputs *in, const char *argument, kvf__eva
     else if (!(t->ids = kvf__encode(in->tokenizer, text, n_bytes, 0, &t->n, &err)))
         kvf__say("--text %s: %s", kvf__shown(path).text, err.text);
     t->n_bytes = n_bytes;
-    t->digest = kvf__eval_digest(text, n_bytes);
+    t->digest = kvf__digest(text, n_bytes);
     free(text);
     return t->ids != NULL;
 }

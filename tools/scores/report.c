@@ -3,36 +3,27 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#include "tools/cli.h"
+#include "tools/files.h"
 #include "tools/scores/scores.h"
 
 /* ---- Checks -------------------------------------------------------------------------------------------------- */
 
-static bool same_file(const char *a, const char *b) {
-    struct stat x, y;
-    if (!a || !b) return false;
-    if (!strcmp(a, b)) return true;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 static bool check_outputs(const kvf__cli *cli) {
-    const char *const outputs[] = {cli->html, cli->markdown}, *const names[] = {"html", "markdown"};
-    for (size_t o = 0; o < 2; o++) {
-        for (uint32_t i = 1; i < cli->n_words; i++) {
-            if (!same_file(outputs[o], cli->words[i]) || !strcmp(cli->words[i], "-")) continue;
-            kvf__say("--%s %s: is a file of records that is read; name another", names[o], kvf__shown(outputs[o]).text);
-            return false;
-        }
-        if (outputs[o] && !strcmp(outputs[o], "-")) {
-            kvf__say("--%s -: standard output has the table; name a file", names[o]);
-            return false;
-        }
+    const char *const outputs[] = {cli->html, cli->markdown}, *const names[] = {"--html", "--markdown"};
+    kvf__files files = {0};
+    kvf__files_write(&files, cli->json ? "--json" : "the table", "-");
+    for (size_t o = 0; o < 2; o++) kvf__files_write(&files, names[o], outputs[o]);
+    for (uint32_t i = 1; i < cli->n_words; i++)
+        kvf__files_read(&files, cli->words[i], "a file of records that is read");
+    bool good = true;
+    for (size_t o = 0; o < 2 && good; o++) {
+        good = !outputs[o] || strcmp(outputs[o], "-") != 0;
+        if (!good) kvf__say("%s -: standard output has the table; name a file", names[o]);
     }
-    if (!same_file(cli->html, cli->markdown)) return true;
-    kvf__say("--html %s and --markdown are one file; name two", kvf__shown(cli->html).text);
-    return false;
+    good = good && kvf__files_check(&files);
+    kvf__files_free(&files);
+    return good;
 }
 
 /* A source that is asked for or left out by a name that no record has is a mistake in the name. */
