@@ -28,11 +28,12 @@ static void must_have_read(const kvf__line *line) {
     for (size_t i = 0; i < line->n_tokens; i++) FUZZ_MUST(line->tokens[i] < rules.info->n_vocab, "a token");
     kvf__answer answer;
     bool well = false;
+    uint64_t hash;
     FUZZ_MUST(kvf__answer_begin(&answer, line, rules.info->n_layers), "an answer");
     const kvf_result failed = {.finish = KVF_FINISH_ERROR, .error = "failed", .text = "", .n_results = line->n_samples};
     kvf__answer_add(&answer, rules.tokenizer, 0, &failed);
     json_t *json = kvf__answer_json(&answer);
-    FUZZ_MUST(json && kvf__answer_read(json, &well) && !well, "an answer");
+    FUZZ_MUST(json && kvf__answer_read(json, &well, &hash) && !well, "an answer");
     json_decref(json);
     kvf__answer_free(&answer);
 }
@@ -47,16 +48,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     FUZZ_MUST(line.id, "an id");
     if (st) {
         bool well = true;
+        uint64_t hash;
         FUZZ_MUST(err.text[0], kvf_status_name(st));
         json_t *answer = kvf__answer_rejected(&line, err.text);
-        FUZZ_MUST(answer && kvf__answer_read(answer, &well) && !well, "an answer");
+        FUZZ_MUST(answer && kvf__answer_read(answer, &well, &hash) && !well, "an answer");
         json_decref(answer);
     } else {
         must_have_read(&line);
     }
     kvf__ids ids = {0};
-    FUZZ_MUST(kvf__ids_add(&ids, line.id) == KVF__IDS_NEW && kvf__ids_has(&ids, line.id), "an id is seen once");
-    FUZZ_MUST(kvf__ids_add(&ids, line.id) == KVF__IDS_SEEN, "an id is seen once");
+    FUZZ_MUST(kvf__ids_add(&ids, line.id, 7) == KVF__IDS_NEW && kvf__ids_has(&ids, line.id), "an id is seen once");
+    FUZZ_MUST(kvf__ids_add(&ids, line.id, 7) == KVF__IDS_SEEN, "an id is seen once");
     kvf__ids_free(&ids);
     kvf__line_free(&line);
     return 0;

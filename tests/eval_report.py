@@ -253,7 +253,7 @@ def check_lines(lines):
 def check_usage(path, lines):
     for args, what in ((("/nonexistent",), "No such file"), ((), "name the files"), ((write("none.jsonl", lines[:1]),), "no cells"),
                        ((path, "--html", path), "is a file of records that is read"),
-                       ((path, "--html", WORK / "x", "--markdown", WORK / "x"), "are one file"),
+                       ((path, "--html", WORK / "x", "--markdown", WORK / "x"), "would both write to"),
                        ((path, "--markdown", "-"), "name a file"), ((path, "--resample", "all"), "resample")):
         assert what in run(*args, code=2)[1], (args, what)
     foreign = {**lines[0], "model": {**lines[0]["model"], "xxh3": "11"}}

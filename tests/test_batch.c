@@ -115,10 +115,11 @@ Test(batch, damaged_lines_give_errors_alone) {
         kvf_status st = read_line(text, n, &line, &err);
         if (st) {
             bool well = true;
+            uint64_t hash;
             cr_assert(err.text[0] || st == KVF_E_NO_MEMORY, "seed %llu: no text for %s", (unsigned long long)seed,
                       text);
             json_t *answer = kvf__answer_rejected(&line, err.text);
-            cr_assert(kvf__answer_read(answer, &well) && !well, "seed %llu: %s", (unsigned long long)seed, text);
+            cr_assert(kvf__answer_read(answer, &well, &hash) && !well, "seed %llu: %s", (unsigned long long)seed, text);
             json_decref(answer);
         }
         kvf__line_free(&line);
@@ -229,12 +230,21 @@ Test(batch, answers_say_whether_they_are_done) {
         {"{\"id\": \"b\", \"custom_id\": \"c\", \"response\": {\"status_code\": 400}, \"error\": null}", "\"c\"",
          false},
         {"{\"id\": \"b\", \"custom_id\": \"c\", \"response\": null, \"error\": {}}", "\"c\"", false},
+        {"{\"id\": 7, \"finish_reason\": \"stop\", \"line_hash\": \"000000000000001f\"}", "7", true},
+        {"{\"id\": 7, \"finish_reason\": \"stop\", \"line_hash\": \"1\"}", "7", true},
+        {"{\"id\": \"batch_req-kvfold-12-000000000000001f\", \"custom_id\": \"c\", \"response\": {\"status_code\": 200}}",
+         "\"c\"", true},
+        {"{\"id\": \"batch_req-kvfold-12\", \"custom_id\": \"c\", \"response\": {\"status_code\": 200}}", "\"c\"",
+         true},
+        {"{\"id\": \"batch_req-kvfold-\", \"custom_id\": \"c\", \"response\": {\"status_code\": 200}}", "\"c\"", true},
         {"{\"id\": \"b\", \"custom_id\": 5, \"response\": {\"status_code\": 200}}", NULL, false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         bool well = false;
         json_t *value = json_loads(cases[i].text, 0, NULL);
-        const json_t *id = kvf__answer_read(value, &well);
+        uint64_t hash;
+        const json_t *id = kvf__answer_read(value, &well, &hash);
         cr_expect_eq(id != NULL, cases[i].id != NULL, "%zu", i);
+        cr_expect_eq(hash, strstr(cases[i].text, "000000000000001f") ? 0x1fu : 0, "%zu", i);
         char *text = id ? json_dumps(id, JSON_ENCODE_ANY) : NULL;
         if (id && cases[i].id) cr_expect(!strcmp(text, cases[i].id) && well == cases[i].well, "%zu", i);
         free(text);
