@@ -351,7 +351,7 @@ static bool check_input(const kvf__resume *resume, kvf__reader *r) {
         kvf__line_free(&line);
     }
     kvf__ids_free(&seen);
-    return good && (got != KVF__READ_END || kvf__reader_rewind(r));
+    return good && kvf__reader_rewind(r);
 }
 
 /* ---- All of it ------------------------------------------------------------------------------------------------------- */

@@ -107,8 +107,7 @@ static bool read_policies(kvf__batch *r, uint32_t n_layers) {
 /* Answers of an earlier run are hours of work: only --resume and --force touch them. */
 static bool check_earlier(const kvf__cli *cli) {
     struct stat s;
-    if (!cli->output || !strcmp(cli->output, "-") || cli->force) return true;
-    if (cli->resume) return kvf__resume_can(cli->output);
+    if (!cli->output || !strcmp(cli->output, "-") || cli->force || cli->resume) return true;
     if (stat(cli->output, &s) != 0 || !S_ISREG(s.st_mode) || !s.st_size) return true;
     kvf__say("--output %s: has answers already; %s--force writes over them, or name another file",
              kvf__shown(cli->output).text, cli->input ? "--resume goes on with them, " : "");
@@ -117,8 +116,9 @@ static bool check_earlier(const kvf__cli *cli) {
 
 static bool open_sink(kvf__batch *r, kvf__sink *sink, const char *path, kvf__sync sync) {
     const kvf__cli *cli = r->cli;
-    bool resumes = sink == &r->outputs[0] && cli->resume;
+    bool output = sink == &r->outputs[0], resumes = output && cli->resume;
     if (!kvf__sink_open(sink, path, resumes, sync)) return false;
+    if (output && !check_earlier(cli)) return false; /* again: a run may have ended there since this one began */
     r->resume.output = cli->output;
     r->resume.input = r->reader.name;
     r->resume.force = cli->force;
@@ -176,7 +176,7 @@ static bool set_up(kvf__batch *r) {
     const kvf__cli *cli = r->cli;
     r->reader.fd = -1;
     if (!check_usage(r) || !read_policies(r, 0)) return false;
-    if (!check_earlier(cli)) return false;
+    if (!check_earlier(cli) || (cli->resume && !kvf__resume_can(cli->output))) return false;
     if (cli->input && !kvf__reader_open(&r->reader, cli->input, cli->compare != NULL)) return false;
     if (!kvf__model_path(cli, r->model_path) || !(r->model = kvf__setup_model(cli, false, &r->n_threads))) return false;
     r->info = kvf_model_get_info(r->model);

@@ -190,14 +190,13 @@ static bool read_earlier(earlier *e) {
 static bool begin_output(kvf__eval_output *o, const kvf__cli *cli, const json_t *run) {
     const char *path = cli->output ? cli->output : "-";
     struct stat status;
-    bool there = strcmp(path, "-") && stat(path, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0;
+    if (!kvf__sink_open(&o->sink, path, cli->resume, KVF__SYNC_SECOND)) return false; /* locked from here on */
+    bool there = strcmp(path, "-") && o->sink.regular && fstat(o->sink.fd, &status) == 0 && status.st_size > 0;
     if (there && !cli->resume && !cli->force) {
         kvf__say("--output %s: has records; --resume goes on with them, --force writes over them",
                  kvf__shown(path).text);
         return false;
     }
-    if (!kvf__sink_open(&o->sink, path, cli->resume, KVF__SYNC_SECOND))
-        return false; /* nobody else writes it from here on */
     if (there && cli->resume) {
         earlier e = {.cli = cli, .run = run, .output = o};
         if (!read_earlier(&e)) return false;
