@@ -344,7 +344,7 @@ static bool check_input(const kvf__resume *resume, kvf__reader *r) {
     while (good && (got = kvf__reader_next(r, true, &text, &n)) != KVF__READ_END && got != KVF__READ_FAILED) {
         if (got != KVF__READ_LINE) continue;
         kvf__line line;
-        if (r->n_lines == 1 && n >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) text += 3, n -= 3;
+        kvf__line_skip_mark(&text, &n);
         kvf_status st = kvf__line_open(&rules, text, n, r->n_lines, &line, &unused);
         bool first = (!st || line.named) && kvf__ids_add(&seen, line.id, 0) == KVF__IDS_NEW;
         good = st || !first || kvf__resume_look(resume, &line) != KVF__RESUME_OTHER;
