@@ -470,7 +470,7 @@ rows = [{"id": i, "token_ids": [5 + (i * j * j + j) % 40 for j in range(60 + i)]
          "rho": 1 if i % 3 == 0 else 0.3}
         for i in range(12)] + ["not JSON"]
 open("rows.jsonl", "w").write("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows))
-base = ["run", "--model", model, "--output", "a", "--compare", "streaming", "--compare-output", "b", "--policy", "d2o", "--min-tokens", "16", "--deterministic"]
+base = ["run", "--model", model, "--output", "a", "--force", "--compare", "streaming", "--compare-output", "b", "--policy", "d2o", "--min-tokens", "16", "--deterministic"]
 out, _ = run(*base, "--input", "rows.jsonl", "--json", code=1)
 def samples(rows): return {(r["id"], i): c for r in rows if r["finish_reason" if "finish_reason" in r else "id"] != "error"
                            for i, c in enumerate(r.get("choices", [r]))}
