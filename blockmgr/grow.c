@@ -37,6 +37,9 @@ void kvf__copies_add(kvf_manager *m, kvf_copy_list *copies, kvf_copy_kind kind, 
 kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list *copies) {
     if (!manager) return KVF_E_INVALID;
     if (!copies || (copies->n && !copies->items)) return kvf__fail(manager->error, KVF_E_INVALID, "copies: is NULL");
+    if (copies->n > copies->capacity)
+        return kvf__fail(manager->error, KVF_E_INVALID, "copies: n %u: more than its capacity %u", copies->n,
+                         copies->capacity);
     for (uint32_t i = 0; i < copies->n; i++) {
         const kvf_copy *c = &copies->items[i];
         if (is_pending(manager, c)) {
@@ -113,10 +116,17 @@ static uint32_t count_shared(const kvf_manager *m, uint32_t t, step s, need *out
     return blocks + 1;
 }
 
-static void clear_scratch(const kvf_manager *m, uint32_t first) {
-    for (uint32_t t = first; t < first + m->seq_tables; t++)
+/* Of the blocks that the tables of a sequence were counted to leave or to drop. */
+static void clear_scratch(const kvf_manager *m, uint32_t index) {
+    uint32_t first = index * m->seq_tables;
+    for (uint32_t t = first; m->seqs[index].may_share && t < first + m->seq_tables; t++)
         if (m->n_slots[t] % m->config.block_size)
             m->blocks->entries[kvf__row(m, t)[kvf__n_blocks(m, t) - 1]].scratch = 0;
+    for (uint32_t r = 0; m->windowed && m->seqs[index].takes && r < m->n_runs; r++)
+        for (uint32_t k = 0; m->runs[r].window && k < m->runs[r].n_tables; k++) {
+            uint32_t t = first + m->runs[r].first + k, n = kvf__window_drops(m, m->runs[r].window, m->n_slots[t]);
+            for (uint32_t i = 0; i < n; i++) m->blocks->entries[kvf__row(m, t)[i]].scratch = 0;
+        }
 }
 
 /* What one pass over the tables of a sequence tells. */
@@ -158,6 +168,7 @@ static void count_window(const kvf_manager *m, uint32_t first, const kvf__run *r
         uint32_t blocks = count_shared(m, t, s, out), n_dropped = kvf__window_drops(m, run->window, m->n_slots[t]);
         kvf__dropping d = {0, 0};
         if (n_dropped) d = kvf__window_look(m, t, n_dropped);
+        for (uint32_t i = 0; i < n_dropped; i++) m->blocks->entries[kvf__row(m, t)[i]].scratch++;
         out->blocks.of[run->block_class] += kvf__promise_owed(blocks, m->promise[t] + d.promised);
         out->freed.of[run->block_class] += d.freed - d.promised;
     }
@@ -244,6 +255,9 @@ static uint64_t lack(uint64_t wanted, const kvf__pool *p, uint64_t freed) {
 static kvf_status plan(const kvf_manager *m, const kvf_append_item *items, uint32_t n_items, need *n,
                        uint32_t *n_missing) {
     if (n_items && !items) return kvf__fail(m->error, KVF_E_INVALID, "items: is NULL");
+    if (n_items > m->config.max_seqs)
+        return kvf__fail(m->error, KVF_E_INVALID, "n_items %u: each of a sequence of its own, at most max_seqs %u",
+                         n_items, m->config.max_seqs);
     kvf_status s = KVF_OK;
     uint32_t n_marked = 0;
     *n = (need){.copies = 0};
@@ -252,9 +266,8 @@ static kvf_status plan(const kvf_manager *m, const kvf_append_item *items, uint3
         if (s) break;
     }
     for (uint32_t i = 0; i < n_marked; i++) {
-        kvf__seq *seq = &m->seqs[kvf__seq_index(items[i].seq)];
-        if (seq->may_share) clear_scratch(m, kvf__seq_index(items[i].seq) * m->seq_tables);
-        seq->mark = false;
+        clear_scratch(m, kvf__seq_index(items[i].seq));
+        m->seqs[kvf__seq_index(items[i].seq)].mark = false;
     }
     if (s) return s;
     uint64_t blocks = 0, pages = lack(n->pages, &m->pages, 0);

@@ -243,7 +243,7 @@ typedef struct kvf__dropping {
     uint32_t freed, promised;
 } kvf__dropping;
 
-/* Of n of table t. A batch-mate's dropping that comes first may make it more freed, never more promised than freed. */
+/* Of n of table t; what others of its batch drop or leave counts as gone (scratch). A batch-mate's dropping that comes first may make it more freed, never more promised than freed. */
 kvf__dropping kvf__window_look(const kvf_manager *m, uint32_t t, uint32_t n);
 /* Drops what the next tokens of a sequence do not see. */
 void kvf__window_drop(kvf_manager *m, uint32_t index);

@@ -23,6 +23,9 @@ static kvf_status check_seq(const kvf_manager *m, uint32_t index, uint32_t i, bo
 
 static kvf_status check_batch(const kvf_manager *m, const kvf_seq *seqs, uint32_t n_seqs, bool swapped) {
     if (n_seqs && !seqs) return kvf__fail(m->error, KVF_E_INVALID, "seqs: is NULL");
+    if (n_seqs > m->config.max_seqs)
+        return kvf__fail(m->error, KVF_E_INVALID, "n_seqs %u: of distinct ones at most max_seqs %u", n_seqs,
+                         m->config.max_seqs);
     kvf_status s = KVF_OK;
     uint32_t n_marked = 0, index = 0;
     for (; !s && n_marked < n_seqs; n_marked++) {
@@ -181,16 +184,26 @@ kvf_status kvf_swap_out(kvf_manager *manager, const kvf_seq *seqs, uint32_t n_se
 
 /* ---- In --------------------------------------------------------------------------------------------------- */
 
-/* Blocks and score pages of a table beyond those it has on the host: its promise, or its growth where that is more. A last
- * block that is shared within the batch (scratch) counts as left by each, though the last one will write in place. */
+#define LEFT (1u << 31) /* in scratch: others of the batch leave the block before this one */
+
+/* Whether a table will leave its partly filled last block to others of the batch, as an append in the batch's order has it:
+ * the last one writes in place. */
+static bool leaves_next(uint32_t *scratch) {
+    if ((*scratch & ~LEFT) == 1) return false;
+    *scratch = (*scratch - 1) | LEFT;
+    return true;
+}
+
+/* Blocks and score pages of a table beyond those it has on the host: its promise, or its growth where that is more. */
 static void count_growth(const kvf_manager *m, uint32_t t, uint32_t n_tokens, kvf__counts *blocks, uint64_t *pages) {
     const kvf__table *table = &m->tables[t];
     const uint32_t *row = kvf__row(m, t);
     uint32_t n_slots = m->host_slots[t], n = kvf__blocks_for(m, n_slots), n_private = 0, n_pages = m->n_host_pages[t];
     uint32_t after = kvf__blocks_for(m, n_slots + KVF__MIN(n_tokens, m->config.max_slots - n_slots));
     for (uint32_t i = 0; i < n; i++) n_private += m->host_blocks->entries[row[i]].scratch == 1;
-    bool leaves = n_slots % m->config.block_size && m->host_blocks->entries[row[n - 1]].scratch > 1;
-    uint32_t owed = kvf__promise_owed(table->reserve, table->growth ? n - leaves : n_private);
+    uint32_t *last = n_slots % m->config.block_size ? &m->host_blocks->entries[row[n - 1]].scratch : NULL;
+    uint32_t owed = kvf__promise_owed(table->reserve, table->growth ? n - (last && *last != 1) : n_private);
+    bool leaves = n_tokens && last && leaves_next(last);
     uint32_t owed_pages = kvf__promise_owed(table->page_reserve, n_pages);
     uint32_t more_pages = m->seqs[t / m->seq_tables].has_scores && n_tokens ? after - n_pages : 0;
     blocks->of[kvf__class_of(m, t)] += KVF__MAX(owed, n_tokens ? after - n + leaves : 0);

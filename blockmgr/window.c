@@ -51,7 +51,8 @@ static uint32_t kept_behind(const kvf_manager *m, uint32_t t, uint32_t n) {
 kvf__dropping kvf__window_look(const kvf_manager *m, uint32_t t, uint32_t n) {
     kvf__dropping d = {0, 0};
     const uint32_t *row = kvf__row(m, t);
-    for (uint32_t i = 0; i < n; i++) d.freed += kvf__pool_refs(m->blocks, row[i]) == 1;
+    for (uint32_t i = 0; i < n; i++)
+        d.freed += kvf__pool_refs(m->blocks, row[i]) - m->blocks->entries[row[i]].scratch == 1;
     if (!m->tables[t].reserve) return d;
     uint32_t owed = kvf__promise_owed(m->tables[t].reserve, kept_behind(m, t, n));
     d.promised = KVF__MIN(kvf__promise_owed(owed, m->promise[t]), d.freed);

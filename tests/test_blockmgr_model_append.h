@@ -27,13 +27,14 @@ static uint32_t n_dropped(const world *w, const seq *s, uint32_t k) {
     return n;
 }
 
-/* What falls free of them, and what of that the table is promised again. */
-static void count_dropped(const table *t, uint32_t n, const refs *r, uint32_t *freed, uint32_t *promised) {
+/* What falls free of them, and what of that the table is promised again. now: without what others of the batch drop or leave. */
+static void count_dropped(const table *t, uint32_t n, const refs *r, const refs *now, uint32_t *freed,
+                          uint32_t *promised) {
     uint32_t n_private = 0;
     *freed = 0;
     for (uint32_t b = 0; b < t->n_blocks; b++) {
         n_private += b >= n && r->holders[t->row[b]] == 1;
-        *freed += b < n && r->holders[t->row[b]] + r->pins[t->row[b]] == 1;
+        *freed += b < n && now->holders[t->row[b]] + now->pins[t->row[b]] == 1;
     }
     *promised = least(over(over(t->r, n_private), t->p), *freed);
 }
@@ -49,9 +50,12 @@ static void want_append(world *w, refs r, const int *which, const kvf_append_ite
             if (window_of(w, k) == KVF_LAYER_NONE) continue;
             uint32_t d = n_dropped(w, s, k), freed, promised;
             uint32_t after = ceil_bs(t->n_slots + items[i].n_tokens), blocks = after - t->n_blocks;
-            count_dropped(t, d, &before, &freed, &promised);
+            count_dropped(t, d, &before, &r, &freed, &promised);
             out->freed[class_at(w, k)] += freed - promised;
-            for (uint32_t b = 0; b < d; b++) out->sure &= before.holders[t->row[b]] != 1 || !before.pins[t->row[b]];
+            for (uint32_t b = 0; b < d; b++) {
+                out->sure &= before.holders[t->row[b]] != 1 || !before.pins[t->row[b]];
+                r.holders[t->row[b]]--;
+            }
             if (t->n_slots % BS && r.holders[t->row[t->n_blocks - 1]] > 1) {
                 out->cow[i][k] = 1;
                 blocks++;
@@ -101,7 +105,7 @@ static void drop_leading(world *w, const int *which, uint32_t n) {
             refs r, pr;
             if (!d) continue;
             count(w, &r, &pr);
-            count_dropped(t, d, &r, &freed, &promised);
+            count_dropped(t, d, &r, &r, &freed, &promised);
             for (uint32_t b = 0; b < d; b++) {
                 if (r.holders[t->row[b]] == 1 && r.pins[t->row[b]]) t->sure = 0, seen.drops_pinned++;
                 seen.drops_shared += r.holders[t->row[b]] > 1;
