@@ -53,6 +53,7 @@ static uint32_t give_score_page(kvf_device_copy *out, const kvf_score_pages *to,
 uint32_t kvf_copies_next(void *source, kvf_device_copy *out) {
     kvf_copies_source *s = source;
     uint32_t n = 0;
+    if (!s || !s->copies || !out) return 0;
     while (s->n_given < s->copies->n && n + MOST_COPIES <= KVF_DEVICE_COPIES) {
         const kvf_copy *c = &s->copies->items[s->n_given++];
         int src = src_tier(c->kind), dst = dst_tier(c->kind);
@@ -101,7 +102,8 @@ static kvf_status check_copy(const kvf_copies_source *t, const kvf_copy *c) {
 kvf_status kvf_copies_begin(const kvf_pages *pages, const kvf_score_pages *scores, const kvf_pages *host_pages,
                             const kvf_score_pages *host_scores, const kvf_copy_list *copies, kvf_copies_source *out) {
     kvf_copies_source s = {.copies = copies};
-    if (!pages || !copies || (copies->n && !copies->items) || !out) return KVF_E_INVALID;
+    if (!pages || !copies || copies->n > copies->capacity || (copies->n && !copies->items) || !out)
+        return KVF_E_INVALID;
     if (read_tier(&s, 0, pages, scores) || read_tier(&s, 1, host_pages, host_scores)) return KVF_E_INVALID;
     if (!same_shapes(&s, host_pages != NULL, scores && host_scores)) return KVF_E_INVALID;
     for (uint32_t i = 0; i < copies->n; i++)

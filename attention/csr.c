@@ -4,15 +4,17 @@
 
 static kvf_status check(const kvf_view *v, const kvf_pages *p, uint32_t layer, uint32_t group, const kvf_csr *csr,
                         kvf_error *err) {
-    if (!v || !p || !csr)
-        return kvf__fail(err, KVF_E_INVALID, "kvf_view_csr: %s is NULL", !v ? "view" : !p ? "pages" : "csr");
+    if (!v || !csr) return kvf__fail(err, KVF_E_INVALID, "kvf_view_csr: %s is NULL", !v ? "view" : "csr");
     if (csr->struct_size < sizeof *csr)
         return kvf__fail(err, KVF_E_INVALID, "csr: struct_size must be sizeof(kvf_csr), %zu", sizeof *csr);
     if (!csr->indptr || (v->n_seqs && !csr->last_page_len) || (csr->capacity && !csr->indices))
         return kvf__fail(err, KVF_E_INVALID, "csr: indptr, indices and last_page_len must be given");
+    if (!v->rows || !v->row_offset || !v->n_slots || !v->block_size)
+        return kvf__fail(err, KVF_E_INVALID,
+                         "view: rows, row_offset, n_slots and block_size must be set: fill it with kvf_view_fill");
     if (layer >= v->n_layers) return kvf__fail(err, KVF_E_INVALID, "layer %u: the view has %u", layer, v->n_layers);
     if (group >= v->n_groups) return kvf__fail(err, KVF_E_INVALID, "group %u: the view has %u", group, v->n_groups);
-    if (p->bias)
+    if (p && p->bias)
         return kvf__fail(err, KVF_E_UNSUPPORTED,
                          "kvf_view_csr: the pages carry biases, which the attention of others would leave out: use "
                          "pages without (no merge=mass), or kvf_attention_decode");

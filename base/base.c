@@ -101,6 +101,7 @@ void kvf__free(const kvf_allocator *a, void *p, size_t bytes) {
 kvf_status kvf__config_read(void *dst, size_t full_size, const void *src, const char *what, kvf_error *err) {
     size_t given;
     if (!src) return kvf__fail(err, KVF_E_INVALID, "%s: is NULL", what);
+    if (!dst) return kvf__fail(err, KVF_E_INVALID, "%s: the copy to be filled is NULL", what);
     memcpy(&given, src, sizeof given);
     if (given < sizeof given)
         return kvf__fail(err, KVF_E_INVALID,

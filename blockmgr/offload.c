@@ -78,7 +78,8 @@ kvf_status kvf_prefix_offload(kvf_manager *manager, uint32_t max_nodes, kvf_copy
     if (s) return s;
     kvf__cache *c = &manager->cache;
     if (!c->host) return kvf__fail(manager->error, KVF_E_UNSUPPORTED, "n_host_blocks 0: this manager has no host tier");
-    if (!copies) return kvf__fail(manager->error, KVF_E_INVALID, "copies: is NULL");
+    kvf_copy_list none = {NULL, 0, 0};
+    if (!copies) copies = &none;
     uint32_t n = 0, first_copy = copies->n;
     for (bool room = true; room && n < max_nodes && c->bare.n;) {
         uint32_t chosen = c->bare.nodes[0], at = first_leaf(c, chosen);

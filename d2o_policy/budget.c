@@ -197,7 +197,8 @@ kvf_status kvf_policy_project(const kvf_policy_options *o, uint32_t n_layers, ui
                          n_groups, block_size, KVF__MAX_LAYERS);
     if (n_prompt == 0 || n_prompt > KVF__MAX_TOKENS)
         return kvf__fail(err, KVF_E_INVALID, "n_prompt %u: must be in [1, %u]", n_prompt, KVF__MAX_TOKENS);
-    kvf_status st = kvf__policy_resolved(o, err);
+    kvf_status st = kvf_policy_options_check(o, n_layers, block_size, err);
+    if (!st) st = kvf__policy_resolved(o, err);
     if (st) return st;
     uint32_t b = kvf__budget_tokens(o, n_prompt), k = kvf__policy_room(o, block_size);
     bool fits = b >= n_prompt; /* append only until the overflow */

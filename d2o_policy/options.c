@@ -411,7 +411,8 @@ static void print_layers(const kvf_policy_options *o, char text[TEXT_MAX]) {
 
 kvf_status kvf_policy_option_get(const kvf_policy_options *options, const char *name, char *text, size_t capacity) {
     int i = find_option(name);
-    if (!options || !text || i < 0) return KVF_E_NOT_FOUND;
+    if (!options || !text) return KVF_E_INVALID;
+    if (i < 0) return KVF_E_NOT_FOUND;
     char out[TEXT_MAX];
     const void *field = (const unsigned char *)options + details[i].offset;
     double real = 0.0;

@@ -49,6 +49,7 @@ typedef struct kvf__policy_seq {
 struct kvf_policy_state {
     kvf_policy_state_config config;
     size_t bytes;
+    kvf_error error;
     kvf__policy_seq *seqs; /* [max_seqs] */
     double *scratch;       /* [4 * n_layers], for budgets */
     uint32_t *integers;    /* [2 * n_layers] */

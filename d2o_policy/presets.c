@@ -106,7 +106,8 @@ static kvf_status unknown_policy(const char *policy, kvf_error *err) {
 kvf_status kvf_policy_options_init(kvf_policy_options *options, const char *policy, const char *preset,
                                    kvf_error *err) {
     const kvf_policy_ops *ops = kvf_policy_find(policy);
-    if (!options || !ops) return unknown_policy(policy, err);
+    if (!options) return kvf__fail(err, KVF_E_INVALID, "kvf_policy_options_init: options is NULL");
+    if (!ops) return unknown_policy(policy, err);
     char known[128] = "";
     for (size_t i = 0; i < N_PRESETS; i++) {
         if (presets[i].ops != ops) continue;

@@ -135,8 +135,13 @@ kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_poli
 
 kvf_status kvf_policy_fork(kvf_policy_state *state, uint32_t src, uint32_t dst) {
     kvf__policy_seq *a = kvf__policy_seq_get(state, src);
-    if (!a) return KVF_E_STALE;
-    if (dst >= state->config.max_seqs || dst == src) return KVF_E_INVALID;
+    if (!state) return KVF_E_INVALID;
+    if (!a)
+        return kvf__fail(&state->error, KVF_E_STALE, "fork: seq %u is not open (max_seqs is %u)", src,
+                         state->config.max_seqs);
+    if (dst >= state->config.max_seqs || dst == src)
+        return kvf__fail(&state->error, KVF_E_INVALID, "fork: dst %u: must be below max_seqs %u, and not src %u", dst,
+                         state->config.max_seqs, src);
     kvf__policy_seq *b = &state->seqs[dst], own = *b;
     *b = *a;
     b->weights = own.weights;
@@ -158,6 +163,8 @@ kvf_status kvf_policy_fork(kvf_policy_state *state, uint32_t src, uint32_t dst) 
     memcpy(b->dealt, a->dealt, n * sizeof *b->dealt);
     return KVF_OK;
 }
+
+const char *kvf_policy_state_error(const kvf_policy_state *state) { return state ? state->error.text : ""; }
 
 void kvf_policy_close(kvf_policy_state *state, uint32_t seq) {
     kvf__policy_seq *s = kvf__policy_seq_get(state, seq);

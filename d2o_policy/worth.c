@@ -32,6 +32,7 @@ static void pool(const kvf_policy_slots *s, float *worth) {
 }
 
 void kvf_policy_worth(const kvf_policy_slots *s, float *worth) {
+    if (!s || !s->options || !worth) return;
     const kvf_policy_options *o = s->options;
     const float *base = s->score ? s->score : s->surprise;
     uint32_t n = s->n_slots;

@@ -350,6 +350,12 @@ kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request request, const kvf
     if (given.key.tokens && given.key.n_tokens < r->n_prompt)
         return kvf__fail(&sched->error, KVF_E_INVALID, "prefix: %u tokens are given: must be n_prompt %u at least",
                          given.key.n_tokens, r->n_prompt);
+    if (given.key.salt_bytes > KVF_PREFIX_SALT_MAX)
+        return kvf__fail(&sched->error, KVF_E_LIMIT, "salt_bytes %u: must be at most %u; of a longer one give a hash",
+                         given.key.salt_bytes, KVF_PREFIX_SALT_MAX);
+    if ((given.key.salt_bytes && !given.key.salt) || (given.key.n_extras && !given.key.extras))
+        return kvf__fail(&sched->error, KVF_E_INVALID, "prefix: %s is NULL",
+                         given.key.n_extras && !given.key.extras ? "extras" : "salt");
     kvf__parting_leave(sched, r);
     r->prefix = given;
     r->prefix.key.struct_size = sizeof r->prefix.key;
@@ -453,6 +459,9 @@ kvf_status kvf_sched_set_budgets(kvf_sched *sched, const kvf_request *requests, 
                                  uint32_t budget_tokens) {
     if (!sched) return KVF_E_INVALID;
     if (n_requests && !requests) return kvf__fail(&sched->error, KVF_E_INVALID, "requests: is NULL");
+    if (n_requests > sched->n_slots)
+        return kvf__fail(&sched->error, KVF_E_INVALID, "n_requests %u: there is room for %u live ones", n_requests,
+                         sched->n_slots);
     kvf__req *r, to;
     kvf_status status = KVF_OK;
     uint32_t n = 0;

@@ -2,7 +2,8 @@
 """Holds the public headers to the rules of the house.
 
 Every KVF_API function has a comment that says what it does, names every parameter (@param a. @param b, c.), ownership
-(@own), threads (@threads), errors (@errors) and cost (@cost). Every header compiles alone, as C11 and as C++17. With
+(@own), threads (@threads), errors (@errors) and cost (@cost). Each has a line in tests/test_calls*.c, which try wrong
+arguments. Every header compiles alone, as C11 and as C++17. With
 --library, the shared library exports what the headers declare and nothing else (kvf__ names are internal).
 """
 import argparse
@@ -66,7 +67,7 @@ def wrong_comment(comment, names, statuses):
     return problems
 
 
-def read_header(path, statuses):
+def read_header(path, statuses, n_arguments):
     """The functions that a header declares, and what is wrong with their comments."""
     text = path.read_text(encoding="utf-8")
     found, problems = [], []
@@ -74,12 +75,20 @@ def read_header(path, statuses):
         name, names = parameters(COMMENT_OR_STRING.sub(" ", match["text"]))
         line = text.count("\n", 0, match.start("text")) + 1
         found.append(name)
+        n_arguments[name] = len(names)
         what = wrong_comment(match["comment"], names, statuses) if match["comment"] else ["has no /** comment */"]
         problems += [f"{path.name}:{line}: {name}: {w}" for w in what]
     n_api = len(re.findall(r"^KVF_API\b", text, re.M))
     if n_api != len(found):
         problems.append(f"{path.name}: {n_api} lines begin with KVF_API, {len(found)} were understood")
     return found, problems
+
+
+def untried(n_arguments, calls):
+    """Functions that no line of the tests of wrong arguments (tests/calls.h) tries, in all of their arguments."""
+    tried = {name: len(expect) for name, expect in re.findall(r"\b[SV]\((?:'.', )?(kvf_\w+), \"(\w[\w-]*)\"", calls)}
+    return [f"{name}: {n} arguments, of which tests/test_calls*.c try {tried.get(name, 0)}"
+            for name, n in n_arguments.items() if n and tried.get(name) != n]
 
 
 def compile_alone(headers, cc, cxx):
@@ -123,9 +132,12 @@ def self_test():
         header = Path(name) / "x.h"
         for i, (text, expected) in enumerate(SELF_TEST):
             header.write_text(text)
-            found = read_header(header, {"KVF_E_IO"})[1]
+            found = read_header(header, {"KVF_E_IO"}, {})[1]
             if len(found) != len(expected) or not all(any(e in f for f in found) for e in expected):
                 problems.append(f"self-test {i}: expected {expected}, found {found}")
+    calls = 'V(kvf_a, "a", x) S(\'m\', kvf_b, "i-", x, y)'
+    if len(untried({"kvf_a": 1, "kvf_b": 2, "kvf_c": 0}, calls)) or len(untried({"kvf_b": 3, "kvf_d": 1}, calls)) != 2:
+        problems.append("self-test: untried")
     return problems
 
 
@@ -140,13 +152,15 @@ def main():
 
     headers = sorted((ROOT / "include/kvfold").glob("*.h"))
     statuses = set(re.findall(r"X\((KVF_E_\w+),", (ROOT / "include/kvfold/base.h").read_text(encoding="utf-8")))
-    problems, core, engine = self_test(), set(), set()
+    problems, core, engine, n_arguments = self_test(), set(), set(), {}
     for header in headers:
-        found, wrong = read_header(header, statuses)
+        found, wrong = read_header(header, statuses, n_arguments)
         problems += wrong
         (engine if header.name in ENGINE_HEADERS else core).update(found)
     if not core or not engine:
         problems.append("no function was found in the headers")
+    calls = "".join(p.read_text(encoding="utf-8") for p in sorted((ROOT / "tests").glob("test_calls*.c")))
+    problems += untried({n: a for n, a in n_arguments.items() if n in core}, calls)
     problems += compile_alone(headers, options.cc, options.cxx)
     if options.library:
         problems += exports(options.nm, options.library, core)

@@ -83,3 +83,20 @@ Test(csr, says_what_it_lacks) {
     cr_assert_eq(kvf_view_csr(NULL, &pages, 0, 0, &csr, &err), KVF_E_INVALID);
     kvf_manager_destroy(m);
 }
+
+Test(csr, r29_needs_no_pages) {
+    kvf_seq seqs[3];
+    kvf_manager *m = make(seqs);
+    kvf_view view;
+    cr_assert_eq(kvf_view_fill(m, 0, seqs, 3, &view), KVF_OK);
+    kvf_pages pages = {.struct_size = sizeof pages, .block_size = BS};
+    int32_t indptr[2][4], indices[2][64], last[2][3];
+    for (int i = 0; i < 2; i++) {
+        memset(indices[i], 0xff, sizeof indices[i]);
+        kvf_csr csr = {sizeof csr, indptr[i], indices[i], last[i], 64, 0};
+        cr_assert_eq(kvf_view_csr(&view, i ? NULL : &pages, 0, 0, &csr, NULL), KVF_OK);
+    }
+    cr_assert(!memcmp(indptr[0], indptr[1], sizeof *indptr) && !memcmp(indices[0], indices[1], sizeof *indices) &&
+              !memcmp(last[0], last[1], sizeof *last));
+    kvf_manager_destroy(m);
+}

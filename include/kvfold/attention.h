@@ -167,7 +167,8 @@ typedef struct kvf_csr {
 } kvf_csr;
 
 /** Fills the compressed rows of one layer and group, so that a framework can run its own attention over our pages.
- *  @param view of the batch. @param pages the memory that it is about. @param layer layer. @param group head group.
+ *  @param view of the batch. @param pages the memory that it is about, or NULL: only the
+ *  view is read, and the caller sees to it that slots have no biases. @param layer layer. @param group head group.
  *  @param csr buffers and capacity set by the caller, n_indices filled. @param err detail, or NULL.
  *  @own the caller's buffers. @threads as the view's manager.
  *  @errors KVF_E_INVALID; KVF_E_LIMIT (capacity: n_indices says what it takes, nothing else is written); KVF_E_UNSUPPORTED (the pages carry

@@ -5,6 +5,10 @@
  *  - A fallible call returns kvf_status: KVF_OK is 0, errors are negative and
  *    their numbers never change. On failure every output is untouched and the
  *    state is as before the call.
+ *  - NULL for an object, a config or an output that the comment does not call
+ *    optional is KVF_E_INVALID; a call that returns no status then returns
+ *    nothing: 0, NULL, zeros. A number beyond what the comment allows is an
+ *    error too. How long an array is, only the caller knows.
  *  - A call that creates takes an optional kvf_error for the detail text. An
  *    object keeps the text of its last failure (kvf_<noun>_error).
  *  - The library never prints, exits, aborts or reads the environment.

@@ -158,7 +158,7 @@ typedef struct kvf_copy_list {
  *  Until then neither end can be handed out again, whatever is freed.
  *  @param manager a manager. @param copies a list that calls on this manager filled.
  *  @own nothing. @threads as the manager.
- *  @errors KVF_E_STALE (an item that is not pending; nothing is changed).
+ *  @errors KVF_E_STALE (an item that is not pending; nothing is changed), KVF_E_INVALID (n above the capacity).
  *  @cost O(items), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list *copies);
 
@@ -263,7 +263,7 @@ typedef struct kvf_append_item {
  *  @param manager a manager. @param items distinct sequences. @param n_items how many.
  *  @param copies copies to carry out before the new slots are written.
  *  @own nothing is kept. @threads as the manager.
- *  @errors KVF_E_STALE, KVF_E_INVALID (0 tokens, a sequence twice), KVF_E_LIMIT (max_slots, 2^32 positions, list
+ *  @errors KVF_E_STALE, KVF_E_INVALID (0 tokens, a sequence twice, more than max_seqs items), KVF_E_LIMIT (max_slots, 2^32 positions, list
  *  capacity), KVF_E_NO_BLOCKS, KVF_E_STATE (a compaction under way, a sequence on the host).
  *  @cost O(tables + blocks taken), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32_t n_items,
@@ -305,7 +305,7 @@ KVF_API KVF_CHECK kvf_status kvf_swap_out(kvf_manager *manager, const kvf_seq *s
                                           kvf_copy_list *copies);
 
 /** Brings sequences back, all or nothing: with the reservations they had, and only where there is room for n_tokens more
- *  of each besides (which are not appended). What they shared among themselves they share again. The host's blocks fall free once the
+ *  of each besides (which are not appended; a window counts as if it gave nothing up for them). What they shared among themselves they share again. The host's blocks fall free once the
  *  copies are done; they may begin before those that brought the sequences out are done, but run after them.
  *  @param manager a manager. @param seqs distinct swapped sequences. @param n_seqs how many. @param n_tokens 0 or more.
  *  @param copies copies to carry out before the sequences are read or written (KVF_COPY_BLOCK_IN, KVF_COPY_SCORE_IN).

@@ -159,7 +159,7 @@ KVF_API KVF_CHECK kvf_status kvf_policy_option_set(kvf_policy_options *options, 
 
 /** Writes one option's value as text, as kvf_policy_option_set reads it.
  *  @param options initialised. @param name see above. @param text buffer. @param capacity bytes of it.
- *  @own the caller's buffer. @threads any. @errors KVF_E_NOT_FOUND, KVF_E_LIMIT. @cost O(options). */
+ *  @own the caller's buffer. @threads any. @errors KVF_E_NOT_FOUND, KVF_E_LIMIT, KVF_E_INVALID. @cost O(options). */
 KVF_API KVF_CHECK kvf_status kvf_policy_option_get(const kvf_policy_options *options, const char *name, char *text,
                                                    size_t capacity);
 
@@ -226,10 +226,10 @@ typedef struct kvf_policy_need {
 } kvf_policy_need;
 
 /** The projected need of a request (the rule of admission).
- *  @param options checked. @param n_layers, n_groups, block_size of the pool. @param n_prompt, max_new tokens.
+ *  @param options checked here. @param n_layers, n_groups, block_size of the pool. @param n_prompt, max_new tokens.
  *  @param need result. @param err detail, or NULL.
  *  @own plain values. @threads any.
- *  @errors KVF_E_INVALID (full_layers leave nothing for the others: B * n_layers <= n_full * L). @cost O(n_layers).
+ *  @errors those of kvf_policy_options_check; KVF_E_INVALID (full_layers leave nothing for the others: B * n_layers <= n_full * L). @cost O(n_layers).
  *  @source arXiv 2406.13035 (layer level); d2o_policy/README.md. */
 KVF_API KVF_CHECK kvf_status kvf_policy_project(const kvf_policy_options *options, uint32_t n_layers, uint32_t n_groups,
                                                 uint32_t block_size, uint32_t n_prompt, uint32_t max_new,
@@ -287,8 +287,13 @@ KVF_API KVF_CHECK kvf_status kvf_policy_preview_budget(kvf_policy_state *state, 
 
 /** Copies all of a sequence's state (options, sizes, tau, counters) to another index.
  *  @param state a state. @param src open. @param dst any other index.
- *  @own nothing. @threads as the state. @errors KVF_E_STALE (src not open), KVF_E_INVALID. @cost O(layers * heads). */
+ *  @own nothing. @threads as the state. @errors KVF_E_STALE (src not open), KVF_E_INVALID; kvf_policy_state_error has the text.
+ *  @cost O(layers * heads). */
 KVF_API KVF_CHECK kvf_status kvf_policy_fork(kvf_policy_state *state, uint32_t src, uint32_t dst);
+
+/** Detail of the last failed call that takes no kvf_error, "" when none has failed.
+ *  @param state a state. @own the state's, until its next failing call. @threads as the state. @errors none. @cost O(1). */
+KVF_API const char *kvf_policy_state_error(const kvf_policy_state *state);
 
 /** Ends a sequence.
  *  @param state a state. @param seq open or not. @own nothing. @threads as the state. @errors none. @cost O(1). */

@@ -179,7 +179,7 @@ KVF_API KVF_CHECK kvf_status kvf_sched_done(kvf_sched *sched);
 /** Says that one more token of a request is known (sampled).
  *  @param sched a scheduler. @param request a running one all of whose known tokens are computed, and whose samples have
  *  been forked off; or one with `forks` that waits since there was no room for its fork.
- *  @param ended set to 1 when that was its last (max_new or context reached): the caller then finishes it.
+ *  @param ended set to 1 when that was its last (max_new or context reached): the caller then finishes it. Or NULL.
  *  @own nothing. @threads as the scheduler. @errors KVF_E_NOT_FOUND, KVF_E_STATE. @cost O(1). */
 KVF_API KVF_CHECK kvf_status kvf_sched_token(kvf_sched *sched, kvf_request request, int *ended);
 
@@ -269,7 +269,7 @@ typedef struct kvf_sched_prefix {
 /** What a request is found by in the manager's prefix cache: right after its submission, or its fork.
  *  @param sched a scheduler. @param request a live one. @param prefix see there; copied.
  *  @own what the key points to stays the caller's. @threads as the scheduler.
- *  @errors KVF_E_NOT_FOUND, KVF_E_INVALID (prefix_end, too few tokens). @cost O(1). */
+ *  @errors KVF_E_NOT_FOUND, KVF_E_INVALID (prefix_end, too few tokens, NULL salt or extras), KVF_E_LIMIT (salt). @cost O(1). */
 KVF_API KVF_CHECK kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request request,
                                                   const kvf_sched_prefix *prefix);
 
