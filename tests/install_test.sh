@@ -38,6 +38,32 @@ if [ -f "$libdir/pkgconfig/kvfold_engine.pc" ]; then
     "$prefix/bin/kvfold" --help >/dev/null
 fi
 
+# Configures in vain, and says why: refuses LABEL "TEXT IN THE MESSAGE" CMAKE ARGUMENTS...
+refuses() {
+    echo "-- $1"
+    if cmake -G Ninja -B "$work/refused" "${@:3}" >"$work/refused.log" 2>&1; then
+        echo "it was configured"
+        exit 1
+    fi
+    tr -s ' \n' '  ' <"$work/refused.log" | grep -qF "$2" || { cat "$work/refused.log"; exit 1; }
+    rm -rf "$work/refused"
+}
+mkdir "$work/component"
+cat >"$work/component/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.25)
+project(component LANGUAGES C)
+find_package(kvfold REQUIRED COMPONENTS ${KVF_COMPONENT})
+END
+rm -f "$libdir"/cmake/kvfold/kvfoldEngineTargets*.cmake # as a build without the engine installs it
+refuses "r13: a component that was not built is named" "component engine: this kvfold was built without it" \
+    -S "$work/component" -DCMAKE_PREFIX_PATH="$prefix" -DKVF_COMPONENT=engine
+refuses "r13: a component that does not exist is named" "component motor: there is none" \
+    -S "$work/component" -DCMAKE_PREFIX_PATH="$prefix" -DKVF_COMPONENT=motor
+refuses "r13: a missing header is named with its package" "libxxhash-dev" -S "$here/.." -DKVF_BUILD_ENGINE=OFF \
+    -DKVF_BUILD_TESTS=OFF -DKVF_BUILD_BENCH=OFF -DCMAKE_FIND_ROOT_PATH="$work/component" -DCMAKE_FIND_ROOT_PATH_MODE_INCLUDE=ONLY
+refuses "r13: a missing library is named with its package" "libdnnl-dev" -S "$here/.." -DKVF_BUILD_TESTS=OFF \
+    -DKVF_BUILD_BENCH=OFF -DCMAKE_FIND_ROOT_PATH="$work/component" -DCMAKE_FIND_ROOT_PATH_MODE_LIBRARY=ONLY
+
 echo "-- libkvfold needs libc alone"
 needed=$(objdump -p "$libdir/libkvfold.so" | sed -n 's/^ *NEEDED *//p')
 for library in $needed; do
