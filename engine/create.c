@@ -387,13 +387,13 @@ kvf_status kvf_engine_positions(kvf_engine *e, kvf_request request, uint32_t lay
 }
 
 const kvf_manager *kvf_engine_manager(const kvf_engine *e, const kvf_policy_state **policies) {
-    if (policies) *policies = e->policies;
-    return e->manager;
+    if (policies) *policies = e ? e->policies : NULL;
+    return e ? e->manager : NULL;
 }
 
 uint32_t kvf_engine_sample_seq_index(const kvf_engine *e, kvf_request request, uint32_t sample) {
     uint32_t index;
-    for (const kvf__live *r = e->first; r; r = r->next) {
+    for (const kvf__live *r = e ? e->first : NULL; r; r = r->next) {
         if ((r->group ? r->group->id : r->id) != request || r->index != sample || (r->group && r->group->beams))
             continue;
         return r->seq && !kvf_seq_index(e->manager, r->seq, &index) ? index : UINT32_MAX;
@@ -402,7 +402,7 @@ uint32_t kvf_engine_sample_seq_index(const kvf_engine *e, kvf_request request, u
 }
 
 uint32_t kvf_engine_seq_index(const kvf_engine *e, kvf_request request) {
-    const kvf__live *r = kvf__live_find(e, request);
+    const kvf__live *r = e ? kvf__live_find(e, request) : NULL;
     uint32_t index;
     return r && r->seq && !kvf_seq_index(e->manager, r->seq, &index) ? index : UINT32_MAX;
 }

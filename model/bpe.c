@@ -243,6 +243,8 @@ kvf_status kvf__encoder_result(const kvf__encoder *e, uint32_t *ids, size_t capa
 kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes, uint32_t flags,
                                 uint32_t *ids, size_t capacity, size_t *n_ids, kvf_error *err) {
     kvf__encoder e;
+    if (!tokenizer || (n_bytes && !text) || (capacity && !ids) || !n_ids)
+        return kvf__fail(err, KVF_E_INVALID, "kvf_tokenizer_encode: tokenizer, text, ids and n_ids must be given");
     kvf_status status = kvf__encoder_open(&e, tokenizer, err);
     if (status == KVF_OK && (flags & KVF_ENCODE_BOS) && tokenizer->add_bos) status = kvf__encoder_begin(&e);
     if (status == KVF_OK) status = kvf__encoder_text(&e, text, n_bytes, (flags & KVF_ENCODE_SPECIAL) != 0);

@@ -296,6 +296,8 @@ kvf_status kvf_chat_render(const kvf_tokenizer *tokenizer, const char *template_
                            uint32_t n_messages, char *buffer, size_t capacity, size_t *n_bytes, kvf_error *err) {
     dialogue d;
     joined measured = {.err = err}, written = {.text = buffer, .err = err};
+    if (!tokenizer || !messages || (capacity && !buffer) || !n_bytes)
+        return kvf__fail(err, KVF_E_INVALID, "kvf_chat_render: tokenizer, messages, buffer and n_bytes must be given");
     kvf_status status = read_dialogue(tokenizer, template_name, messages, n_messages, &d, err);
     if (status == KVF_OK) status = each_part(&d, join, &measured);
     if (status != KVF_OK) return status;
@@ -310,6 +312,8 @@ kvf_status kvf_chat_encode(const kvf_tokenizer *tokenizer, const char *template_
     dialogue d;
     kvf__encoder e;
     joined measured = {.err = err}, j = {.encoder = &e, .err = err};
+    if (!tokenizer || !messages || (capacity && !ids) || !n_ids)
+        return kvf__fail(err, KVF_E_INVALID, "kvf_chat_encode: tokenizer, messages, ids and n_ids must be given");
     kvf_status status = read_dialogue(tokenizer, template_name, messages, n_messages, &d, err);
     if (status == KVF_OK) status = each_part(&d, join, &measured);
     if (status != KVF_OK) return status;

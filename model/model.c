@@ -405,6 +405,6 @@ uint32_t kvf_model_layer_window(const kvf_model *model, uint32_t layer) {
     return model->info.sliding_window;
 }
 
-const kvf_model_info *kvf_model_get_info(const kvf_model *model) { return &model->info; }
+const kvf_model_info *kvf_model_get_info(const kvf_model *model) { return model ? &model->info : NULL; }
 
-const kvf_tokenizer *kvf_model_tokenizer(const kvf_model *model) { return model->tokenizer; }
+const kvf_tokenizer *kvf_model_tokenizer(const kvf_model *model) { return model ? model->tokenizer : NULL; }

@@ -196,7 +196,7 @@ double kvf__token_logprob(const float *logits, uint32_t n_vocab, uint32_t token)
 
 uint32_t kvf_sample(const kvf_sampling *sampling, uint64_t step, const float *logits, uint32_t n_vocab, void *scratch,
                     double *logprob) {
-    if (!n_vocab) return 0;
+    if (!sampling || !logits || !n_vocab) return 0;
     const float best = largest(logits, n_vocab);
     bool is_greedy = !(sampling->temperature > 0) || !scratch;
     uint32_t token = is_greedy ? greedy(logits, n_vocab, best) : draw(sampling, step, logits, n_vocab, best, scratch);

@@ -500,10 +500,10 @@ void kvf__tokenizer_destroy(kvf_tokenizer *t) {
 /* ---- Public lookups ---------------------------------------------------------------------------------------- */
 
 size_t kvf_tokenizer_piece(const kvf_tokenizer *t, uint32_t id, int special, char *buffer, size_t capacity) {
-    if (id >= t->n_vocab) return 0;
+    if (!t || id >= t->n_vocab) return 0;
     if (!special && (t->types[id] == KVF__TOKEN_CONTROL || t->types[id] == KVF__TOKEN_UNKNOWN)) return 0;
     size_t n = t->begins[id + 1] - t->begins[id], written = KVF__MIN(n, capacity);
-    if (written) memcpy(buffer, t->bytes + t->begins[id], written);
+    if (written && buffer) memcpy(buffer, t->bytes + t->begins[id], written);
     return n;
 }
 
@@ -512,6 +512,8 @@ size_t kvf_tokenizer_piece(const kvf_tokenizer *t, uint32_t id, int special, cha
 size_t kvf_tokenizer_decode(const kvf_tokenizer *t, const uint32_t *ids, size_t n_ids, int special, char *buffer,
                             size_t capacity) {
     size_t n = 0;
+    if (!t || !ids) return 0;
+    if (!buffer) capacity = 0;
     bool at_begin = t->add_space;
     for (size_t i = 0; i < n_ids; i++) {
         size_t bytes = kvf_tokenizer_piece(t, ids[i], special, NULL, 0);
@@ -527,16 +529,17 @@ size_t kvf_tokenizer_decode(const kvf_tokenizer *t, const uint32_t *ids, size_t 
 }
 
 uint32_t kvf_tokenizer_find(const kvf_tokenizer *t, const char *text) {
-    return kvf__tokenizer_lookup(t, (kvf__text){text, strlen(text)});
+    return t && text ? kvf__tokenizer_lookup(t, (kvf__text){text, strlen(text)}) : KVF_NO_TOKEN;
 }
 
-int kvf_tokenizer_is_end(const kvf_tokenizer *t, uint32_t id) { return id < t->n_vocab && t->is_end[id]; }
+int kvf_tokenizer_is_end(const kvf_tokenizer *t, uint32_t id) { return t && id < t->n_vocab && t->is_end[id]; }
 
 /* An id stands for at least one byte of the text as the vocabulary writes it, where a space has space_ids of them. To that
  * come the begin token and a space before each text. The first text has no control token before it; each other one costs
  * at least control_bytes + 1 bytes, gives the ids of its control token and its space, and is worth that only where they
  * are more than those of so many bytes of text. */
 size_t kvf_tokenizer_max_ids(const kvf_tokenizer *t, size_t n_bytes) {
+    if (!t) return 0;
     size_t most = t->bos_id != KVF_NO_TOKEN, per_byte = KVF__MAX(t->space_ids, 1), ids;
     if (!n_bytes) return most;
     if (t->add_space) {
@@ -548,4 +551,4 @@ size_t kvf_tokenizer_max_ids(const kvf_tokenizer *t, size_t n_bytes) {
     return kvf__mul(n_bytes, per_byte, &ids) && kvf__add(ids, most, &most) ? most : SIZE_MAX;
 }
 
-uint32_t kvf_tokenizer_n_vocab(const kvf_tokenizer *t) { return t->n_vocab; }
+uint32_t kvf_tokenizer_n_vocab(const kvf_tokenizer *t) { return t ? t->n_vocab : 0; }

@@ -19,6 +19,7 @@
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kvfold/kvfold.h"
@@ -96,6 +97,7 @@ static inline uint32_t try_calls(const world_of_calls *w, const call *calls, siz
         for (int at = -1; at < (int)strlen(calls[i].expect); at++) {
             if (at >= 0 && calls[i].expect[at] == '-') continue;
             snprintf(with, sizeof with, at < 0 ? "as it stands" : "argument %d wrong", at + 1);
+            if (getenv("KVF_SHOW_CALLS")) fprintf(stderr, "%s, %s\n", calls[i].name, with); /* which one crashes */
             w->begin();
             expect_of(w, &calls[i], at, at < 0 ? 'o' : calls[i].expect[at], with);
             w->end();

@@ -245,7 +245,7 @@ KVF_API KVF_CHECK kvf_status kvf_engine_extend(kvf_engine *engine, kvf_request r
                                                kvf_error *err);
 
 /** Runs one step.
- *  @param engine an engine. @param more 1 while requests are waiting or running (open ones between turns do neither). @param err detail, or NULL.
+ *  @param engine an engine. @param more 1 while requests are waiting or running (open ones between turns do neither), or NULL. @param err detail, or NULL.
  *  @own nothing. @threads as the engine. @errors KVF_E_CORRUPT and what a broken caller can cause; what the device fails
  *  with, then in each later step too (the engine can only be destroyed: its requests end as aborted); a request's own fault ends
  *  that request alone. @cost one forward pass. */

@@ -154,7 +154,7 @@ enum {
  *  @param ids result. @param capacity of ids; kvf_tokenizer_max_ids always does. @param n_ids how many there are (set on
  *  KVF_E_LIMIT too).
  *  @param err detail, or NULL. @own the caller's buffer. @threads any, concurrently.
- *  @errors KVF_E_LIMIT (capacity; n_bytes of 2^31 or more), KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
+ *  @errors KVF_E_INVALID, KVF_E_LIMIT (capacity; n_bytes of 2^31 or more), KVF_E_NO_MEMORY. @cost about O(n log n); allocates scratch. */
 KVF_API KVF_CHECK kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes,
                                                   uint32_t flags, uint32_t *ids, size_t capacity, size_t *n_ids,
                                                   kvf_error *err);
