@@ -58,3 +58,39 @@ for option, value in (("temperature", "100.0000001"), ("top-p", "1.00000001"), (
 err = run("run", "--prompt", "x", "--model", model, "--beam-width", "2", "--temperature", "0.10000001", "--quiet", code=1)[1]
 assert "temperature 0.10000001: beam search" in err, err
 END
+check r39_requests_and_answers_are_told_apart <<'END'
+from helper import *
+import pty, time
+rows = [{"id": i, "prompt": "Once upon", "n": 1 + i % 3, "temperature": 1, "max_tokens": 4, "ignore_eos": True} for i in range(9)]
+rows += [{"id": "b", "prompt": "x", "n": 2, "best_of": 5, "max_tokens": 1}, {"id": "w", "prompt": "x", "n": 2, "beam_width": 4, "max_tokens": 1}]
+text = "\n".join([*map(json.dumps, rows), "torn", '{"prompt": "x", "n": 129}'])
+base = ["run", "--model", model, "--input", "-", "--output", "r39.jsonl"]
+def go(*more, **how):
+    open("r39.jsonl", "w").close()
+    return run(*base, *more, **how)
+_, err = go(stdin=text, code=1)
+shown = dict(l.split(None, 1) for l in err.splitlines() if l.startswith(("requests ", "answers ")))
+n = sum(1 + i % 3 for i in range(9)) + 4
+assert shown["requests"] == "13: 11 done, 2 error" and shown["answers"].startswith(f"{n}: "), shown
+s = json.loads(go("--json", "--compare", "full", stdin=text, code=1)[0])
+for s in s, s["compare"]:
+    assert s["requests"] == {"total": 13, "done": 11, "error": 2, "unfinished": 0, "done_before": 0}, s["requests"]
+    a = s["answers"]
+    assert a["total"] == n == a["stop"] + a["length"] and a["error"] == a["unfinished"] == 0, a
+size = str(json.loads(run("info", model, "--json")[0])["kv_bytes_per_token_fp16"] * 16 * 6)
+early = json.dumps({"token_ids": [5] * 20, "n": 3, "max_tokens": 200, "ignore_eos": True})
+s = json.loads(go("--json", "--policy", "full", "--kv-memory", size, stdin=early)[0])
+assert s["requests"]["total"] == 1 and s["answers"]["length"] == 3 and s["ended_early"] == 1, s
+a, b = pty.openpty()
+open("r39.jsonl", "w").close()
+p = subprocess.Popen([kvfold, *base], stdin=subprocess.PIPE, stderr=b)
+for i in range(2):
+    p.stdin.write(json.dumps({"id": i, "prompt": "x", "n": 3, "max_tokens": 2}).encode() + b"\n")
+    p.stdin.flush()
+    while i == 0 and open("r39.jsonl").read().count("\n") < 2: time.sleep(0.02)
+    time.sleep(0.3)
+p.stdin.close()
+assert p.wait(60) == 0
+said = os.read(a, 60000).decode()
+assert ": requests 1 done, answers 3, " in said, said
+END

@@ -39,6 +39,7 @@ typedef struct job { /* a line that runs */
     kvf__kept_prompt *kept;  /* to be told when it has ended, or NULL */
     uint32_t n_left;         /* answers that are still to come */
     bool cut;                /* one was stopped before its end: nothing is written */
+    bool early;              /* one ended since the KV memory was full */
     kvf__watched *watched[]; /* [n_samples] */
 } job;
 
@@ -70,7 +71,7 @@ static void emit(pass *p, json_t *value) {
 /* A line that did not become a request. */
 static void reject(pass *p, const kvf__line *line, const char *text) {
     say_failed(p, line->number, text);
-    p->tally->n_bad++;
+    p->tally->n_failed++;
     p->n_ended++;
     emit(p, kvf__answer_rejected(line, text));
 }
@@ -95,7 +96,11 @@ static void job_free(job *j) {
 static void job_end(job *j) {
     pass *p = j->pass;
     kvf__kept_ready(j->kept);
+    p->tally->n_unfinished += j->cut;
     if (!j->cut) {
+        p->tally->n_done += !j->answer.error;
+        p->tally->n_failed += j->answer.error != NULL;
+        p->tally->n_early += j->early;
         p->n_ended++;
         if (j->answer.error) say_failed(p, j->answer.line, j->answer.error);
         emit(p, kvf__answer_json(&j->answer));
@@ -144,10 +149,11 @@ static void on_finish(void *user, const kvf_result *result) {
         j->n_left = 0;
     }
     if (p->stopping || result->finish == KVF_FINISH_ABORTED) {
-        p->tally->n_unfinished++;
+        p->tally->n_cut++;
         j->cut = true;
     } else {
-        kvf__tally_add(p->tally, result, pool_was_full(j, result));
+        kvf__tally_add(p->tally, result);
+        j->early |= pool_was_full(j, result);
         kvf__answer_add(&j->answer, p->rules.tokenizer, result->index, result);
         compare(j, result);
         if (p->run->streams && !p->index && j->answer.several) print_answer(p, result);
@@ -334,7 +340,8 @@ static void after_step(pass *p) {
     const kvf_pool_occupancy *blocks = &s.occupancy.blocks;
     p->progress.skipped = p->tally->n_skipped;
     if (kvf__progress_due(&p->progress))
-        kvf__progress_show(&p->progress, p->n_ended, s.n_running, s.n_prompt_tokens + s.n_decode_tokens,
+        kvf__progress_show(&p->progress, p->n_ended, kvf__tally_answers(p->tally), s.n_running,
+                           s.n_prompt_tokens + s.n_decode_tokens,
                            blocks->n_total ? (double)blocks->n_held / blocks->n_total : 0);
 }
 

@@ -45,11 +45,12 @@ kvf__short kvf__progress_done(const kvf__progress *progress, uint64_t done) {
     return s;
 }
 
-void kvf__progress_show(kvf__progress *progress, uint64_t done, uint32_t running, uint64_t tokens, double used) {
+void kvf__progress_show(kvf__progress *progress, uint64_t requests, uint64_t answers, uint32_t running, uint64_t tokens,
+                        double used) {
     double now = kvf__now();
     char text[320];
-    snprintf(text, sizeof text, "%.100s: %s, %u running, %s, %.0f%% of blocks", progress->label,
-             kvf__progress_done(progress, done).text, running,
+    snprintf(text, sizeof text, "%.100s: requests %s, answers %s, %u running, %s, %.0f%% of blocks", progress->label,
+             kvf__progress_done(progress, requests).text, kvf__show_count(answers).text, running,
              kvf__show_rate(tokens - progress->last_tokens, now - progress->last_time).text, used * 100);
     kvf__progress_text(progress, text);
     progress->last_tokens = tokens;

@@ -45,11 +45,10 @@ void kvf__tally_free(kvf__tally *t) {
     t->blocks_max = NULL;
 }
 
-void kvf__tally_add(kvf__tally *t, const kvf_result *r, bool pool_was_full) {
+void kvf__tally_add(kvf__tally *t, const kvf_result *r) {
     t->n_stop += r->finish == KVF_FINISH_STOP;
     t->n_length += r->finish == KVF_FINISH_LENGTH;
     t->n_error += r->finish == KVF_FINISH_ERROR;
-    t->n_early += pool_was_full;
     t->n_unknown += r->full_tokens == 0;
     t->kept += r->kept;
     t->merged += r->counts.merged;
@@ -64,6 +63,8 @@ void kvf__tally_add(kvf__tally *t, const kvf_result *r, bool pool_was_full) {
     for (uint32_t l = 0; l < t->n_layers; l++) t->blocks[l] += r->layers[l].n_blocks;
     t->n_measured++;
 }
+
+uint64_t kvf__tally_answers(const kvf__tally *t) { return t->n_stop + t->n_length + t->n_error; }
 
 void kvf__tally_end(kvf__tally *t, const kvf_engine_stats *stats, double wall_s) {
     t->stats = *stats;
@@ -80,21 +81,32 @@ typedef void (*cell_fn)(const kvf__tally *t, char *text, size_t capacity);
 
 static void cell_label(const kvf__tally *t, char *text, size_t capacity) { snprintf(text, capacity, "%s", t->label); }
 
-static void cell_requests(const kvf__tally *t, char *text, size_t capacity) {
-    uint64_t total = t->n_stop + t->n_length + t->n_error + t->n_unfinished + t->n_bad;
-    int used = snprintf(text, capacity, "%s:", kvf__show_count(total).text);
-    const struct {
-        uint64_t n;
-        const char *what;
-    } parts[] = {{t->n_stop, "stop"},
-                 {t->n_length, "length"},
-                 {t->n_error + t->n_bad, "error"},
-                 {t->n_unfinished, "unfinished"},
-                 {t->n_skipped, "done before"}};
-    for (size_t i = 0, n = 0; i < sizeof parts / sizeof parts[0] && used > 0 && (size_t)used < capacity; i++)
+typedef struct part {
+    uint64_t n;
+    const char *what;
+} part;
+
+/* "12: 10 done, 2 error" */
+static void cell_parts(uint64_t total, const part *parts, size_t n_parts, char *text, size_t capacity) {
+    int used = snprintf(text, capacity, "%s", kvf__show_count(total).text);
+    for (size_t i = 0, n = 0; i < n_parts && used > 0 && (size_t)used < capacity; i++)
         if (parts[i].n)
-            used += snprintf(text + used, capacity - (size_t)used, "%s%s %s", n++ ? ", " : " ",
+            used += snprintf(text + used, capacity - (size_t)used, "%s%s %s", n++ ? ", " : ": ",
                              kvf__show_count(parts[i].n).text, parts[i].what);
+}
+
+static uint64_t n_requests(const kvf__tally *t) { return t->n_done + t->n_failed + t->n_unfinished; }
+static uint64_t n_answers(const kvf__tally *t) { return kvf__tally_answers(t) + t->n_cut; }
+
+static void cell_requests(const kvf__tally *t, char *text, size_t capacity) {
+    const part parts[] = {
+        {t->n_done, "done"}, {t->n_failed, "error"}, {t->n_unfinished, "unfinished"}, {t->n_skipped, "done before"}};
+    cell_parts(n_requests(t), parts, sizeof parts / sizeof *parts, text, capacity);
+}
+static void cell_answers(const kvf__tally *t, char *text, size_t capacity) {
+    const part parts[] = {
+        {t->n_stop, "stop"}, {t->n_length, "length"}, {t->n_error, "error"}, {t->n_cut, "unfinished"}};
+    cell_parts(n_answers(t), parts, sizeof parts / sizeof *parts, text, capacity);
 }
 
 static void cell_wall(const kvf__tally *t, char *text, size_t capacity) {
@@ -200,6 +212,7 @@ void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t 
         cell_fn cell;
     } rows[] = {{"policy", cell_label},
                 {"requests", cell_requests},
+                {"answers", cell_answers},
                 {"wall time", cell_wall},
                 {"prefill", cell_prefill},
                 {"decode", cell_decode},
@@ -286,10 +299,13 @@ static json_t *tally_json(const kvf__tally *t) {
     kvf__policy_put(o, &t->policy);
     json_object_set_new(o, "preset", t->preset[0] ? json_string(t->preset) : json_null());
     json_object_set_new(o, "requests",
-                        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "total",
-                                  count(t->n_stop + t->n_length + t->n_error + t->n_bad + t->n_unfinished), "stop",
-                                  count(t->n_stop), "length", count(t->n_length), "error", count(t->n_error + t->n_bad),
-                                  "unfinished", count(t->n_unfinished), "done_before", count(t->n_skipped)));
+                        json_pack("{s:o, s:o, s:o, s:o, s:o}", "total", count(n_requests(t)), "done", count(t->n_done),
+                                  "error", count(t->n_failed), "unfinished", count(t->n_unfinished), "done_before",
+                                  count(t->n_skipped)));
+    json_object_set_new(o, "answers",
+                        json_pack("{s:o, s:o, s:o, s:o, s:o}", "total", count(n_answers(t)), "stop", count(t->n_stop),
+                                  "length", count(t->n_length), "error", count(t->n_error), "unfinished",
+                                  count(t->n_cut)));
     json_object_set_new(o, "ended_early", count(t->n_early));
     json_object_set_new(o, "wall_seconds", kvf__json_number(t->wall_s));
     json_object_set_new(o, "prefill", phase(s->n_prompt_tokens, s->prefill_s));

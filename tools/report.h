@@ -9,13 +9,17 @@ typedef struct kvf__tally { /* of one run of the batch */
     kvf_policy_options policy;
     char label[112], preset[48];
     uint32_t n_layers, n_groups, block_size;
-    uint64_t n_stop, n_length, n_error, n_bad, n_unfinished; /* bad: lines that never became a request */
-    uint64_t n_skipped;                                      /* lines that an earlier run had done */
+    /* Requests, each a line or --prompt. */
+    uint64_t n_done, n_failed,
+        n_unfinished;   /* all answers ended well; one or all ended with an error; one was cut off */
+    uint64_t n_skipped; /* an earlier run had done them */
+    /* Answers, of which a request has one or several (n): how they ended. cut: by a signal, or with the run. */
+    uint64_t n_stop, n_length, n_error, n_cut;
     uint64_t kept, merged, dropped, held_tokens, full_tokens, prompt_tokens, completion_tokens;
-    uint64_t n_early;       /* of n_length: the KV memory was full */
-    uint64_t n_unknown;     /* requests whose KV figures are not known */
-    uint64_t n_measured;    /* requests in the next two */
-    uint64_t *blocks;       /* [n_layers] at the requests' ends, added up */
+    uint64_t n_early;       /* requests of which an answer ended with length since the KV memory was full */
+    uint64_t n_unknown;     /* answers whose KV figures are not known */
+    uint64_t n_measured;    /* answers in the next two */
+    uint64_t *blocks;       /* [n_layers] at the answers' ends, added up */
     uint64_t full_blocks;   /* of a layer with a full cache, likewise */
     uint32_t *blocks_max;   /* [n_layers] of all requests together, at one time */
     kvf_engine_stats stats; /* at the end; its layers are gone */
@@ -25,8 +29,9 @@ typedef struct kvf__tally { /* of one run of the batch */
 
 bool kvf__tally_init(kvf__tally *tally, const kvf__cli *cli, const kvf_model_info *info,
                      const kvf_policy_options *policy, const char *preset);
-/* pool_was_full: it ended early for that. */
-void kvf__tally_add(kvf__tally *tally, const kvf_result *result, bool pool_was_full);
+/* An answer that has ended. */
+void kvf__tally_add(kvf__tally *tally, const kvf_result *result);
+uint64_t kvf__tally_answers(const kvf__tally *tally); /* that have ended */
 void kvf__tally_end(kvf__tally *tally, const kvf_engine_stats *stats, double wall_s);
 void kvf__tally_free(kvf__tally *tally);
 
