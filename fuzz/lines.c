@@ -21,6 +21,40 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     return 0;
 }
 
+/* An answer of four tokens, with alternatives: each token has an entry of its own, and its place is in the text. */
+static void must_keep_entries(const kvf__line *line, uint64_t seed) {
+    enum { N = 4 };
+    uint32_t tokens[N], top[N * KVF_TOP_LOGPROBS_MAX], n_vocab = rules.info->n_vocab;
+    double logprobs[N] = {0}, top_logprobs[N * KVF_TOP_LOGPROBS_MAX] = {0};
+    for (uint32_t i = 0; i < N; i++) {
+        tokens[i] = (uint32_t)((seed + i * 97) % n_vocab);
+        for (uint32_t k = 0; k < line->n_top; k++)
+            top[i * line->n_top + k] = (uint32_t)((seed / 7 + i * 31 + k) % n_vocab);
+    }
+    const kvf_result r = {.tokens = tokens,
+                          .logprobs = logprobs,
+                          .n_tokens = N,
+                          .text = "\xc3\xa4",
+                          .text_bytes = 2,
+                          .n_results = 1,
+                          .n_top_logprobs = line->n_top,
+                          .top_tokens = top,
+                          .top_logprobs = top_logprobs};
+    kvf__answer answer;
+    FUZZ_MUST(kvf__answer_begin(&answer, line, 0), "an answer");
+    kvf__answer_add(&answer, rules.tokenizer, 0, &r);
+    const json_t *o = json_object_get(json_array_get(answer.choices, 0), "logprobs");
+    for (size_t i = 0; i < N; i++) {
+        const json_t *list = json_array_get(json_object_get(o, "top_logprobs"), i);
+        bool among = false;
+        for (uint32_t k = 0; k < line->n_top; k++) among |= top[i * line->n_top + k] == tokens[i];
+        FUZZ_MUST(!line->n_top || json_object_size(list) == line->n_top + !among, "an entry for each token");
+        json_int_t at = json_integer_value(json_array_get(json_object_get(o, "text_offset"), i));
+        FUZZ_MUST(at >= 0 && at <= 1, "a place in the text");
+    }
+    kvf__answer_free(&answer);
+}
+
 static void must_have_read(const kvf__line *line) {
     FUZZ_MUST(line->id && line->root && line->n_tokens && line->n_samples, "a request");
     FUZZ_MUST(line->n_samples <= KVF__MAX_SAMPLES && line->n_stop <= KVF__MAX_STOP_OPENAI, "limits");
@@ -55,6 +89,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         json_decref(answer);
     } else {
         must_have_read(&line);
+        uint64_t seed = size;
+        for (size_t i = 0; i < size; i++) seed = seed * 31 + data[i];
+        if (line.form == KVF__FORM_COMPLETION && line.logprobs) must_keep_entries(&line, seed);
     }
     kvf__ids ids = {0};
     FUZZ_MUST(kvf__ids_add(&ids, line.id, 7) == KVF__IDS_NEW && kvf__ids_has(&ids, line.id), "an id is seen once");
