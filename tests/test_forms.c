@@ -225,6 +225,13 @@ Test(forms, r28_values_stand_in_messages_as_written) {
         {"{\"prompt\": \"x\", \"beam_width\": 2, \"temperature\": 0.10000001}", "temperature 0.10000001: beam search"},
         {"{\"prompt\": \"x\", \"max_tokens\": 4294967296}", "max_tokens 4294967296: must be from 1 to 4294967295"},
         {"{\"prompt\": \"x\", \"max_tokens\": 1e30}", "max_tokens 1e30: must be a whole number from 1"},
+        {"{\"prompt\": \"x\", \"max_tokens\": 1E+30}", "max_tokens 1E+30: must be"},
+        {"{\"prompt\": \"1e2\", \"seed\": 100.0, \"top_p\": 1e2, \"n\": 100}", "top_p 1e2: must be from 0 to 1"},
+        {"{\"prompt\": \"x\", \"temperature\": 100.50}", "temperature 100.50: must be from 0 to 100"},
+        {"{\"prompt\": \"top_p\", \"rho\": 2.50}", "rho 2.50: must be"},
+        {LINE(TEXT, "\"prompt\": \"x\", \"kvfold\": {\"rho\": 20e-1}"), "rho 20e-1: must be"},
+        {"{\"prompt\": \"x\", \"budget_tokens\": 1.50e1}", "budget_tokens 1.50e1: must be"},
+        {"{\"token_ids\": [5.0, 1e9]}", "token_ids[1] 1e9: must be a whole number"},
         {"{\"prompt\": \"x\", \"top_k\": 0.1}", "top_k 0.1: must be a whole number from 0"},
         {"{\"prompt\": \"x\", \"min_tokens\": 12345678.5}", "min_tokens 12345678.5: must be"},
         {"{\"token_ids\": [5, 6.25]}", "token_ids[1] 6.25: must be a whole number"}};

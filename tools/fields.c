@@ -59,6 +59,39 @@ void kvf__fields_drop_null(json_t *object) {
 
 /* ---- Numbers ------------------------------------------------------------------------------------------ */
 
+/* Whether n bytes are a number with a point or an exponent that messages show as `shown`. */
+static bool is_spelling(const char *text, size_t n, const char *shown) {
+    char copy[320];
+    if (n >= sizeof copy || strcspn(text, ".eE") >= n) return false;
+    snprintf(copy, sizeof copy, "%.*s", (int)n, text);
+    return !strcmp(kvf__show_number(strtod(copy, NULL)).text, shown);
+}
+
+void kvf__field_spell(const char *line, size_t n, kvf_error *err) {
+    char name[48], shown[48];
+    int end = 0;
+    if (sscanf(err->text, "%47[^] :[]%*[][0-9] %47[^: ]%n", name, shown, &end) != 2 &&
+        sscanf(err->text, "%47[^] :[] %47[^: ]%n", name, shown, &end) != 2)
+        return;
+    bool named = false; /* the last text was the field's name */
+    for (size_t i = 0, next; i < n; i = next) {
+        next = i + 1;
+        if (line[i] == '"') {
+            while (next < n && line[next] != '"') next += line[next] == '\\' ? 2 : 1;
+            named = next < n && next - i - 1 == strlen(name) && !memcmp(line + i + 1, name, strlen(name));
+            next++;
+        } else if (strchr("-0123456789", line[i]) && line[i]) {
+            while (next < n && line[next] && strchr("+-.0123456789eE", line[next])) next++;
+            if (!named || !is_spelling(line + i, next - i, shown)) continue;
+            char rest[sizeof err->text];
+            snprintf(rest, sizeof rest, "%s", err->text + end);
+            snprintf(err->text + (end - (int)strlen(shown)), sizeof err->text - (size_t)end + strlen(shown), "%s%s",
+                     kvf__shown_bytes(line + i, next - i).text, rest);
+            return;
+        }
+    }
+}
+
 bool kvf__field_whole(const json_t *value, json_int_t *out) {
     if (json_is_integer(value)) {
         *out = json_integer_value(value);

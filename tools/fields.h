@@ -17,8 +17,12 @@ kvf_status kvf__field_wrong_type(kvf_error *err, const char *key, const json_t *
 /* Texts are compared and shown with all their bytes: a zero byte ends none (JSON has "\\u0000"). */
 bool kvf__field_is(const json_t *value, const char *text);
 bool kvf__field_has_zero(const json_t *value); /* a text with a zero byte */
-/* The value of a field for a message: texts escaped and numbers as short as they can be, else its type. */
+/* The value of a field for a message: texts escaped, numbers by kvf__show_number, else its type. */
 kvf__short kvf__field_shown(const json_t *value);
+
+/* Where a message begins with a field and its number ("top_p 100: must be ..."), that number becomes what the line has for
+ * it ("1e2"): a parsed number does not know how it was written. */
+void kvf__field_spell(const char *line, size_t n_bytes, kvf_error *err);
 
 /* A whole number, also when it is written as 2.0 or 2e0; false for any other value. */
 bool kvf__field_whole(const json_t *value, json_int_t *out);

@@ -453,6 +453,8 @@ kvf_status kvf__line_open(const kvf__line_rules *rules, const char *text, size_t
                           kvf__line *line, kvf_error *err) {
     memset(line, 0, sizeof *line);
     line->number = number;
+    line->text = text;
+    line->n_bytes = n_bytes;
     if (!(line->id = json_integer((json_int_t)number))) return kvf__field_fail(err, KVF_E_NO_MEMORY, "out of memory");
     kvf_status st = read_object(text, n_bytes, line, err);
     if (!st) {
@@ -475,13 +477,18 @@ uint64_t kvf__line_hash(const kvf__line *line) {
     return hash ? hash : 1;
 }
 
-kvf_status kvf__line_read(const kvf__line_rules *rules, kvf__line *line, kvf_error *err) {
-    if (line->openai) return kvf__openai_read(rules, line, err);
+static kvf_status read_own(const kvf__line_rules *rules, kvf__line *line, kvf_error *err) {
     kvf_status st;
     if ((st = check_keys(line, err)) || (st = read_numbers(rules, line, err)) ||
         (st = kvf__line_stop(rules, line, line->root, err)) || (st = kvf__line_policy(rules, line, line->root, err)))
         return st;
     return read_tokens(rules, line, err);
+}
+
+kvf_status kvf__line_read(const kvf__line_rules *rules, kvf__line *line, kvf_error *err) {
+    kvf_status st = line->openai ? kvf__openai_read(rules, line, err) : read_own(rules, line, err);
+    if (st) kvf__field_spell(line->text, line->n_bytes, err);
+    return st;
 }
 
 kvf_status kvf__line_from_prompt(const kvf__line_rules *rules, kvf__line *line, kvf_error *err) {

@@ -27,6 +27,8 @@ typedef enum kvf__form { KVF__FORM_OWN, KVF__FORM_CHAT, KVF__FORM_COMPLETION } k
 
 typedef struct kvf__line {
     uint64_t number;
+    const char *text; /* the caller's, until kvf__line_read is done */
+    size_t n_bytes;
     json_t *root, *id; /* id: the line's number where it names none */
     bool openai;       /* the form; which of the two endpoints is in `form`, once that is known */
     bool named;        /* id stands in the line */
@@ -57,7 +59,7 @@ kvf_status kvf__line_open(const kvf__line_rules *rules, const char *text, size_t
                           kvf__line *line, kvf_error *err);
 /* What an answer remembers of its line: of all fields and their values, however they are written and ordered; never 0. */
 uint64_t kvf__line_hash(const kvf__line *line);
-/* The rest of it, after kvf__line_open. */
+/* The rest of it, after kvf__line_open, whose text is still there. */
 kvf_status kvf__line_read(const kvf__line_rules *rules, kvf__line *line, kvf_error *err);
 
 /* Whether --n, --best-of and --beam-width go together; false after a message. */
