@@ -39,6 +39,12 @@ for body in openai(rows)[0].values():
                 assert part == token[:len(part)] and (part == token or offsets[i] + len(part) == len(text)), (i, token, c)
 assert n_bytes > 50 and n_whole > 50, (n_bytes, n_whole)
 END
+check r23_records_with_zero_bytes <<'END'
+from helper import *
+open("r23.jsonl", "w").write('{"record": "cell\\u0000", "source": "a"}\n{"record": "cell", "source": "a\\u0000"}\n')
+err = run("eval", "report", "r23.jsonl", code=2)[1]
+assert r"r23.jsonl:1: record: holds a zero byte: cell\x00" in err and r"r23.jsonl:2: source: holds a zero byte: a\x00" in err, err
+END
 check r25_marks_and_ids_of_broken_lines <<'END'
 from helper import *
 mark = "\ufeff"

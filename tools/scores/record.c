@@ -27,10 +27,12 @@ static void no_memory(input *in) { fail(in, "", "", "out of memory"); }
 
 /* ---- Fields ------------------------------------------------------------------------------------------- */
 
-/* The field, or NULL where it is not there or null. */
-static const json_t *field(const input *in, const char *key) {
+/* The field, or NULL where it is not there or null, or a text that would not be taken whole. */
+static const json_t *field(input *in, const char *key) {
     const json_t *value = json_object_get(in->object, key);
-    return json_is_null(value) ? NULL : value;
+    if (!kvf__field_has_zero(value)) return json_is_null(value) ? NULL : value;
+    fail(in, key, ": holds a zero byte: ", kvf__field_shown(value).text);
+    return NULL;
 }
 
 static uint32_t add_name(input *in, const char *text) {
