@@ -62,9 +62,9 @@ void kvf__fields_drop_null(json_t *object) {
 /* Whether n bytes are a number with a point or an exponent that messages show as `shown`. */
 static bool is_spelling(const char *text, size_t n, const char *shown) {
     char copy[320];
-    if (n >= sizeof copy || strcspn(text, ".eE") >= n) return false;
+    if (n >= sizeof copy) return false;
     snprintf(copy, sizeof copy, "%.*s", (int)n, text);
-    return !strcmp(kvf__show_number(strtod(copy, NULL)).text, shown);
+    return strpbrk(copy, ".eE") && !strcmp(kvf__show_number(strtod(copy, NULL)).text, shown);
 }
 
 void kvf__field_spell(const char *line, size_t n, kvf_error *err) {
