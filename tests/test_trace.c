@@ -115,7 +115,7 @@ Test(trace, burstgpt_tables) {
 Test(trace, mooncake_lines) {
     kvf__trace t =
         good("{\"timestamp\": 27000, \"input_length\": 6955, \"output_length\": 52, \"hash_ids\": [46, 47, 48]}\n"
-             "{\"timestamp\": 30000, \"input_length\": 1500, \"output_length\": 26, \"hash_ids\": [46, 47, 2353]}\n"
+             "{\"timestamp\": 30000, \"input_length\": 1500, \"output_length\": 26, \"hash_ids\": [46.0, 47, 2353e0]}\n"
              "{\"timestamp\": 30500, \"input_length\": 600, \"output_length\": 1, \"hash_ids\": [46, 2353]}\n"
              "{\"timestamp\": 31000, \"input_length\": 500, \"output_length\": 1, \"hash_ids\": [46]}\n"
              "{\"timestamp\": 31000, \"input_length\": 9, \"output_length\": 1}\n");

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/text.h"
+#include "tools/fields.h"
 #include "tools/trace.h"
 
 /* ---- Tables of commas ------------------------------------------------------------------------------ */
@@ -168,12 +168,8 @@ static int see(kvf__trace_input *in, uint64_t id) {
 static bool member_tokens(kvf__trace_input *in, const json_t *o, const char *key, uint32_t least, uint32_t *out) {
     const json_t *value = json_object_get(o, key);
     if (!value) return kvf__trace_fail(in, "%s is missing: a line has timestamp, input_length and output_length", key);
-    char text[40];
-    if (json_is_integer(value))
-        snprintf(text, sizeof text, "%lld", (long long)json_integer_value(value));
-    else
-        snprintf(text, sizeof text, json_is_real(value) ? "%g" : "of another type", json_number_value(value));
-    return kvf__trace_tokens(in, key, text, least, out);
+    return kvf__trace_tokens(in, key, json_is_number(value) ? kvf__field_shown(value).text : "of another type", least,
+                             out);
 }
 
 static bool keep_hash_id(kvf__trace *t, uint64_t id) {
@@ -195,17 +191,16 @@ static bool shared_blocks(kvf__trace_input *in, const json_t *ids, kvf__trace_re
     if (!json_is_array(ids)) return kvf__trace_fail(in, "hash_ids: must be a list of numbers");
     r->hash_begin = in->trace->n_hash_ids;
     json_array_foreach(ids, i, id) {
-        if (!json_is_integer(id) || json_integer_value(id) < 0)
+        json_int_t number = 0;
+        if (!kvf__field_whole(id, &number) || number < 0)
             return kvf__trace_fail(in, "hash_ids[%zu]: must be a whole number of 0 or more", i);
-        int seen = see(in, (uint64_t)json_integer_value(id));
-        if (seen < 0 || !keep_hash_id(in->trace, (uint64_t)json_integer_value(id)))
-            return kvf__trace_fail(in, "out of memory");
+        int seen = see(in, (uint64_t)number);
+        if (seen < 0 || !keep_hash_id(in->trace, (uint64_t)number)) return kvf__trace_fail(in, "out of memory");
         if (seen && n_shared == i) n_shared++;
     }
     if (!json_array_size(ids)) return true;
     r->n_hash_ids = (uint32_t)json_array_size(ids);
-    uint64_t shared = (uint64_t)n_shared * KVF__TRACE_HASH_TOKENS,
-             first = (uint64_t)json_integer_value(json_array_get(ids, 0));
+    uint64_t shared = (uint64_t)n_shared * KVF__TRACE_HASH_TOKENS, first = in->trace->hash_ids[r->hash_begin];
     r->group = (uint32_t)(first % KVF__TRACE_NONE);
     r->n_shared = (uint32_t)(shared < r->n_prompt ? shared : r->n_prompt);
     return true;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tools/eval/eval.h"
+#include "tools/fields.h"
 #include "tools/report.h"
 
 typedef struct score { /* what on_finish leaves */
@@ -42,8 +43,8 @@ static uint32_t *ids_from_json(const char *text, size_t n_bytes, uint32_t n_voca
         kvf__say("--ids: must be a list of ids, or an object with a list `token_ids` or `ids`, of at least one id");
     for (size_t i = 0; ids && i < *n; i++) {
         const json_t *id = json_array_get(list, i);
-        json_int_t value = json_is_integer(id) ? json_integer_value(id) : -1;
-        if (value >= 0 && value < (json_int_t)n_vocab) {
+        json_int_t value = -1;
+        if (kvf__field_whole(id, &value) && value >= 0 && value < (json_int_t)n_vocab) {
             ids[i] = (uint32_t)value;
             continue;
         }
