@@ -63,6 +63,8 @@ for option, value in (("temperature", "100.0000001"), ("top-p", "1.00000001"), (
     assert f"--{option} {value}: must be" in run("run", "--prompt", "x", f"--{option}={value}", code=2)[1], option
 err = run("run", "--prompt", "x", "--model", model, "--beam-width", "2", "--temperature", "0.10000001", "--quiet", code=1)[1]
 assert "temperature 0.10000001: beam search" in err, err
+_, err = run("run", "--prompt", "x", "--model", model, "--max-tokens", "1", "--policy", "d2o", "--rho", "0.20000001", "--compare", "full")
+assert "d2o, rho 0.20000001" in err, err
 END
 check r39_requests_and_answers_are_told_apart <<'END'
 from helper import *

@@ -18,7 +18,7 @@ void kvf__policy_label(const kvf_policy_options *options, const char *preset, ch
     else if (options->budget_tokens)
         snprintf(text, capacity, "%s, %u tokens", name, options->budget_tokens);
     else
-        snprintf(text, capacity, "%s, rho %g", name, options->rho);
+        snprintf(text, capacity, "%s, rho %s", name, kvf__show_number(options->rho).text);
 }
 
 bool kvf__tally_init(kvf__tally *t, const kvf__cli *cli, const kvf_model_info *info, const kvf_policy_options *policy,
