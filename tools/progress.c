@@ -48,9 +48,9 @@ kvf__short kvf__progress_done(const kvf__progress *progress, uint64_t done) {
 void kvf__progress_show(kvf__progress *progress, uint64_t requests, uint64_t answers, uint32_t running, uint64_t tokens,
                         double used) {
     double now = kvf__now();
-    char text[320];
-    snprintf(text, sizeof text, "%.100s: requests %s, answers %s, %u running, %s, %.0f%% of blocks", progress->label,
-             kvf__progress_done(progress, requests).text, kvf__show_count(answers).text, running,
+    char text[640];
+    snprintf(text, sizeof text, "%.100s: requests %s, answers %.30s, %u running, %.30s, %.0f%% of blocks",
+             progress->label, kvf__progress_done(progress, requests).text, kvf__show_count(answers).text, running,
              kvf__show_rate(tokens - progress->last_tokens, now - progress->last_time).text, used * 100);
     kvf__progress_text(progress, text);
     progress->last_tokens = tokens;
