@@ -366,7 +366,9 @@ json_t *kvf__report_json(const kvf__cli *cli, const kvf_model_info *info, uint32
     json_object_update(o, figures);
     json_decref(figures);
     if (n < 2) return o;
-    json_object_set_new(o, "compare", tally_json(&tallies[1]));
-    json_object_set_new(json_object_get(o, "compare"), "answers", same_json(&tallies[1].same));
+    json_t *compare = tally_json(&tallies[1]), *same = same_json(&tallies[1].same);
+    json_object_update(json_object_get(compare, "answers"), same);
+    json_decref(same);
+    json_object_set_new(o, "compare", compare);
     return o;
 }
