@@ -21,6 +21,7 @@ static void open_model(void) {
     begin_vocabulary(&v, words, sizeof words / sizeof *words);
     model = open_vocabulary(&v);
     cli = kvf__cli_default();
+    cli.chat_template = "none"; /* the vocabulary has none */
     rules = (kvf__line_rules){.cli = &cli,
                               .tokenizer = kvf_model_tokenizer(model),
                               .info = kvf_model_get_info(model),
