@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 const char *kvf_status_text(kvf_status status) {
     switch (status) {
@@ -59,7 +60,7 @@ void kvf__log(const kvf_log *log, kvf_log_level level, const char *format, ...) 
 
 /* Large memory asks for huge pages: touching it first costs a fault for every 2 MiB instead of every 4 KiB, and kernels that
  * stream it miss the TLB less. */
-enum { HUGE_PAGE = 2 << 20 };
+enum { HUGE_PAGE = 2 << 20, LAZY_BYTES = 1 << 20 };
 
 static void *default_alloc(void *ctx, size_t bytes, size_t align) {
     (void)ctx;
@@ -88,10 +89,39 @@ kvf_status kvf__allocator_resolve(const kvf_allocator *in, kvf_allocator *out, k
     return KVF_OK;
 }
 
+/* The whole pages of [p, p + bytes); false: there is none, or their size is not known. */
+static bool whole_pages(void *p, size_t bytes, unsigned char **begin, size_t *n) {
+    long page = sysconf(_SC_PAGESIZE);
+    if (page <= 0 || bytes < 2 * (size_t)page) return false;
+    size_t mask = (size_t)page - 1, skip = (size_t) - (uintptr_t)p & mask;
+    *begin = (unsigned char *)p + skip;
+    *n = (bytes - skip) & ~mask;
+    return true;
+}
+
+/* Pages that are given back read as zeros, and take memory only when they are written: what is reserved for the largest
+ * case costs what the case at hand writes. Only memory of the default allocator is known to be such. */
+static bool zero_lazily(const kvf_allocator *a, void *p, size_t bytes) {
+    unsigned char *begin;
+    size_t n;
+    if (a->alloc != default_alloc || bytes < LAZY_BYTES || !whole_pages(p, bytes, &begin, &n)) return false;
+    if (madvise(begin, n, MADV_DONTNEED)) return false; /* locked memory, for one */
+    size_t before = (size_t)(begin - (unsigned char *)p);
+    memset(p, 0, before);
+    memset(begin + n, 0, bytes - before - n);
+    return true;
+}
+
 void *kvf__alloc(const kvf_allocator *a, size_t bytes) {
     void *p = a->alloc(a->ctx, bytes ? bytes : 1, KVF__CACHE_LINE);
-    if (p) memset(p, 0, bytes ? bytes : 1);
+    if (p && !zero_lazily(a, p, bytes)) memset(p, 0, bytes ? bytes : 1);
     return p;
+}
+
+void kvf__sparse(void *p, size_t bytes) {
+    unsigned char *begin;
+    size_t n;
+    if (whole_pages(p, bytes, &begin, &n)) (void)madvise(begin, n, MADV_NOHUGEPAGE); /* a wish, as above */
 }
 
 void kvf__free(const kvf_allocator *a, void *p, size_t bytes) {

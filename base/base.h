@@ -24,7 +24,10 @@ KVF_API void kvf__log(const kvf_log *log, kvf_log_level level, const char *forma
 
 /* The caller's allocator or the default; a half filled one is an error. */
 KVF_API kvf_status kvf__allocator_resolve(const kvf_allocator *in, kvf_allocator *out, kvf_error *err);
-KVF_API void *kvf__alloc(const kvf_allocator *a, size_t bytes); /* KVF__CACHE_LINE aligned, zeroed */
+/* KVF__CACHE_LINE aligned, zeroed. Large memory of the default allocator takes pages only where it is written. */
+KVF_API void *kvf__alloc(const kvf_allocator *a, size_t bytes);
+/* Of [p, p + bytes) little will be written, far apart: it asks for small pages. */
+KVF_API void kvf__sparse(void *p, size_t bytes);
 KVF_API void kvf__free(const kvf_allocator *a, void *p, size_t bytes);
 
 /* A config struct as the caller's version knew it: copies struct_size bytes into dst (full_size),

@@ -117,7 +117,7 @@ struct kvf_manager {
     kvf_error *error; /* behind a pointer: calls on a const manager note their failure too */
     uint32_t n_groups;
     uint32_t seq_tables;                     /* tables of one sequence */
-    uint32_t row_capacity;                   /* blocks of a table of max_slots */
+    uint32_t row_capacity;                   /* blocks of a table of max_slots; at most all there are */
     uint32_t block_shift;                    /* log2 of block_size */
     uint64_t tag;                            /* hash of the manager's address: tells its handles from another's */
     kvf__profile *profile;                   /* NULL: keeps none; here, where every call looks anyway */

@@ -37,7 +37,12 @@ static kvf_status check_new(kvf_manager *m, const kvf_seq *out) {
 /* Its tables are empty: free leaves them so. */
 static uint32_t seq_open(kvf_manager *m) {
     uint32_t i = m->free_seqs[m->config.max_seqs - 1 - m->n_seqs++];
-    m->n_seqs_max = KVF__MAX(m->n_seqs_max, m->n_seqs);
+    if (m->n_seqs > m->n_seqs_max) { /* the first one in its place: those that are free again are taken first */
+        size_t first = (size_t)i * m->seq_tables * m->row_capacity, n = (size_t)m->seq_tables * m->row_capacity;
+        memset(m->rows + first, 0xff, n * sizeof *m->rows); /* KVF_NO_BLOCK */
+        memset(m->score_rows + first, 0xff, n * sizeof *m->score_rows);
+        m->n_seqs_max = m->n_seqs;
+    }
     kvf__seq *s = &m->seqs[i];
     *s = (kvf__seq){.generation = s->generation, .alive = true};
     memset(m->seq_blocks_max + (size_t)i * m->config.n_layers, 0, m->config.n_layers * sizeof *m->seq_blocks_max);

@@ -50,11 +50,12 @@ struct kvf_policy_state {
     kvf_policy_state_config config;
     size_t bytes;
     kvf_error error;
-    kvf__policy_seq *seqs; /* [max_seqs] */
-    double *scratch;       /* [4 * n_layers], for budgets */
-    uint32_t *integers;    /* [2 * n_layers] */
-    kvf_layer_size *sizes; /* [n_layers], for a change of the budget */
-    uint32_t *layer_slots; /* [n_layers] */
+    kvf__policy_seq *seqs;  /* [max_seqs]; one that was never opened has not been touched */
+    kvf__policy_seq arrays; /* the arrays of all of them, each [max_seqs] of what a sequence has */
+    double *scratch;        /* [4 * n_layers], for budgets */
+    uint32_t *integers;     /* [2 * n_layers] */
+    kvf_layer_size *sizes;  /* [n_layers], for a change of the budget */
+    uint32_t *layer_slots;  /* [n_layers] */
     /* For groups.c; values: with one group there are none. */
     double *values, *group_next; /* [n_groups][max_slots]; [n_groups] */
     uint32_t *group_counts;      /* [n_groups] */

@@ -62,16 +62,30 @@ static void lay_out(kvf__slab *slab, const kvf_policy_state_config *c) {
     state->group_next = group_next;
     state->group_events = group_events;
     state->values = values;
-    for (size_t i = 0; i < seqs; i++) {
-        list[i].weights = weights + i * n;
-        list[i].density = density + i * n;
-        list[i].sizes = sizes + i * n;
-        list[i].tau = tau + i * heads;
-        list[i].scored = scored + i * heads;
-        list[i].rows = rows + i * n;
-        list[i].group_sizes = group_sizes + i * n * c->n_groups;
-        list[i].dealt = dealt + i * n;
-    }
+    state->arrays = (kvf__policy_seq){.weights = weights,
+                                      .density = density,
+                                      .sizes = sizes,
+                                      .tau = tau,
+                                      .scored = scored,
+                                      .rows = rows,
+                                      .group_sizes = group_sizes,
+                                      .dealt = dealt};
+}
+
+/* Its arrays, when it is first used: those of sequences that never run cost no memory. */
+static kvf__policy_seq *place(kvf_policy_state *state, uint32_t seq) {
+    kvf__policy_seq *s = &state->seqs[seq];
+    const kvf__policy_seq *all = &state->arrays;
+    size_t n = state->config.n_layers, heads = n * state->config.n_kv_heads;
+    s->weights = all->weights + seq * n;
+    s->density = all->density + seq * n;
+    s->sizes = all->sizes + seq * n;
+    s->tau = all->tau + seq * heads;
+    s->scored = all->scored + seq * heads;
+    s->rows = all->rows + seq * n;
+    s->group_sizes = all->group_sizes + seq * n * state->config.n_groups;
+    s->dealt = all->dealt + seq * n;
+    return s;
 }
 
 kvf_status kvf_policy_state_create(const kvf_policy_state_config *config, kvf_policy_state **out, kvf_error *err) {
@@ -119,7 +133,7 @@ kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_poli
     if (!st) st = kvf_policy_options_check(&o, state->config.n_layers, state->config.block_size, err);
     if (!st) st = kvf__policy_resolved(&o, err);
     if (st) return st;
-    kvf__policy_seq *s = &state->seqs[seq];
+    kvf__policy_seq *s = place(state, seq);
     s->open = true;
     s->budgeted = s->sized = s->deferred = s->changed = s->has_density = false;
     s->options = o;
@@ -142,7 +156,7 @@ kvf_status kvf_policy_fork(kvf_policy_state *state, uint32_t src, uint32_t dst) 
     if (dst >= state->config.max_seqs || dst == src)
         return kvf__fail(&state->error, KVF_E_INVALID, "fork: dst %u: must be below max_seqs %u, and not src %u", dst,
                          state->config.max_seqs, src);
-    kvf__policy_seq *b = &state->seqs[dst], own = *b;
+    kvf__policy_seq *b = place(state, dst), own = *b;
     *b = *a;
     b->weights = own.weights;
     b->density = own.density;

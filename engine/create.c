@@ -260,6 +260,9 @@ static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
     if (!ok)
         return kvf__fail(err, KVF_E_NO_MEMORY,
                          "engine: buffers could not be allocated; lower max_running or max_context");
+    kvf__sparse(e->sums, sum_floats * sizeof *e->sums); /* a prompt writes its columns of each layer and head */
+    kvf__sparse(e->last_sums, sum_floats * sizeof *e->last_sums);
+    kvf__sparse(e->squares, squares * max_prefill * sizeof *e->squares);
     return KVF_OK;
 }
 

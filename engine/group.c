@@ -12,7 +12,7 @@ typedef struct kvf__pick {
     double logprob, sum;
 } kvf__pick;
 
-/* ---- Memory: all of it at the submission ------------------------------------------------------------- */
+/* ---- Lives and their choices: made at the submission -------------------------------------------------- */
 
 kvf__group *kvf__group_create(kvf_engine *e, const kvf_generate *g) {
     uint32_t width = g->beam_width ? g->beam_width : g->best_of, n_choices = 0;
@@ -224,7 +224,9 @@ void kvf__beams_stop(kvf_engine *e, kvf__group *g, kvf_finish finish, const char
 static bool copy_beam(kvf_engine *e, const kvf__live *from, kvf__live *to) {
     size_t n = from->n_known - from->n_prompt, n_top = KVF__MIN(n + 1, from->max_tokens) * from->n_top;
     to->text_bytes = 0;
-    if (!kvf__live_grow_text(e, to, from->text_bytes)) return false;
+    if (!kvf__live_make_room(e, to, KVF__MIN((uint32_t)n + 1, from->max_tokens)) ||
+        !kvf__live_grow_text(e, to, from->text_bytes))
+        return false;
     if (from->text_bytes) memcpy(to->text, from->text, from->text_bytes);
     memcpy(to->tokens + to->n_prompt, from->tokens + from->n_prompt, n * sizeof *to->tokens);
     memcpy(to->logprobs, from->logprobs, n * sizeof *to->logprobs);
@@ -407,7 +409,7 @@ kvf_status kvf__beams_advance(kvf_engine *e, kvf__group *g, kvf_error *err) {
     if (!st && good) st = tell_tokens(e, g, &good, &ended, err);
     if (st) return st;
     if (!good)
-        kvf__beams_stop(e, g, KVF_FINISH_ERROR, "out of host memory for the text");
+        kvf__beams_stop(e, g, KVF_FINISH_ERROR, "out of host memory for its tokens");
     else if (ended)
         kvf__beams_stop(e, g, KVF_FINISH_LENGTH, NULL);
     return KVF_OK;

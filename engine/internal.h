@@ -47,10 +47,11 @@ typedef struct kvf__live {
     struct kvf__outcome *outcome; /* ranked: what became of it, for when all have ended */
     kvf_request id;
     kvf_seq seq;
-    uint32_t *tokens;     /* known: the prompt, then what was generated; capacity n_prompt + max_tokens */
-    uint32_t *forced;     /* [max_tokens] or NULL */
-    double *logprobs;     /* [max_tokens] */
-    uint32_t *top_tokens; /* [max_tokens][n_top], NULL when n_top is 0 */
+    uint32_t room;        /* tokens that may follow the prompt before the arrays grow, at most max_tokens */
+    uint32_t *tokens;     /* known: the prompt, then what was generated; capacity n_prompt + room */
+    uint32_t *forced;     /* [n_forced] or NULL */
+    double *logprobs;     /* [room] */
+    uint32_t *top_tokens; /* [room][n_top], NULL when n_top is 0 */
     double *top_logprobs; /* likewise */
     uint32_t n_top;
     uint32_t n_prompt, n_known, max_tokens; /* of the first prompt; max_tokens: of all that may follow it */
@@ -131,6 +132,7 @@ typedef struct kvf__draw {
     const float *logits;
     uint32_t token;
     double logprob;
+    bool failed; /* there is no memory for its token */
 } kvf__draw;
 
 typedef struct kvf__buffer { /* one allocation of the engine */
@@ -310,6 +312,11 @@ void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result);
 void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result); /* the callback alone */
 kvf_status kvf__engine_check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what,
                                  kvf_error *err);
+/* Room for n tokens behind the prompt; false: out of memory, and nothing has changed. */
+bool kvf__live_make_room(kvf_engine *e, kvf__live *r, uint32_t n);
+bool kvf__live_take_arrays(kvf_engine *e, kvf__live *r,
+                           uint32_t room); /* all four, of r's sizes; false: none is taken */
+void kvf__live_free_arrays(kvf_engine *e, kvf__live *r);
 bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more); /* false: out of memory */
 kvf__prompt_needs kvf__live_needs(const kvf__live *r);
 void kvf__live_note_lone(kvf_engine *e);

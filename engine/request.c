@@ -4,18 +4,59 @@
 
 #include "engine/internal.h"
 
+void kvf__live_free_arrays(kvf_engine *e, kvf__live *r) {
+    const kvf_allocator *a = &e->allocator;
+    size_t n_top = (size_t)r->room * r->n_top;
+    kvf__free(a, r->tokens, ((size_t)r->n_prompt + r->room) * sizeof *r->tokens);
+    kvf__free(a, r->logprobs, r->room * sizeof *r->logprobs);
+    kvf__free(a, r->top_tokens, n_top * sizeof *r->top_tokens);
+    kvf__free(a, r->top_logprobs, n_top * sizeof *r->top_logprobs);
+    r->tokens = r->top_tokens = NULL;
+    r->logprobs = r->top_logprobs = NULL;
+}
+
+bool kvf__live_take_arrays(kvf_engine *e, kvf__live *r, uint32_t room) {
+    const kvf_allocator *a = &e->allocator;
+    size_t n_top = (size_t)room * r->n_top;
+    r->room = room;
+    r->tokens = kvf__alloc(a, ((size_t)r->n_prompt + room) * sizeof *r->tokens);
+    r->logprobs = kvf__alloc(a, room * sizeof *r->logprobs);
+    r->top_tokens = r->n_top ? kvf__alloc(a, n_top * sizeof *r->top_tokens) : NULL;
+    r->top_logprobs = r->n_top ? kvf__alloc(a, n_top * sizeof *r->top_logprobs) : NULL;
+    if (r->tokens && r->logprobs && (!r->n_top || (r->top_tokens && r->top_logprobs))) return true;
+    kvf__live_free_arrays(e, r);
+    return false;
+}
+
+/* They double: what a request takes follows what it has generated, not what it may. */
+bool kvf__live_make_room(kvf_engine *e, kvf__live *r, uint32_t n) {
+    enum { LEAST = 16 };
+    if (n <= r->room) return true;
+    kvf__live was = *r;
+    uint64_t room = KVF__MAX(KVF__MAX((uint64_t)n, 2 * (uint64_t)r->room), LEAST);
+    if (!kvf__live_take_arrays(e, r, (uint32_t)KVF__MIN(room, KVF__MAX(n, r->max_tokens)))) {
+        *r = was;
+        return false;
+    }
+    memcpy(r->tokens, was.tokens, ((size_t)r->n_prompt + was.room) * sizeof *r->tokens);
+    if (was.room) memcpy(r->logprobs, was.logprobs, was.room * sizeof *r->logprobs);
+    size_t n_top = (size_t)was.room * r->n_top;
+    if (n_top) memcpy(r->top_tokens, was.top_tokens, n_top * sizeof *r->top_tokens);
+    if (n_top) memcpy(r->top_logprobs, was.top_logprobs, n_top * sizeof *r->top_logprobs);
+    kvf_status st = kvf__engine_set_prefix(e, r); /* the tokens have moved; NOT_FOUND: the scheduler does not have it */
+    (void)st;
+    kvf__live_free_arrays(e, &was);
+    return true;
+}
+
 void kvf__live_free(kvf_engine *e, kvf__live *r) {
     const kvf_allocator *a = &e->allocator;
-    size_t n = (size_t)r->n_prompt + r->max_tokens;
     for (uint32_t i = 0; r->stop && i < r->n_stop; i++)
         if (r->stop[i]) kvf__free(a, r->stop[i], strlen(r->stop[i]) + 1);
     kvf__free(a, r->stop, r->n_stop * sizeof *r->stop);
-    kvf__free(a, r->tokens, n * sizeof *r->tokens);
+    kvf__live_free_arrays(e, r);
     kvf__free(a, r->forced, r->n_forced * sizeof *r->forced);
     kvf__free(a, r->segments, r->n_segments * sizeof *r->segments);
-    kvf__free(a, r->logprobs, r->max_tokens * sizeof *r->logprobs);
-    kvf__free(a, r->top_tokens, (size_t)r->max_tokens * r->n_top * sizeof *r->top_tokens);
-    kvf__free(a, r->top_logprobs, (size_t)r->max_tokens * r->n_top * sizeof *r->top_logprobs);
     kvf__free(a, r->text, r->text_capacity);
     kvf__free(a, r->salt, r->salt_bytes);
     if (r->group) kvf__group_room_free(e, r);
@@ -25,17 +66,10 @@ void kvf__live_free(kvf_engine *e, kvf__live *r) {
 /* The copies of everything the caller may free after the submission; false when out of memory. */
 static bool live_copy(kvf_engine *e, kvf__live *r, const kvf_generate *g) {
     const kvf_allocator *a = &e->allocator;
-    r->tokens = kvf__alloc(a, ((size_t)r->n_prompt + r->max_tokens) * sizeof *r->tokens);
-    r->logprobs = kvf__alloc(a, r->max_tokens * sizeof *r->logprobs);
+    if (!kvf__live_take_arrays(e, r, 0)) return false;
     if (g->forced) r->forced = kvf__alloc(a, r->n_forced * sizeof *r->forced);
     if (g->n_stop) r->stop = kvf__alloc(a, g->n_stop * sizeof *r->stop);
-    if (r->n_top) {
-        size_t n_top = (size_t)r->max_tokens * r->n_top;
-        r->top_tokens = kvf__alloc(a, n_top * sizeof *r->top_tokens);
-        r->top_logprobs = kvf__alloc(a, n_top * sizeof *r->top_logprobs);
-        if (!r->top_tokens || !r->top_logprobs) return false;
-    }
-    if (!r->tokens || !r->logprobs || (g->forced && !r->forced) || (g->n_stop && !r->stop)) return false;
+    if ((g->forced && !r->forced) || (g->n_stop && !r->stop)) return false;
     if (r->salt_bytes && !(r->salt = kvf__alloc(a, r->salt_bytes))) return false;
     if (r->salt) memcpy(r->salt, g->cache_salt, r->salt_bytes);
     memcpy(r->tokens, g->tokens, r->n_prompt * sizeof *r->tokens);

@@ -37,6 +37,7 @@ static void draw_one(void *ctx, uint32_t i, uint32_t thread) {
     kvf__draw *d = &e->draws[i];
     kvf__live *r = d->live;
     uint32_t n_vocab = e->info->n_vocab, step = r->n_known - r->n_prompt;
+    if (d->failed) return;
     if (r->n_top)
         kvf__engine_top(d->logits, n_vocab, r->n_top, r->top_tokens + (size_t)step * r->n_top,
                         r->top_logprobs + (size_t)step * r->n_top);
@@ -404,22 +405,46 @@ static void end_empty(kvf_engine *e, const kvf_step *step) {
             kvf__live_finish(e, e->rows[i], KVF_FINISH_LENGTH, NULL);
 }
 
+/* Room for the tokens to come, before they are drawn side by side. */
+static void make_rooms(kvf_engine *e) {
+    for (uint32_t i = 0; i < e->n_draws; i++) {
+        kvf__live *r = e->draws[i].live;
+        e->draws[i].failed = !kvf__live_make_room(e, r, r->n_known - r->n_prompt + 1);
+    }
+}
+
+static const char no_room[] =
+    "out of host memory for its tokens: run fewer requests at once, or with a smaller max_tokens";
+
+/* The last draw of a group's stands for it: the beams of the others may be gone after the step. */
+static kvf_status advance_group(kvf_engine *e, uint32_t draw, kvf_error *err) {
+    kvf__group *g = e->draws[draw].group;
+    bool failed = false;
+    for (uint32_t k = draw + 1; g && k < e->n_draws; k++)
+        if (e->draws[k].group == g) return KVF_OK;
+    for (uint32_t k = 0; g && k <= draw; k++) failed |= e->draws[k].group == g && e->draws[k].failed;
+    if (failed) kvf__beams_stop(e, g, KVF_FINISH_ERROR, no_room);
+    return g && !failed && kvf__beams_ready(g) ? kvf__beams_advance(e, g, err) : KVF_OK;
+}
+
 /* Sampling in parallel, then tokens, callbacks and ends in order. */
 static kvf_status sample(kvf_engine *e, const kvf_step *step, uint32_t n_out, kvf_error *err) {
     list_draws(e, step, n_out);
     tell_logits(e);
+    make_rooms(e);
     kvf__stream_for(e->stream, e->n_draws, draw_one, e);
     for (uint32_t i = 0; i < e->n_draws; i++) {
-        if (e->draws[i].group) continue;
-        kvf_status st = take_token(e, e->draws[i].live, e->draws[i].token, e->draws[i].logprob, err);
+        const kvf__draw *d = &e->draws[i];
+        if (d->group) continue;
+        kvf_status st = KVF_OK;
+        if (d->failed)
+            kvf__live_finish(e, d->live, KVF_FINISH_ERROR, no_room);
+        else
+            st = take_token(e, d->live, d->token, d->logprob, err);
         if (st) return st;
     }
     for (uint32_t i = 0; i < e->n_draws; i++) {
-        /* The last draw of a group's stands for it: the beams of the others may be gone after the step. */
-        kvf__group *g = e->draws[i].group;
-        for (uint32_t k = i + 1; g && k < e->n_draws; k++)
-            if (e->draws[k].group == g) g = NULL;
-        kvf_status st = g && kvf__beams_ready(g) ? kvf__beams_advance(e, g, err) : KVF_OK;
+        kvf_status st = advance_group(e, i, err);
         if (st) return st;
     }
     end_empty(e, step);

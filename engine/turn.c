@@ -37,7 +37,7 @@ static bool make_room(kvf_engine *e, const kvf__live *r, const kvf_turn *turn, k
     const kvf_allocator *a = &e->allocator;
     uint32_t n_known = r->n_known, n_after = r->n_known - r->n_prompt, begin = n_known + turn->n_tokens;
     uint32_t n_answer = KVF__MIN(turn->max_tokens, e->config.max_context - begin);
-    size_t n_top = (size_t)r->n_top * (n_after + turn->n_tokens + n_answer);
+    size_t n_top = (size_t)r->n_top * n_after;
     *to = (kvf__live){.max_tokens = n_after + turn->n_tokens + n_answer,
                       .n_prompt = r->n_prompt,
                       .n_top = r->n_top,
@@ -45,18 +45,15 @@ static bool make_room(kvf_engine *e, const kvf__live *r, const kvf_turn *turn, k
                       .n_begin = begin,
                       .n_forced = turn->forced ? n_answer : 0,
                       .n_segments = r->n_segments + 1};
-    to->tokens = kvf__alloc(a, ((size_t)to->n_prompt + to->max_tokens) * sizeof *to->tokens);
-    to->logprobs = kvf__alloc(a, to->max_tokens * sizeof *to->logprobs);
+    bool good = kvf__live_take_arrays(e, to, n_after + turn->n_tokens);
     to->segments = kvf__alloc(a, to->n_segments * sizeof *to->segments);
     if (to->n_forced) to->forced = kvf__alloc(a, to->n_forced * sizeof *to->forced);
-    if (n_top) to->top_tokens = kvf__alloc(a, n_top * sizeof *to->top_tokens);
-    if (n_top) to->top_logprobs = kvf__alloc(a, n_top * sizeof *to->top_logprobs);
-    if (!to->tokens || !to->logprobs || !to->segments || (to->n_forced && !to->forced) ||
-        (n_top && (!to->top_tokens || !to->top_logprobs)))
-        return false;
+    if (!good || !to->segments || (to->n_forced && !to->forced)) return false;
     memcpy(to->tokens, r->tokens, n_known * sizeof *to->tokens);
     memcpy(to->tokens + n_known, turn->tokens, turn->n_tokens * sizeof *to->tokens);
     if (n_after) memcpy(to->logprobs, r->logprobs, n_after * sizeof *to->logprobs);
+    if (n_top) memcpy(to->top_tokens, r->top_tokens, n_top * sizeof *to->top_tokens);
+    if (n_top) memcpy(to->top_logprobs, r->top_logprobs, n_top * sizeof *to->top_logprobs);
     if (r->n_segments) memcpy(to->segments, r->segments, r->n_segments * sizeof *to->segments);
     to->segments[r->n_segments] = (kvf_sched_segment){n_known, begin};
     if (to->n_forced) memcpy(to->forced, turn->forced, to->n_forced * sizeof *to->forced);
@@ -65,18 +62,14 @@ static bool make_room(kvf_engine *e, const kvf__live *r, const kvf_turn *turn, k
 
 static void give_room(kvf_engine *e, kvf__live *r) {
     const kvf_allocator *a = &e->allocator;
-    size_t n_top = (size_t)r->n_top * r->max_tokens;
-    kvf__free(a, r->tokens, ((size_t)r->n_prompt + r->max_tokens) * sizeof *r->tokens);
-    kvf__free(a, r->logprobs, r->max_tokens * sizeof *r->logprobs);
+    kvf__live_free_arrays(e, r);
     kvf__free(a, r->segments, r->n_segments * sizeof *r->segments);
     kvf__free(a, r->forced, r->n_forced * sizeof *r->forced);
-    kvf__free(a, r->top_tokens, n_top * sizeof *r->top_tokens);
-    kvf__free(a, r->top_logprobs, n_top * sizeof *r->top_logprobs);
 }
 
-/* What make_room made becomes the request's; the figures of the answer begin anew. */
+/* What make_room made becomes the request's, whose own is the caller's to free; the figures of the answer begin anew. */
 static void take_room(kvf_engine *e, kvf__live *r, const kvf__live *to) {
-    give_room(e, r);
+    r->room = to->room;
     r->tokens = to->tokens;
     r->logprobs = to->logprobs;
     r->segments = to->segments;
@@ -132,7 +125,9 @@ kvf_status kvf_engine_extend(kvf_engine *e, kvf_request request, const kvf_turn 
         return kvf__fail(err, st, "%s",
                          st == KVF_E_NO_MEMORY ? "turn: its tokens could not be allocated" : kvf_sched_error(e->sched));
     }
+    kvf__live was = *r;
     take_room(e, r, &to);
-    st = kvf__engine_set_prefix(e, r);
+    st = kvf__engine_set_prefix(e, r); /* which reads the tokens that it was given before */
+    give_room(e, &was);
     return st ? kvf__fail(err, st, "%s", kvf_sched_error(e->sched)) : KVF_OK;
 }

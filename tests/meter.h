@@ -7,7 +7,7 @@
 #include "base/base.h"
 
 typedef struct meter {
-    size_t n_live, n_calls, fail_at, largest;
+    size_t n_live, n_calls, fail_at, largest, bytes_live;
 } meter;
 
 static inline void *meter_alloc(void *ctx, size_t bytes, size_t align) {
@@ -16,12 +16,13 @@ static inline void *meter_alloc(void *ctx, size_t bytes, size_t align) {
     m->largest = KVF__MAX(m->largest, bytes);
     if (m->n_calls == m->fail_at) return NULL;
     m->n_live++;
+    m->bytes_live += bytes;
     return aligned_alloc(align, (bytes + align - 1) / align * align);
 }
 
 static inline void meter_free(void *ctx, void *p, size_t bytes) {
-    (void)bytes;
     ((meter *)ctx)->n_live--;
+    ((meter *)ctx)->bytes_live -= bytes;
     free(p);
 }
 

@@ -27,7 +27,7 @@ typedef struct pass { /* the batch, once through, with one policy */
     kvf__progress progress;
     kvf__advice advice;
     bool ended, stopping;
-    uint32_t pending, ahead; /* answers that are to come, and how many there may be */
+    uint32_t pending, ahead; /* answers, and beams beside them, that are to come, and how many there may be */
     uint64_t n_ended, step_prompt_tokens, step_decode_tokens;
     double started;
 } pass;
@@ -38,6 +38,7 @@ typedef struct job { /* a line that runs */
     uint32_t max_tokens;
     kvf__kept_prompt *kept;  /* to be told when it has ended, or NULL */
     uint32_t n_left;         /* answers that are still to come */
+    uint32_t n_beside;       /* samples and beams that are none of the answers */
     bool cut;                /* one was stopped before its end: nothing is written */
     bool early;              /* one ended since the KV memory was full */
     kvf__watched *watched[]; /* [n_samples] */
@@ -97,6 +98,7 @@ static void job_end(job *j) {
     pass *p = j->pass;
     kvf__kept_ready(j->kept);
     p->tally->n_unfinished += j->cut;
+    p->pending -= j->n_beside;
     if (!j->cut) {
         p->tally->n_done += !j->answer.error;
         p->tally->n_failed += j->answer.error != NULL;
@@ -202,10 +204,12 @@ static void submit(pass *p, kvf__line *line) {
     j->answer.undated = p->run->cli->deterministic;
     j->max_tokens = line->max_tokens;
     j->n_left = line->n_samples;
+    uint32_t n_all = line->best_of > line->beam_width ? line->best_of : line->beam_width;
+    j->n_beside = n_all > line->n_samples ? n_all - line->n_samples : 0;
     kvf_status st = kvf__kept_use(&p->kept, p->engine, line, &j->kept, &err);
     if (!st) st = submit_job(p, line, j, &err);
     if (!st) {
-        p->pending += line->n_samples;
+        p->pending += line->n_samples + j->n_beside;
         kvf__advice_add(&p->advice, line);
         return;
     }

@@ -107,7 +107,8 @@ KVF_API KVF_CHECK kvf_status kvf_manager_bytes(const kvf_manager_config *config,
  *  @param config see above. @param out the manager. @param err detail, or NULL.
  *  @own the caller, kvf_manager_destroy. @threads any; the manager itself one thread at a time.
  *  @errors those of kvf_manager_bytes, KVF_E_NO_MEMORY.
- *  @cost O(n_blocks + max_seqs * tables * blocks of max_slots); allocates once. */
+ *  @cost O(n_blocks + max_seqs), with view_copies O(max_seqs * tables * blocks of max_slots) besides; allocates once. The rows of
+ *  a sequence are written when there is first one in its place: with the default allocator the others take no memory. */
 KVF_API KVF_CHECK kvf_status kvf_manager_create(const kvf_manager_config *config, kvf_manager **out, kvf_error *err);
 
 /** Frees the manager with everything in it; NULL is allowed. Handles into it become invalid.
@@ -375,7 +376,8 @@ KVF_API KVF_CHECK kvf_status kvf_compact_cancel(kvf_manager *manager);
 
 /* What a kernel gets for a batch, all layers at once. Table t = (i * n_layers + layer) * n_groups + group for
  * the i-th sequence of the batch. rows[row_offset[t] + b] is its b-th block; slot s lies in block s / block_size.
- * A row's place follows from kvf_seq_index and has room for max_slots; what lies beyond a table's blocks is KVF_NO_BLOCK. */
+ * A row's place follows from kvf_seq_index and has room for max_slots (without view_copies: for n_blocks where these are fewer);
+ * what lies beyond a table's blocks is KVF_NO_BLOCK. */
 typedef struct kvf_view {
     size_t struct_size;
     uint32_t n_seqs, n_layers, n_groups, heads_per_group, block_size;
