@@ -29,6 +29,27 @@ from helper import *
 assert "default system message: none is added" in " ".join(run("help", "run", "chat-template")[0].decode().split())
 END
 
+# ---- A model that is cut short ----------------------------------------------------------------------------------
+check r32_a_model_cut_short_is_named <<'END'
+from helper import *
+import shutil
+line = '{"prompt": "a%d", "max_tokens": 3}\n'
+for end in ("answered", "resumed"):
+    shutil.copy(model, "cut.gguf")
+    arguments = ["run", "--model", "cut.gguf", "--input", "-", "--output", "cut.jsonl", "--quiet"]
+    if end == "resumed":
+        run(*arguments, "--resume", stdin="".join(line % i for i in range(20)))
+        assert sorted(x["id"] for x in answers("cut.jsonl")) == list(range(1, 21))
+        break
+    p = subprocess.Popen([kvfold, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    p.stdin.write((line % 0).encode()); p.stdin.flush()
+    while not os.path.exists("cut.jsonl") or open("cut.jsonl").read().count("\n") < 2: assert p.poll() is None
+    os.truncate("cut.gguf", 0)
+    _, err = p.communicate("".join(line % i for i in range(1, 20)).encode(), timeout=60)
+    assert p.returncode == 4 and b"cut.gguf: its bytes are gone" in err and b"--resume" in err, (p.returncode, err[-500:])
+    assert [x["id"] for x in answers("cut.jsonl")] == [1]
+END
+
 # ---- Signals and waits ----------------------------------------------------------------------------------------
 check interrupt_while_output_is_blocked <<'END'
 from helper import *

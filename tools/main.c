@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tools/cli.h"
+#include "tools/signals.h"
 
 static const char help_head[] = "kvfold: language models on a paged KV cache that can compress itself.\n"
                                 "\n"
@@ -108,6 +109,7 @@ int main(int argc, char **argv) {
     (void)signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is a write that fails, as on a full disk */
     setlocale(LC_CTYPE, "");        /* for the chart: whether the terminal is UTF-8 */
     kvf__options_init();
+    kvf__signals_guard_maps();
     if (argc < 2) {
         print_help();
         return KVF__EXIT_USAGE;

@@ -50,7 +50,9 @@ typedef struct kvf_model_info {
  *  field and prepares the weights. Tensors that nothing is computed with are skipped, with a warning; one that would change the
  *  results (a bias, a norm that the architecture lacks) is refused.
  *  @param path the file; of a split one the first part (NAME-00001-of-00003.gguf), beside which the others lie. @param config or NULL. @param out the model. @param err names file, key or tensor, value and remedy, or NULL.
- *  @own the caller, kvf_model_close. The file stays mapped. @threads any; a model is read-only afterwards and may be shared.
+ *  @own the caller, kvf_model_close. The file stays mapped: nobody may cut it short or write to it until then. Where its bytes are
+ *  gone, or the disk fails, reading them raises SIGBUS in whichever thread does, and ends the process; the library installs no
+ *  handler. A program that must live on gives the model a file of its own; tools/signals.c names the file and exits. @threads any; a model is read-only afterwards and may be shared.
  *  @errors KVF_E_INVALID (path or config), KVF_E_IO, KVF_E_FORMAT (truncated, lying, hostile), KVF_E_UNSUPPORTED (architecture,
  *  type, or a key or tensor that asks for what is not computed), KVF_E_NO_MEMORY.
  *  @cost reads the index, the vocabulary and vectors; allocates. Matrices stay in the file's map, in its types: the
