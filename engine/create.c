@@ -250,12 +250,12 @@ static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
               TAKE(variance, variance) && TAKE(row_wanted, n) && TAKE(row_gqa, n) && TAKE(prompt_sums, n) &&
               TAKE(added_sums, n) && TAKE(sums, sum_floats) && TAKE(last_sums, sum_floats) &&
               TAKE(squares, squares * max_prefill) && TAKE(prompt_logprobs, max_prefill) && TAKE(observed, n) &&
-              TAKE(added_last, n) && TAKE(added_squares, n) && TAKE(last_begin, n) && TAKE(logprobs, n) &&
-              TAKE(targets, e->max_batch_tokens) && TAKE(target_logprobs, e->max_batch_tokens) && TAKE(batch_sums, n) &&
-              TAKE(batch_last, n) && TAKE(batch_squares, n) && TAKE(batch_logprobs, n) && TAKE(row, row_floats) &&
-              TAKE(logits, logit_floats) && TAKE(events, n_events) && TAKE(batch_events, n_events) &&
-              TAKE(items, n_events) && TAKE(item_of_event, n_events) && TAKE(batch_items, n_events) &&
-              TAKE(group_keep, n_events);
+              TAKE(added_last, n) && TAKE(added_squares, n) && TAKE(last_begin, n) && TAKE(not_finite, n) &&
+              TAKE(logprobs, n) && TAKE(targets, e->max_batch_tokens) && TAKE(target_logprobs, e->max_batch_tokens) &&
+              TAKE(batch_sums, n) && TAKE(batch_last, n) && TAKE(batch_squares, n) && TAKE(batch_logprobs, n) &&
+              TAKE(row, row_floats) && TAKE(logits, logit_floats) && TAKE(events, n_events) &&
+              TAKE(batch_events, n_events) && TAKE(items, n_events) && TAKE(item_of_event, n_events) &&
+              TAKE(batch_items, n_events) && TAKE(group_keep, n_events);
 #undef TAKE
     if (!ok)
         return kvf__fail(err, KVF_E_NO_MEMORY,
@@ -341,6 +341,7 @@ kvf_status kvf_engine_get_stats(kvf_engine *e, kvf_engine_stats *out) {
     if (!e || !out || out->struct_size < sizeof out->struct_size || out->struct_size > sizeof *out)
         return KVF_E_INVALID;
     kvf_engine_stats s = e->stats;
+    kvf_sched_counts(e->sched, &s.n_running, &s.n_waiting);
     s.occupancy.struct_size = sizeof s.occupancy;
     kvf_status st = kvf_occupancy_read(e->manager, &s.occupancy, e->layers);
     if (st) return st;

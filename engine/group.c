@@ -122,7 +122,7 @@ static void note_outcome(kvf_engine *e, const kvf__live *holder, kvf__live *r, k
     const kvf__group *g = r->group;
     uint32_t n_layers = e->info->n_layers, n = r->n_known - r->n_prompt;
     if (error) snprintf(o->error.text, sizeof o->error.text, "%s", error);
-    o->result = kvf__live_result(r, finish, error ? o->error.text : NULL);
+    o->result = kvf__live_result(e, r, finish, error ? o->error.text : NULL);
     kvf__live_take_kv(e, holder, o->layers, &o->result);
     if (o->result.layers != o->layers)
         o->result.layers = memcpy(o->layers, o->result.layers, n_layers * sizeof *o->layers);
@@ -289,6 +289,7 @@ static bool take_pick(kvf_engine *e, kvf__live *r, const kvf__pick *p) {
     r->logprobs[step] = p->logprob;
     r->sum = p->sum;
     r->choices.n = 0;
+    r->n_failures = 0;
     r->twin = false;
     return kvf__live_text(e, r, p->token) >= 0;
 }

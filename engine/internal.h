@@ -72,9 +72,13 @@ typedef struct kvf__live {
     size_t stop_bytes_max;
     const char *stopped_by; /* of stop: the one that the text was cut before, or NULL */
     int ignore_end, in_prompt, abort;
-    int swapped; /* to the host, and has not been in a step since */
-    int changed; /* its budget: due before the next step */
-    char *text;  /* bytes of the generated tokens */
+    char *label;         /* what the log calls it, or NULL */
+    uint32_t n_failures; /* steps it was in that failed, since its last token */
+    bool lost;           /* scratch: it is in the step that is taken back */
+    bool memory_full;    /* the pool was too small for it alone: it ended with what it had */
+    int swapped;         /* to the host, and has not been in a step since */
+    int changed;         /* its budget: due before the next step */
+    char *text;          /* bytes of the generated tokens */
     size_t text_bytes, text_capacity;
     uint32_t n_preempted;
     uint64_t block_steps, reserved_block_steps; /* see kvf_result */
@@ -198,6 +202,7 @@ struct kvf_engine {
     uint8_t *row_wanted, *row_gqa, *observed;
     float **prompt_sums;                               /* where its columns begin in sums; NULL: it has none */
     float **added_sums, **added_last, **added_squares; /* what this step's queries are added to, or NULL */
+    uint32_t *not_finite;                              /* as kvf_forward has it; then KVF_FINITE: its row has not ended */
     uint32_t *last_begin;                              /* position of the first query that last_sums counts */
     float *logprobs;                                   /* of the token that a decode row appends */
     uint32_t n_new_prompt, n_new_decode;               /* tokens of the step that are computed for the first time */
@@ -244,6 +249,16 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err);
 kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row_begin, uint32_t row_end, kvf_error *err);
 kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error *err);
 kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass);
+
+/* fault.c */
+typedef struct kvf__name {
+    char text[160];
+} kvf__name;
+kvf__name kvf__live_name(const kvf__live *r); /* for the log: its label, else its number */
+/* A step failed: what ran goes back to the queue, and who fails again and again ends. */
+void kvf__engine_take_back(kvf_engine *e, const kvf_error *why);
+/* After the forward pass: ends what is not made of numbers any more. */
+void kvf__engine_end_not_finite(kvf_engine *e, const kvf_step *step);
 
 /* create.c: n elements, freed with the engine; not cleared. NULL: there is no memory. */
 void *kvf__engine_take(kvf_engine *e, size_t n, size_t element_bytes);
@@ -306,7 +321,7 @@ void kvf__live_link(kvf_engine *e, kvf__live *r);
 void kvf__live_unlink(kvf_engine *e, kvf__live *r);
 void kvf__live_free(kvf_engine *e, kvf__live *r);
 /* A result without KV figures, then these, then the callback. */
-kvf_result kvf__live_result(const kvf__live *r, kvf_finish finish, const char *error);
+kvf_result kvf__live_result(const kvf_engine *e, const kvf__live *r, kvf_finish finish, const char *error);
 void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result);
 void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result);
 void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result); /* the callback alone */

@@ -59,6 +59,7 @@ void kvf__live_free(kvf_engine *e, kvf__live *r) {
     kvf__free(a, r->segments, r->n_segments * sizeof *r->segments);
     kvf__free(a, r->text, r->text_capacity);
     kvf__free(a, r->salt, r->salt_bytes);
+    if (r->label) kvf__free(a, r->label, strlen(r->label) + 1);
     if (r->group) kvf__group_room_free(e, r);
     kvf__free(a, r, sizeof *r);
 }
@@ -70,6 +71,9 @@ static bool live_copy(kvf_engine *e, kvf__live *r, const kvf_generate *g) {
     if (g->forced) r->forced = kvf__alloc(a, r->n_forced * sizeof *r->forced);
     if (g->n_stop) r->stop = kvf__alloc(a, g->n_stop * sizeof *r->stop);
     if ((g->forced && !r->forced) || (g->n_stop && !r->stop)) return false;
+    size_t label_bytes = g->label ? strlen(g->label) + 1 : 0;
+    if (label_bytes && !(r->label = kvf__alloc(a, label_bytes))) return false;
+    if (r->label) memcpy(r->label, g->label, label_bytes);
     if (r->salt_bytes && !(r->salt = kvf__alloc(a, r->salt_bytes))) return false;
     if (r->salt) memcpy(r->salt, g->cache_salt, r->salt_bytes);
     memcpy(r->tokens, g->tokens, r->n_prompt * sizeof *r->tokens);
@@ -541,7 +545,13 @@ void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *l
     }
 }
 
-kvf_result kvf__live_result(const kvf__live *r, kvf_finish finish, const char *error) {
+static kvf_limit limit_of(const kvf_engine *e, const kvf__live *r, kvf_finish finish) {
+    if (finish != KVF_FINISH_LENGTH) return KVF_LIMIT_NONE;
+    if (r->memory_full) return KVF_LIMIT_MEMORY;
+    return r->n_known == e->config.max_context ? KVF_LIMIT_CONTEXT : KVF_LIMIT_TOKENS;
+}
+
+kvf_result kvf__live_result(const kvf_engine *e, const kvf__live *r, kvf_finish finish, const char *error) {
     double now = kvf__clock(), sum = 0;
     uint32_t n = r->n_known - r->n_begin, first = r->n_begin - r->n_prompt;
     for (uint32_t i = 0; i < n; i++) sum += r->logprobs[first + i];
@@ -549,6 +559,7 @@ kvf_result kvf__live_result(const kvf__live *r, kvf_finish finish, const char *e
                         .request = r->group ? r->group->id : r->id,
                         .user = r->user,
                         .finish = finish,
+                        .limit = limit_of(e, r, finish),
                         .error = error,
                         .stop_string = finish == KVF_FINISH_STOP ? r->stopped_by : NULL,
                         .tokens = r->tokens + r->n_begin,
@@ -587,6 +598,10 @@ void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result) {
     if (text) kvf__utf8_clean(r->text, r->text_bytes, text);
     result->text = text ? text : "";
     result->text_bytes = text ? text_bytes : 0;
+    if (!text) {
+        result->finish = KVF_FINISH_ERROR;
+        result->error = "out of host memory for the text";
+    }
     if (r->on_finish) r->on_finish(r->user, result);
     kvf__free(&e->allocator, text, text_bytes + 1);
 }
@@ -597,7 +612,7 @@ void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char
         kvf__group_finish(e, r, finish, error);
         return;
     }
-    kvf_result result = kvf__live_result(r, finish, error);
+    kvf_result result = kvf__live_result(e, r, finish, error);
     kvf__live_take_kv(e, r, e->result_layers, &result);
     kvf__live_unlink(e, r);
     if (g) g->members[r->index] = NULL;

@@ -68,6 +68,7 @@ static kvf_status take_token(kvf_engine *e, kvf__live *r, uint32_t token, double
     int ended = 0;
     kvf_status st = kvf_sched_token(e->sched, r->id, &ended);
     if (st) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    r->n_failures = 0;
     if (r->first_token == 0) r->first_token = kvf__clock();
     r->tokens[r->n_known++] = token;
     r->logprobs[step] = logprob;
@@ -153,14 +154,9 @@ static void take_options(const kvf_engine *e, kvf__live *r) {
     if (now) r->policy = *now;
 }
 
-/* When it began, and which of its tokens are computed for the first time. */
+/* Which of its tokens were computed for the first time: in a step that did not fail. */
 static void note_progress(kvf_engine *e, kvf__live *r, const kvf_step_item *item) {
-    uint32_t end = item->token_begin + item->n_tokens;
-    if (!(r->started > 0)) {
-        r->started = kvf__clock();
-        r->started_step = e->stats.n_steps;
-    }
-    uint32_t begin = KVF__MAX(item->token_begin, r->n_reached);
+    uint32_t end = item->token_begin + item->n_tokens, begin = KVF__MAX(item->token_begin, r->n_reached);
     if (begin >= end) return;
     uint32_t n_prompt = kvf__live_seen(r, end) - kvf__live_seen(r, begin);
     e->n_new_prompt += n_prompt;
@@ -171,7 +167,7 @@ static void note_progress(kvf_engine *e, kvf__live *r, const kvf_step_item *item
 /* Rows, tokens, mass buffers of the planned step, and the number of rows that sample. */
 static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_out, kvf_error *err) {
     uint32_t n_tokens = 0, n_out = 0;
-    e->n_targets = e->n_new_prompt = e->n_new_decode = 0;
+    e->n_targets = 0;
     for (uint32_t i = 0; i < step->n_items; i++) {
         const kvf_step_item *item = &step->items[i];
         kvf__live *r = item->user;
@@ -194,7 +190,10 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
         e->stats.n_swapped_in += r->swapped && decode;
         r->swapped = 0;
         if (item->match && !r->n_preempted) r->n_cached = item->match->n_tokens;
-        note_progress(e, r, item);
+        if (!(r->started > 0)) {
+            r->started = kvf__clock();
+            r->started_step = e->stats.n_steps;
+        }
         e->prompt_sums[i] = e->added_sums[i] = e->added_last[i] = e->added_squares[i] = NULL;
         e->last_begin[i] = 0;
         if (!decode && item->prefill_offset != UINT32_MAX) {
@@ -247,12 +246,17 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
                      .last_begin = e->last_begin,
                      .prompt_squares = e->added_squares,
                      .targets = e->n_targets ? e->targets : NULL,
-                     .logprobs = e->target_logprobs};
+                     .logprobs = e->target_logprobs,
+                     .not_finite = e->not_finite,
+                     .sums_may_be_lost = 1};
     double begin = kvf__clock();
     e->observe_error = err;
     kvf_status st = kvf_model_forward(e->model, e->activations, e->stream, &f, err);
+    if (st) return st;
     double seconds = kvf__clock() - begin;
     e->stats.forward_s += seconds;
+    e->n_new_prompt = e->n_new_decode = 0;
+    for (uint32_t i = 0; i < step->n_items; i++) note_progress(e, step->items[i].user, &step->items[i]);
     uint32_t n_tokens = step->n_tokens ? step->n_tokens : 1, n_again = n_tokens - e->n_new_prompt - e->n_new_decode;
     e->stats.prefill_s += seconds * e->n_new_prompt / n_tokens;
     e->stats.decode_s += seconds * e->n_new_decode / n_tokens;
@@ -260,7 +264,7 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
     e->stats.n_prompt_tokens += e->n_new_prompt;
     e->stats.n_decode_tokens += e->n_new_decode;
     e->stats.n_recomputed_tokens += n_again;
-    return st;
+    return KVF_OK;
 }
 
 /* Blocks of a row: by its sizes; what never evicts, and all without sizes, counts with what it holds. */
@@ -369,6 +373,7 @@ static kvf_status policy_moments(kvf_engine *e, const kvf_step *step, kvf_error 
 static void list_draws(kvf_engine *e, const kvf_step *step, uint32_t n_out) {
     e->n_draws = 0;
     for (uint32_t i = 0; i < n_out; i++) {
+        if (e->not_finite[e->sampled[i]] != KVF_FINITE) continue; /* it has ended */
         const kvf__live *of =
             step->items[e->sampled[i]].user; /* it may have been preempted, and what it was forked to not */
         kvf__live *r = e->rows[e->sampled[i]];
@@ -469,10 +474,10 @@ void kvf__live_preempted(kvf_engine *e, kvf__live *r, int swapped) {
     e->stats.n_swapped_out += swapped != 0;
     if ((n & (n - 1)) != 0) return; /* a pool that is too small preempts without end */
     kvf__log(&e->config.log, KVF_LOG_WARN,
-             "request %llu is preempted and %s: the pool's %u blocks do not hold all that run (%llu so far): raise "
+             "%s is preempted and %s: the pool's %u blocks do not hold all that run (%llu so far): raise "
              "kv_bytes, lower max_running, or give a smaller budget",
-             (unsigned long long)(r->group ? r->group->id : r->id),
-             swapped ? "waits on the host" : "will be computed again", e->pages.n_blocks, (unsigned long long)n);
+             kvf__live_name(r).text, swapped ? "waits on the host" : "will be computed again", e->pages.n_blocks,
+             (unsigned long long)n);
 }
 
 /* Requests the scheduler preempted or ended. */
@@ -491,6 +496,7 @@ static void fallen(kvf_engine *e, const kvf_step *step) {
         else if (step->ends[i].reason == KVF_END_REFUSED)
             kvf__fail(&why, KVF_E_INVALID, "its policy options are refused by the policy state");
         const char *error = why.text[0] ? why.text : NULL;
+        r->memory_full = !error;
         if (r->group && r->group->beams) { /* the others are in this list too, or run */
             r->group->stuck = true;
             r->group->error = why;
@@ -501,6 +507,8 @@ static void fallen(kvf_engine *e, const kvf_step *step) {
     for (kvf__live *r = e->first; r;) {
         bool stuck = r->group && r->group->stuck;
         if (stuck) {
+            for (uint32_t i = 0; i < r->group->n_left; i++)
+                r->group->members[i]->memory_full = !r->group->error.text[0];
             const char *error = r->group->error.text[0] ? r->group->error.text : NULL;
             kvf__beams_stop(e, r->group, error ? KVF_FINISH_ERROR : KVF_FINISH_LENGTH, error);
         }
@@ -517,7 +525,6 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     if ((st = kvf__engine_offload_first(e, err))) return st;
     if ((st = kvf_sched_plan(e->sched, &step))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_running = step.n_running;
-    e->stats.n_waiting = step.n_waiting;
     e->stats.n_running_max = KVF__MAX(e->stats.n_running_max, step.n_running);
     fallen(e, &step);
     if ((st = kvf__engine_copies(e, &step.copies, err))) return st;
@@ -530,6 +537,7 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     if ((st = kvf__engine_offload(e, err))) return st;
     if ((st = forward(e, &step, n_out, err)) || (st = kvf__engine_transfers_end(e, err))) return st;
     keep_logprobs(e, &step);
+    kvf__engine_end_not_finite(e, &step);
     if ((st = kvf_sched_done(e->sched))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_steps++;
     kvf__engine_keep_sums(e, &step);
@@ -539,10 +547,14 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
 
 kvf_status kvf_engine_step(kvf_engine *e, int *more, kvf_error *err) {
     if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
+    kvf_error why = {""};
     e->in_step = 1;
-    kvf_status st = kvf__engine_check_device(e, err);
-    if (!st && e->first) st = run_step(e, err);
+    kvf_status st = kvf__engine_check_device(e, &why);
+    if (!st && e->first) st = run_step(e, &why);
     e->in_step = 0;
+    if (st && !why.text[0]) (void)kvf__fail(&why, st, "%s", kvf_status_text(st));
+    if (st) kvf__engine_take_back(e, &why);
+    if (st && err) *err = why;
     for (kvf__live *r = e->first, *next; r; r = next) { /* aborted from within a callback */
         next = r->next;
         if (!r->abort && !(r->group && r->group->abort)) continue;

@@ -25,7 +25,7 @@ void kvf__live_answered(kvf_engine *e, kvf__live *r, kvf_finish finish) {
         kvf__live_finish(e, r, finish, NULL);
         return;
     }
-    kvf_result result = kvf__live_result(r, finish, NULL);
+    kvf_result result = kvf__live_result(e, r, finish, NULL);
     kvf__live_take_kv(e, r, e->result_layers, &result);
     r->idle = 1;
     e->n_idle++;

@@ -29,6 +29,9 @@ struct kvf_activations {
     float *target_logits;                      /* (TARGET_ROWS, n_vocab) */
     float *scratch;                            /* (n_threads, scratch_floats of the weights) */
     void *quantised;                           /* (max_tokens, the widest input of a product): activations in 8 bits */
+    uint32_t *seq_of, *bad_in; /* (max_tokens): a row's sequence, and where it first had a number that is not finite */
+    float *kept;               /* (kept_floats): sums as they were, of the layers so far; grows, apart from the slab */
+    size_t kept_floats;
     void *workspace;
     size_t workspace_bytes;
 };
@@ -36,7 +39,7 @@ struct kvf_activations {
 /* A pass under way. */
 typedef struct pass {
     const kvf_model *m;
-    const kvf_activations *a;
+    kvf_activations *a;
     kvf_stream *stream;
     const kvf__ops *ops;
     const kvf__gemv_ops *gemv_ops;
@@ -45,6 +48,8 @@ typedef struct pass {
     kvf_view view;
     uint32_t n_rows, n_targets;
     uint32_t target_begin;    /* of the targets at hand */
+    uint32_t checked;         /* the layer that a row which is not finite is put down to */
+    uint32_t n_layers_kept;   /* whose sums are in a->kept */
     uint32_t q, kv;           /* floats of a token's Q; of its K, and of its V */
     const float *norm_weight; /* of the norm at hand */
     const float *qkv_bias;    /* of the layer at hand; or NULL */
@@ -66,8 +71,8 @@ static bool carve(kvf_activations *a, kvf__slab *s) {
     a->position = kvf__slab_take(s, n, sizeof *a->position);
     float ***sums[] = {&a->col_sums, &a->last_sums, &a->sq_sums};
     for (size_t i = 0; i < 3; i++) *sums[i] = kvf__slab_take(s, a->max_seqs, sizeof **sums[i]);
-    uint32_t **rows[] = {&a->out_at, &a->target_row, &a->target_at};
-    for (size_t i = 0; i < 3; i++) *rows[i] = kvf__slab_take(s, n, sizeof **rows[i]);
+    uint32_t **rows[] = {&a->out_at, &a->target_row, &a->target_at, &a->seq_of, &a->bad_in};
+    for (size_t i = 0; i < 5; i++) *rows[i] = kvf__slab_take(s, n, sizeof **rows[i]);
     a->target_logits = kvf__slab_take(s, KVF__MIN(n, (size_t)TARGET_ROWS), info->n_vocab * f);
     a->scratch = kvf__slab_take(s, a->n_threads, a->model->weights->scratch_floats * f);
     size_t widest = KVF__MAX(KVF__MAX((size_t)info->n_embd, q), (size_t)info->n_ff);
@@ -121,6 +126,7 @@ kvf_status kvf_activations_create(const kvf_model *model, uint32_t max_tokens, u
 void kvf_activations_destroy(kvf_activations *a) {
     if (!a) return;
     kvf_allocator allocator = a->allocator;
+    kvf__free(&allocator, a->kept, a->kept_floats * sizeof *a->kept);
     kvf__free(&allocator, a, a->slab_bytes);
 }
 
@@ -146,8 +152,22 @@ static void embed_row(const pass *p, uint32_t row) {
     kvf__rope_angles(p->a->position[row], p->m->weights->rope_freqs, n_rot / 2, p->a->rotation + (size_t)row * n_rot);
 }
 
+/* Whether one of n numbers is NaN or +inf; with below, -inf too. By bits: vector units take many at a time. */
+static bool any_not_finite(const float *x, size_t n, bool below) {
+    const uint32_t infinity = 0x7f800000u, sign = below ? 0 : 0x80000000u;
+    uint32_t found = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        found |= (uint32_t)((bits & ~0x80000000u) >= infinity) & (uint32_t)(bits != (infinity | sign) || below);
+    }
+    return found != 0;
+}
+
 static void norm_row(const pass *p, uint32_t row) {
     const kvf_model_info *info = &p->m->info;
+    if (p->f.not_finite && p->a->bad_in[row] == KVF_FINITE && any_not_finite(x_row(p, row), info->n_embd, true))
+        p->a->bad_in[row] = p->checked;
     p->ops->rms_norm(x_row(p, row), p->norm_weight, info->n_embd, info->norm_epsilon,
                      p->a->norm + (size_t)row * info->n_embd);
 }
@@ -293,9 +313,14 @@ static void prepare(pass *p) {
     p->fast_ops = f->fast_activations ? kvf__fast_ops_for(cpu) : NULL;
     p->q = info->n_q_heads * info->head_dim;
     p->kv = info->n_kv_heads * info->head_dim;
-    for (uint32_t i = 0; i < p->view.n_seqs; i++)
-        for (uint32_t row = f->q_begin[i]; row < f->q_begin[i + 1]; row++)
+    for (uint32_t i = 0; i < p->view.n_seqs; i++) {
+        for (uint32_t row = f->q_begin[i]; row < f->q_begin[i + 1]; row++) {
             a->position[row] = p->view.next_pos[i] - (f->q_begin[i + 1] - row);
+            a->seq_of[row] = i;
+            a->bad_in[row] = KVF_FINITE;
+        }
+        if (f->not_finite) f->not_finite[i] = KVF_FINITE;
+    }
     p->mass = (kvf_mass){.struct_size = sizeof p->mass,
                          .col_sums = f->prompt_sums ? a->col_sums : NULL,
                          .last_sums = f->prompt_last ? a->last_sums : NULL,
@@ -338,12 +363,60 @@ static void sums_of_layer(const pass *p, float *const *sums, uint32_t layer, uin
         out[i] = sums[i] ? sums[i] + (size_t)layer * n_heads * p->f.prompt_stride : NULL;
 }
 
+/* ---- Sums kept aside ------------------------------------------------------------------------------------- */
+
+/* Copies the sums of a layer that this pass may add to, out of the accumulators or back. Returns how many floats they are;
+ * kept NULL: counts them. */
+static size_t copy_sums(const pass *p, uint32_t layer, float *kept, bool back) {
+    float *const *const all[] = {p->f.prompt_sums, p->f.prompt_last, p->f.prompt_squares};
+    const uint32_t n_heads[] = {p->m->info.n_q_heads, p->m->info.n_q_heads, p->m->info.n_kv_heads};
+    size_t n = 0;
+    for (uint32_t i = p->f.n_decode; i < p->view.n_seqs; i++) {
+        const uint32_t *slots = p->view.n_slots + ((size_t)i * p->view.n_layers + layer) * p->view.n_groups;
+        uint32_t n_columns = 0;
+        for (uint32_t g = 0; g < p->view.n_groups; g++) n_columns = KVF__MAX(n_columns, slots[g]);
+        for (size_t kind = 0; kind < 3; kind++) {
+            float *sums = all[kind] ? all[kind][i] : NULL;
+            for (uint32_t h = 0; sums && h < n_heads[kind]; h++, n += n_columns) {
+                float *row = sums + ((size_t)layer * n_heads[kind] + h) * p->f.prompt_stride;
+                if (kept) memcpy(back ? row : kept + n, back ? kept + n : row, n_columns * sizeof *row);
+            }
+        }
+    }
+    return n;
+}
+
+/* Room for those of all layers, before anything has changed. */
+static kvf_status keep_room(pass *p) {
+    kvf_activations *a = p->a;
+    size_t n = 0;
+    for (uint32_t l = 0; l < p->m->info.n_layers && !p->f.sums_may_be_lost; l++) n += copy_sums(p, l, NULL, false);
+    if (n <= a->kept_floats) return KVF_OK;
+    float *kept = kvf__alloc(&a->allocator, n * sizeof *kept);
+    if (!kept)
+        return kvf__fail(p->err, KVF_E_NO_MEMORY,
+                         "forward: %zu bytes to keep the prompts' sums aside could not be allocated", n * sizeof *kept);
+    kvf__free(&a->allocator, a->kept, a->kept_floats * sizeof *kept);
+    a->kept = kept;
+    a->kept_floats = n;
+    return KVF_OK;
+}
+
+/* Out before the attention of layer n_layers_kept; back: those of all layers that were. */
+static void keep_sums(pass *p, bool back) {
+    if (p->f.sums_may_be_lost || !p->a->kept) return;
+    float *kept = p->a->kept;
+    for (uint32_t l = 0; l < p->n_layers_kept; l++) kept += copy_sums(p, l, back ? kept : NULL, back);
+    if (!back) (void)copy_sums(p, p->n_layers_kept++, kept, false);
+}
+
 static kvf_status attend(pass *p, uint32_t layer) {
     const kvf_forward *f = &p->f;
     kvf_attention *c = &p->attention;
     sums_of_layer(p, f->prompt_sums, layer, p->m->info.n_q_heads, p->a->col_sums);
     sums_of_layer(p, f->prompt_last, layer, p->m->info.n_q_heads, p->a->last_sums);
     sums_of_layer(p, f->prompt_squares, layer, p->m->info.n_kv_heads, p->a->sq_sums);
+    keep_sums(p, false);
     c->layer = layer;
     c->window = window_of(p, layer);
     c->seq_begin = 0;
@@ -361,11 +434,20 @@ static kvf_status attend(pass *p, uint32_t layer) {
     return st || !f->after_layer ? st : f->after_layer(f->ctx, layer, &p->mass);
 }
 
+/* The rows there are, to their sequences. */
+static void note_not_finite(const pass *p) {
+    for (uint32_t row = 0; p->f.not_finite && row < p->n_rows; row++) {
+        uint32_t *seq = &p->f.not_finite[p->a->seq_of[row]];
+        *seq = KVF__MIN(*seq, p->a->bad_in[row]);
+    }
+}
+
 /* What follows the last attention matters only for the rows that logits, or the probability of a target, are wanted of.
  * Notes where these are afterwards. */
 static void keep_wanted_rows(pass *p) {
     const kvf_activations *a = p->a;
     uint32_t n = 0, n_out = 0;
+    note_not_finite(p);
     for (uint32_t row = 0; row < p->n_rows; row++) {
         bool out = n_out < p->f.n_out && p->f.out_rows[n_out] == row;
         bool target = p->f.targets && p->f.targets[row] != KVF_NO_TOKEN;
@@ -375,6 +457,8 @@ static void keep_wanted_rows(pass *p) {
         if (row != n) {
             memcpy(x_row(p, n), x_row(p, row), p->m->info.n_embd * sizeof(float));
             memcpy(a->attention + (size_t)n * p->q, a->attention + (size_t)row * p->q, p->q * sizeof(float));
+            a->seq_of[n] = a->seq_of[row];
+            a->bad_in[n] = a->bad_in[row];
         }
         n++;
     }
@@ -386,7 +470,9 @@ static kvf_status run_layer(pass *p, uint32_t layer) {
     const kvf_activations *a = p->a;
     const kvf__layer_weights *w = &p->m->weights->layers[layer];
     uint32_t n_embd = info->n_embd, n_ff = info->n_ff, qkv = p->q + 2 * p->kv;
+    p->checked = layer ? layer - 1 : 0; /* the embedding counts as the first one's */
     normalise(p, w->attn_norm);
+    p->checked = layer;
     kvf_status st = multiply(p, a->norm, n_embd, &w->qkv, a->qkv, qkv, false);
     if (st) return st;
     p->qkv_bias = w->qkv_bias;
@@ -404,6 +490,15 @@ static kvf_status run_layer(pass *p, uint32_t layer) {
     return multiply(p, a->gate_up, 2 * (size_t)n_ff, &w->ffn_down, a->x, n_embd, true);
 }
 
+static void check_logits(void *ctx, uint32_t i, uint32_t thread) {
+    const pass *p = ctx;
+    (void)thread;
+    const float *logits = p->f.logits + (size_t)i * p->m->info.n_vocab;
+    uint32_t row = p->a->out_at[i];
+    if (p->a->bad_in[row] == KVF_FINITE && any_not_finite(logits, p->m->info.n_vocab, false))
+        p->a->bad_in[row] = p->m->info.n_layers;
+}
+
 /* Logits of n rows of the final norm, which come to stand in place of the residual stream: nobody reads that any more. */
 static kvf_status head(pass *p, const uint32_t *at, uint32_t n, float *logits) {
     uint32_t n_embd = p->m->info.n_embd;
@@ -416,7 +511,11 @@ static void target_logprob(void *ctx, uint32_t i, uint32_t thread) {
     const pass *p = ctx;
     uint32_t row = p->a->target_row[p->target_begin + i], n_vocab = p->m->info.n_vocab;
     (void)thread;
-    p->f.logprobs[row] = kvf__token_logprob(p->a->target_logits + (size_t)i * n_vocab, n_vocab, p->f.targets[row]);
+    const float *logits = p->a->target_logits + (size_t)i * n_vocab;
+    uint32_t *bad_in = &p->a->bad_in[p->a->target_at[p->target_begin + i]];
+    p->f.logprobs[row] = kvf__token_logprob(logits, n_vocab, p->f.targets[row]);
+    if (p->f.not_finite && *bad_in == KVF_FINITE && any_not_finite(logits, n_vocab, false))
+        *bad_in = p->m->info.n_layers;
 }
 
 /* Some rows at a time: the logits of all would take rows x vocabulary. */
@@ -430,21 +529,32 @@ static kvf_status target_logprobs(pass *p) {
     return KVF_OK;
 }
 
+/* From the last layer's rows to logits and probabilities. */
+static kvf_status run_head(pass *p) {
+    uint32_t n_rows = p->n_rows;
+    p->checked = p->m->info.n_layers - 1;
+    normalise(p, p->m->weights->output_norm);
+    kvf_status st = head(p, p->a->out_at, p->f.n_out, p->f.logits);
+    if (!st && p->f.not_finite) kvf__stream_for(p->stream, p->f.n_out, check_logits, p);
+    if (!st) st = target_logprobs(p);
+    p->n_rows = n_rows;
+    if (!st) note_not_finite(p);
+    return st;
+}
+
 kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activations, kvf_stream *stream,
                              const kvf_forward *forward, kvf_error *err) {
     if (!model || !activations)
         return kvf__fail(err, KVF_E_INVALID, "kvf_model_forward: %s is NULL", model ? "activations" : "model");
     pass p = {.m = model, .a = activations, .stream = stream, .err = err};
     kvf_status st = begin(&p, forward);
-    if (st || p.n_rows == 0) return st;
+    if (!st) st = keep_room(&p);
+    if (st) return st;
     prepare(&p);
-    each_row(&p, embed_row);
-    for (uint32_t layer = 0; layer < model->info.n_layers; layer++) {
-        st = run_layer(&p, layer);
-        if (st) return st;
-    }
     if (p.n_rows == 0) return KVF_OK;
-    normalise(&p, model->weights->output_norm);
-    st = head(&p, activations->out_at, p.f.n_out, p.f.logits);
-    return st ? st : target_logprobs(&p);
+    each_row(&p, embed_row);
+    for (uint32_t layer = 0; layer < model->info.n_layers && !st; layer++) st = run_layer(&p, layer);
+    if (!st && p.n_rows) st = run_head(&p);
+    if (st) keep_sums(&p, true);
+    return st;
 }

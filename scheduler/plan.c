@@ -165,12 +165,21 @@ static kvf_status bring_back(kvf_sched *s, kvf__req *r, bool *more) {
     return KVF_OK;
 }
 
+/* Suspects come in one after the other, the members of a group together, so that a step which fails again names one. But
+ * nothing waits for a request that is in no step. */
+static bool waits_for_suspect(kvf_sched *s, const kvf__req *head) {
+    for (kvf__req *r = kvf__sched_at(s, s->running.head); r && head->suspect && s->n_items;
+         r = kvf__sched_at(s, r->next))
+        if (r->suspect && r->state != KVF__REQ_PAUSED && r->arrival != head->arrival) return true;
+    return false;
+}
+
 /* Admits the head of the queue and gives it its first chunk. *more turns false when it has to wait, and with it all
  * behind it. */
 static kvf_status admit_head(kvf_sched *s, bool *more) {
     kvf__req *r = kvf__sched_at(s, s->queue.head);
     *more = false;
-    if (!r) return KVF_OK;
+    if (!r || waits_for_suspect(s, r)) return KVF_OK;
     while (s->running.n + s->n_reserved + 1 + r->n_held > s->config.max_running)
         if (!kvf__sched_park_one(s)) return KVF_OK;
     if (r->state == KVF__REQ_SWAPPED) return bring_back(s, r, more);
@@ -286,6 +295,28 @@ kvf_status kvf_sched_done(kvf_sched *sched) {
     }
     sched->planned = false;
     sched->n_items = 0;
+    assert(kvf__sched_is_valid(sched));
+    return KVF_OK;
+}
+
+/* In what state their blocks are nobody knows: all are given up, and with the tables of one that takes part in a compaction
+ * that goes too. */
+kvf_status kvf_sched_undo(kvf_sched *sched) {
+    if (!sched) return KVF_E_INVALID;
+    bool known = false;
+    for (kvf__req *r = kvf__sched_at(sched, sched->running.head); r; r = kvf__sched_at(sched, r->next))
+        known |= r->suspect && r->state != KVF__REQ_PAUSED;
+    while (sched->running.n) {
+        kvf__req *r = kvf__sched_at(sched, sched->running.tail);
+        if (r->state == KVF__REQ_PAUSED) {
+            kvf__sched_park(sched, r);
+            continue;
+        }
+        r->suspect |= !known;
+        kvf__sched_requeue(sched, r);
+    }
+    sched->n_items = sched->n_decode = sched->n_tokens = 0;
+    sched->planned = sched->swapping = sched->reads_aside = false;
     assert(kvf__sched_is_valid(sched));
     return KVF_OK;
 }

@@ -13,6 +13,7 @@
  *   want      scratch: the slots asked for per table
  *   group     requests over one prompt. Before the prompt's end one of them, the leader, is in a list; the others are
  *             held: linked behind it, each with an empty sequence for its promises while the leader runs
+ *   suspect   it was in a step that failed and was taken back: until its next token it runs with no other suspect
  */
 #ifndef KVF_SCHEDULER_SCHED_H
 #define KVF_SCHEDULER_SCHED_H
@@ -66,6 +67,7 @@ typedef struct kvf__req {
     bool forks;      /* the caller forks and finishes it as beam search does */
     bool untold;     /* a fork that found no room: its next token can be told while it waits */
     bool forked;     /* its tables may share blocks: what it is owed changes with what others give up */
+    bool suspect;    /* it was in a step that failed, and has had no token since */
     bool varied; /* its group's options differ: forked off before the prompt's events, each with a state of its own */
     kvf_request arrival;
     uint32_t child_blocks; /* what admission counts for each further sample */
@@ -179,6 +181,7 @@ bool kvf__parting_is_valid(const kvf_sched *s);
 void kvf__sched_go_on(kvf_sched *s,
                       kvf__req *r); /* what was planned of it is computed, its events are done: decode, or a segment */
 bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r); /* a segment has its accumulators, now or before */
+void kvf__sched_park(kvf_sched *s, kvf__req *r);        /* a paused one; not reported */
 bool kvf__sched_park_one(kvf_sched *s);                 /* the latest paused one; reported. false: there is none */
 
 /* swap.c: preemption to the host */

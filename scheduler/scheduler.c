@@ -122,6 +122,14 @@ void kvf_sched_destroy(kvf_sched *sched) {
 
 const char *kvf_sched_error(const kvf_sched *sched) { return sched ? sched->error.text : ""; }
 
+void kvf_sched_counts(const kvf_sched *sched, uint32_t *n_running, uint32_t *n_waiting) {
+    uint32_t n = 0;
+    for (uint32_t i = sched ? sched->running.head : KVF__SLOT_NONE; i != KVF__SLOT_NONE; i = sched->slots[i].next)
+        n += sched->slots[i].state != KVF__REQ_PAUSED;
+    if (n_running) *n_running = n;
+    if (n_waiting) *n_waiting = sched ? sched->queue.n + sched->n_held : 0;
+}
+
 /* ---- Requests ------------------------------------------------------------------------------------ */
 
 static kvf_status find(kvf_sched *s, kvf_request name, kvf__req **out) {
@@ -247,7 +255,7 @@ kvf_status kvf_sched_token(kvf_sched *sched, kvf_request request, int *ended) {
                          "request %llu: %s: a token follows an item with samples set, after kvf_sched_done",
                          (unsigned long long)request,
                          complete ? "has its last token" : "has known tokens that are not computed");
-    r->untold = false;
+    r->untold = r->suspect = false;
     r->n_known++;
     r->ended = r->n_known - r->n_prompt == r->max_new || r->n_known == sched->config.max_context;
     if (ended) *ended = r->ended;

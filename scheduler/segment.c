@@ -30,6 +30,12 @@ bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r) {
     return kvf__sched_take_extent(s, r, r->needs.all ? r->n_prefill : n_columns);
 }
 
+void kvf__sched_park(kvf_sched *s, kvf__req *r) {
+    kvf__sched_release(s, r);
+    r->state = KVF__REQ_PARKED;
+    s->n_parked++;
+}
+
 bool kvf__sched_park_one(kvf_sched *s) {
     kvf__req *r = kvf__sched_at(s, s->running.tail);
     while (r && r->state != KVF__REQ_PAUSED) r = kvf__sched_at(s, r->prev);
@@ -39,9 +45,7 @@ bool kvf__sched_park_one(kvf_sched *s) {
         s->n_ends = s->n_preempted = 0;
     }
     s->preempted[s->n_preempted++] = (kvf_step_item){.request = r->name, .user = r->user};
-    kvf__sched_release(s, r);
-    r->state = KVF__REQ_PARKED;
-    s->n_parked++;
+    kvf__sched_park(s, r);
     return true;
 }
 

@@ -82,6 +82,14 @@ typedef enum kvf_finish {
     KVF_FINISH_ERROR = 3 /* see error */
 } kvf_finish;
 
+/* What ended an answer with KVF_FINISH_LENGTH. */
+typedef enum kvf_limit {
+    KVF_LIMIT_NONE = 0, /* it ended otherwise */
+    KVF_LIMIT_TOKENS = 1,
+    KVF_LIMIT_CONTEXT = 2,
+    KVF_LIMIT_MEMORY = 3 /* it had the pool to itself, and that was full: with more KV memory it goes on */
+} kvf_limit;
+
 /* What became of a request. Arrays live as long as the callback. */
 typedef struct kvf_result {
     size_t struct_size;
@@ -127,6 +135,7 @@ typedef struct kvf_result {
     uint64_t
         queue_steps; /* steps that ran between its submission, or the turn's, and its first; UINT64_MAX: no step was its */
     double start_s; /* seconds from then to its first step; NaN likewise */
+    kvf_limit limit;
 } kvf_result;
 
 enum { KVF_TOP_LOGPROBS_MAX = 20, KVF_SAMPLES_MAX = 128 };
@@ -174,6 +183,7 @@ typedef struct kvf_generate {
     /* The logits of each step [n_vocab], before its token is drawn or forced; step counts from 0. Not for best_of above n, nor
      * beams. Or NULL. */
     void (*on_logits)(void *user, uint32_t index, kvf_request request, uint32_t step, const float *logits);
+    const char *label; /* what the log calls the request, in place of its number; copied; or NULL */
 } kvf_generate;
 
 typedef struct kvf_engine_stats {
@@ -181,6 +191,8 @@ typedef struct kvf_engine_stats {
     uint64_t n_steps, n_prompt_tokens, n_decode_tokens; /* tokens: computed for the first time */
     uint64_t n_preempted, n_finished;
     double forward_s, prefill_s, decode_s, policy_s; /* seconds; a mixed step's time is split by tokens */
+    /* n_running: hold a sequence now, open ones between turns not counted; n_waiting: in the queue, on the host too. Samples count
+     * each. */
     uint32_t n_running, n_waiting, n_running_max;
     kvf_occupancy occupancy;
     uint64_t full_bytes; /* what all that held tables in the last step would hold with the full cache */
@@ -195,6 +207,7 @@ typedef struct kvf_engine_stats {
     uint64_t n_copy_waits;                /* copies to the host that were not done when the step needed them to be */
     uint64_t n_recomputed_tokens; /* computed before, and again after a preemption: not in n_prompt_, n_decode_tokens */
     double recompute_s;           /* their share of the time: not in prefill_s, decode_s */
+    uint64_t n_failed_steps;              /* steps that failed and were taken back */
 } kvf_engine_stats;
 
 /** A config with struct_size set and fp16 pages.
@@ -244,10 +257,13 @@ typedef struct kvf_turn {
 KVF_API KVF_CHECK kvf_status kvf_engine_extend(kvf_engine *engine, kvf_request request, const kvf_turn *turn,
                                                kvf_error *err);
 
-/** Runs one step.
- *  @param engine an engine. @param more 1 while requests are waiting or running (open ones between turns do neither), or NULL. @param err detail, or NULL.
- *  @own nothing. @threads as the engine. @errors KVF_E_CORRUPT and what a broken caller can cause; what the device fails
- *  with, then in each later step too (the engine can only be destroyed: its requests end as aborted); a request's own fault ends
+/** Runs one step. A step that fails is taken back: all that ran goes back to the queue and computes again what it had, so that the
+ *  next step goes on as if this one had not been. A failing request that is alone to blame ends with the error after its third failing
+ *  step in a row. Go on calling it while *more is 1.
+ *  @param engine an engine. @param more 1 while requests are waiting or running (open ones between turns do neither), set in any case; or NULL.
+ *  @param err detail, or NULL. @own nothing. @threads as the engine. @errors KVF_E_INVALID, KVF_E_NO_MEMORY (the BLAS), what a policy's
+ *  function fails with, KVF_E_CORRUPT; what the device fails with: then all requests have ended with that error, and each later step and
+ *  submission fails alike (the engine can only be destroyed). A request's own fault (a NaN among its logits or hidden states too) ends
  *  that request alone. @cost one forward pass. */
 KVF_API KVF_CHECK kvf_status kvf_engine_step(kvf_engine *engine, int *more, kvf_error *err);
 

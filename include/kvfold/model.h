@@ -129,14 +129,25 @@ typedef struct kvf_forward {
      * and left as it is. -inf where that token's logit is NaN. Takes the product with the output head for these rows. */
     const uint32_t *targets; /* [n_tokens] or NULL */
     double *logprobs;        /* [n_tokens] */
+    /* [n_seqs] or NULL: the first layer after which a row of the sequence has a number that is NaN or infinite; n_layers: what comes
+     * behind the layers (its logits: NaN or +inf); KVF_FINITE: none. Nothing of such a sequence is of use, and its K and V poison
+     * what attends to them. */
+    uint32_t *not_finite;
+    /* A pass that fails leaves the sums of prompts (prompt_sums, prompt_last, prompt_squares) as they were: what they are is kept aside
+     * meanwhile, in memory that the activations allocate as needed. 1: they may be lost, and nothing is kept. */
+    int sums_may_be_lost;
 } kvf_forward;
+
+#define KVF_FINITE UINT32_MAX /* kvf_forward.not_finite */
 
 /** Runs the pass: writes K and V of the new tokens into the pages, fills the mass and the logits.
  *  @param model a model. @param activations of it. @param stream where it runs. @param forward see above. @param err detail, or NULL.
  *  @own nothing is kept. @threads one at a time for an activations object.
  *  @errors KVF_E_INVALID (an id or a target outside the vocabulary, sizes beyond the activations', more threads
- *  than they were made for), KVF_E_UNSUPPORTED (path), those of after_layer, KVF_E_NO_MEMORY (the BLAS).
- *  @cost 2 * parameters * tokens operations and the attention; no allocation of ours. */
+ *  than they were made for), KVF_E_UNSUPPORTED (path), those of after_layer, KVF_E_NO_MEMORY (the BLAS, sums kept aside). On
+ *  failure the sums of prompts are as before; K, V, rows and logits are not. What after_layer did stays done: a policy's score
+ *  pages have the rows of the layers before, so that such a sequence is computed anew, or its pages are restored by the caller.
+ *  @cost 2 * parameters * tokens operations and the attention; allocates where sums are kept aside and were never so long. */
 KVF_API KVF_CHECK kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activations, kvf_stream *stream,
                                                const kvf_forward *forward, kvf_error *err);
 

@@ -176,6 +176,20 @@ KVF_API KVF_CHECK kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step);
  *  @param sched a scheduler with a step planned. @own nothing. @threads as the scheduler. @errors KVF_E_STATE. @cost O(items). */
 KVF_API KVF_CHECK kvf_status kvf_sched_done(kvf_sched *sched);
 
+/** Takes back what failed, at any moment from the plan to the last token of its step: every request that runs goes back to the
+ *  queue and computes again what it had, with the same result. The answered ones that are paused give up what they hold. No step is planned
+ *  afterwards. So that a step which fails again names one request, those that were in this one come back one after the other: each
+ *  waits until the one before has a token.
+ *  @param sched a scheduler. @own nothing; no step will list them, and the copies of a plan that was handed out stay the caller's.
+ *  @threads as the scheduler. @errors none beyond KVF_E_INVALID (NULL). @cost O(the blocks of what runs), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_sched_undo(kvf_sched *sched);
+
+/** How many requests there are now, without those that are paused.
+ *  @param sched a scheduler, or NULL: 0 of each. @param n_running those that hold a sequence. @param n_waiting those in the queue (on the host
+ *  too), and samples that are held for their prompt's end. Each may be NULL. @own nothing. @threads as the scheduler.
+ *  @errors none. @cost O(running requests). */
+KVF_API void kvf_sched_counts(const kvf_sched *sched, uint32_t *n_running, uint32_t *n_waiting);
+
 /** Says that one more token of a request is known (sampled).
  *  @param sched a scheduler. @param request a running one all of whose known tokens are computed, and whose samples have
  *  been forked off; or one with `forks` that waits since there was no room for its fork.

@@ -1,0 +1,100 @@
+/* What is done about a step that fails, and about numbers that are none.
+ *
+ * A failure may come at any moment of a step, after any layer, between the events of a compaction. What is in the pages of
+ * those that ran nobody knows then, so that they give all of it up and compute it again, as after a preemption
+ * (kvf_sched_undo): what follows is a run without the failure. A request whose step fails again and again, with no other to
+ * blame, ends with the error. A device that has failed ends all. */
+#include <stdio.h>
+
+#include "engine/internal.h"
+
+enum { FAILURES_MAX = 3 }; /* of the steps a request is in, without a token in between */
+
+kvf__name kvf__live_name(const kvf__live *r) {
+    kvf__name name;
+    if (r->label)
+        snprintf(name.text, sizeof name.text, "%s", r->label);
+    else
+        snprintf(name.text, sizeof name.text, "request %llu", (unsigned long long)(r->group ? r->group->id : r->id));
+    return name;
+}
+
+/* ---- A step that failed ------------------------------------------------------------------------------------- */
+
+/* Those that ran are to blame; where some of them are suspects already, these. */
+static void count_failure(kvf_engine *e) {
+    bool known = false;
+    for (const kvf__live *r = e->first; r; r = r->next)
+        known |= r->n_failures && !r->idle && kvf_sched_seq(e->sched, r->id);
+    for (kvf__live *r = e->first; r; r = r->next)
+        r->n_failures += !r->idle && kvf_sched_seq(e->sched, r->id) && (!known || r->n_failures);
+}
+
+/* A callback may end others. */
+static void end_failed(kvf_engine *e, const kvf_error *why) {
+    for (kvf__live *r = e->first; r;) {
+        if (!e->broken && r->n_failures < FAILURES_MAX) {
+            r = r->next;
+            continue;
+        }
+        kvf_error text = {""};
+        if (e->broken)
+            kvf__fail(&text, e->broken, "%.400s", why->text);
+        else
+            kvf__fail(&text, KVF_E_STATE, "its step failed %u times: %.400s", r->n_failures, why->text);
+        kvf__live_finish(e, r, KVF_FINISH_ERROR, text.text);
+        r = e->first;
+    }
+}
+
+void kvf__engine_take_back(kvf_engine *e, const kvf_error *why) {
+    kvf_error unused = {""};
+    kvf_status st = e->broken ? e->broken : kvf__engine_transfers_end(e, &unused);
+    if (!st) {
+        count_failure(e);
+        for (kvf__live *r = e->first; r; r = r->next) r->lost = kvf_sched_seq(e->sched, r->id) != 0;
+        st = kvf_sched_undo(e->sched);
+        for (kvf__live *r = e->first; r; r = r->next)
+            if (r->lost || r->seq) kvf__live_lost(e, r);
+        e->stats.n_failed_steps++;
+        kvf__log(&e->config.log, KVF_LOG_WARN, "a step failed and is taken back, what ran in it is computed again: %s",
+                 why->text);
+    }
+    /* Those of a plan that nobody was given, to blocks that are free by now, and to the host. */
+    if (!st) st = kvf__engine_copies(e, kvf_sched_copies(e->sched), &unused);
+    (void)st; /* else the device has failed */
+    e->in_step = 0;
+    end_failed(e, e->broken ? &e->broken_text : why);
+}
+
+/* ---- NaN ---------------------------------------------------------------------------------------------------- */
+
+static kvf_error not_finite(const kvf_engine *e, uint32_t layer) {
+    kvf_error why = {""};
+    uint32_t n_layers = e->info->n_layers;
+    char where[64];
+    if (layer < n_layers)
+        snprintf(where, sizeof where, "in layer %u (of 0 to %u)", layer, n_layers - 1);
+    else
+        snprintf(where, sizeof where, "in the head (the final norm or the output weights)");
+    kvf__fail(
+        &why, KVF_E_CORRUPT,
+        "NaN or an infinite number %s: the model's weights there are damaged, or leave the range of floats; check "
+        "the file",
+        where);
+    return why;
+}
+
+/* Before anything of them is stored or seen by a policy. Samples that are held for a prompt come into its place when it
+ * ends, with the step's item, and end too. */
+void kvf__engine_end_not_finite(kvf_engine *e, const kvf_step *step) {
+    for (uint32_t i = 0; i < step->n_items; i++) {
+        if (e->not_finite[i] == KVF_FINITE || !e->rows[i]) continue;
+        const kvf_step_item *item = &step->items[i];
+        kvf_error why = not_finite(e, e->not_finite[i]);
+        do {
+            kvf__live_finish(e, item->user, KVF_FINISH_ERROR, why.text);
+        } while (kvf_sched_seq(e->sched, item->request));
+    }
+    for (uint32_t i = 0; i < step->n_items; i++) e->not_finite[i] = e->rows[i] ? KVF_FINITE : 0;
+}
