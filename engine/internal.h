@@ -202,10 +202,10 @@ struct kvf_engine {
     uint8_t *row_wanted, *row_gqa, *observed;
     float **prompt_sums;                               /* where its columns begin in sums; NULL: it has none */
     float **added_sums, **added_last, **added_squares; /* what this step's queries are added to, or NULL */
-    uint32_t *not_finite;                              /* as kvf_forward has it; then KVF_FINITE: its row has not ended */
-    uint32_t *last_begin;                              /* position of the first query that last_sums counts */
-    float *logprobs;                                   /* of the token that a decode row appends */
-    uint32_t n_new_prompt, n_new_decode;               /* tokens of the step that are computed for the first time */
+    uint32_t *not_finite;                /* as kvf_forward has it; then KVF_FINITE: its row has not ended */
+    uint32_t *last_begin;                /* position of the first query that last_sums counts */
+    float *logprobs;                     /* of the token that a decode row appends */
+    uint32_t n_new_prompt, n_new_decode; /* tokens of the step that are computed for the first time */
     uint32_t n_targets;
     uint32_t *targets;       /* [max_batch_tokens] whose probability a prompt's row is asked for */
     double *target_logprobs; /* [max_batch_tokens] */

@@ -85,3 +85,29 @@ open("torn", "w").write('{"kvfold": {"for')
 run(*base[:-1], "torn", "--resume")
 assert len(answers("torn")) == 4 and not [f for f in os.listdir(".") if f.endswith(".kvfold-part")]
 END
+check r33_r27_what_the_memory_cut_short_says_so_and_is_done_again <<'END'
+from helper import *
+rows = [{"id": "a", "prompt": "hello there", "max_tokens": 100, "ignore_eos": True},
+        chat("b", max_tokens=100, n=2, ignore_eos=True), {"id": "c", "prompt": "x", "max_tokens": 4}]
+open("in", "w").write("\n".join(map(json.dumps, rows)))
+def go(size, *more):
+    _, err = run("run", "--model", model, "--any-model", "--input", "in", "--output", "cut", "--policy", "full", "--prefix-cache", "off",
+                 "--block-size", "8", "--kv-memory", size, *more)
+    found = {}
+    for r in answers("cut"):
+        for c in r["response"]["body"]["choices"] if "response" in r else [r]:
+            assert c["finish_reason"] == "length"
+            found.setdefault(r.get("custom_id", r.get("id")), []).append((c.get("limited_by"), c.get("kv_memory_bytes")))
+    return found, err
+for f in [f for f in os.listdir(".") if f.startswith("cut")]: os.unlink(f)
+found, err = go("16KiB")
+assert found == {"a": [("kv_memory", 16384)], "b": [("kv_memory", 16384)] * 2, "c": [(None, None)]}, found
+assert "2 requests ended early" in err or "3 requests ended early" in err, err
+assert 'warning: in line 2, id "b" is preempted' in err or 'warning: in line 1, id "a" is preempted' in err, err
+before = open("cut", "rb").read()
+again, err = go("16KiB", "--resume") # the same would come of it
+assert again == found and open("cut", "rb").read() == before and "3 lines are done" in err, err
+found, err = go("1MiB", "--resume")
+assert "1 lines are done" in err and "2 that less KV memory cut short are done again" in err, err
+assert found == {"a": [(None, None)], "b": [(None, None)] * 2, "c": [(None, None)]}, found
+END

@@ -458,6 +458,8 @@ static kvf_request two_run(void) {
     S('s', kvf_sched_submit, "iii", w.sched, &w.request, &w.new_name) \
     S('s', kvf_sched_plan, "ii", w.sched, &w.step) \
     S('s', kvf_sched_done, "i", (planned(), w.sched)) \
+    S('s', kvf_sched_undo, "i", (planned(), w.sched)) \
+    V(kvf_sched_counts, "aaa", w.sched, &w.n, &w.n2) \
     S('s', kvf_sched_token, "ifo", w.sched, running(), &w.flag) \
     S('s', kvf_sched_pause, "if", w.sched, answered()) \
     S('s', kvf_sched_extend, "ifiio", w.sched, paused(), &w.segment, 1u, 2u) \

@@ -206,10 +206,18 @@ static json_t *kv_json(const kvf__answer *a, const kvf_result *r) {
     return kv;
 }
 
+/* What a reader of finish_reason length asks next; nothing where it was max_tokens or the context, as the request has it. */
+static void put_limit(json_t *choice, const kvf__answer *a, const kvf_result *r) {
+    if (r->limit != KVF_LIMIT_MEMORY) return;
+    json_object_set_new(choice, "limited_by", json_string("kv_memory"));
+    json_object_set_new(choice, "kv_memory_bytes", count(a->kv_bytes));
+}
+
 /* How it ended; stop_reason, as in vLLM: the stop string, null for an end token. */
-static void set_end(json_t *o, const kvf_result *r) {
+static void set_end(json_t *o, const kvf__answer *a, const kvf_result *r) {
     const char *stop = r->stop_string;
     json_object_set_new(o, "finish_reason", json_string(reasons[r->finish]));
+    put_limit(o, a, r);
     json_object_set_new(o, "stop_reason", stop ? kvf__json_text(stop, strlen(stop)) : json_null());
 }
 
@@ -220,7 +228,7 @@ static json_t *own_choice(const kvf__answer *a, const kvf_tokenizer *tokenizer, 
     for (uint32_t i = 0; i < r->n_tokens; i++) json_array_append_new(ids, json_integer(r->tokens[i]));
     json_object_set_new(o, "token_ids", ids);
     if (a->logprobs) json_object_set_new(o, "logprobs", tokens_json(false, tokenizer, r));
-    set_end(o, r);
+    set_end(o, a, r);
     json_object_set_new(o, "completion_tokens", json_integer(r->n_tokens));
     if (a->several) json_object_set_new(o, "score", kvf__json_number(r->score));
     json_object_set_new(o, "kv", kv_json(a, r));
@@ -247,7 +255,7 @@ static json_t *openai_choice(const kvf__answer *a, const kvf_tokenizer *tokenize
         if (a->logprobs) logprobs = completion_logprobs(tokenizer, r);
     }
     json_object_set_new(o, "logprobs", logprobs);
-    set_end(o, r);
+    set_end(o, a, r);
     return o;
 }
 
@@ -302,7 +310,8 @@ static json_t *own_json(const kvf__answer *a) {
     json_t *o = json_object();
     json_object_set(o, "id", a->id);
     if (a->n_samples == 1) { /* the choice's fields stand in the line itself */
-        static const char *const before[] = {"text", "token_ids", "logprobs", "finish_reason", "stop_reason", "score"};
+        static const char *const before[] = {"text",        "token_ids",  "logprobs",        "finish_reason",
+                                             "stop_reason", "limited_by", "kv_memory_bytes", "score"};
         const json_t *choice = json_array_get(a->choices, 0);
         for (size_t i = 0; i < sizeof before / sizeof before[0]; i++)
             if (json_object_get(choice, before[i])) json_object_set(o, before[i], json_object_get(choice, before[i]));
@@ -433,4 +442,18 @@ const json_t *kvf__answer_read(const json_t *value, bool *well, uint64_t *line_h
     bool ended = json_is_string(finish);
     *well = ended ? !kvf__field_is(finish, "error") : json_is_array(json_object_get(value, "choices"));
     return (json_is_string(id) || json_is_integer(id)) && (ended || *well) ? id : NULL;
+}
+
+static uint64_t choice_memory(const json_t *choice) {
+    json_int_t bytes = json_integer_value(json_object_get(choice, "kv_memory_bytes"));
+    return json_object_get(choice, "limited_by") && bytes > 0 ? (uint64_t)bytes : 0;
+}
+
+uint64_t kvf__answer_memory(const json_t *value) {
+    const json_t *choices = json_object_get(value, "choices"), *choice;
+    uint64_t bytes = choice_memory(value);
+    size_t i;
+    if (!choices) choices = json_object_get(json_object_get(json_object_get(value, "response"), "body"), "choices");
+    json_array_foreach((json_t *)choices, i, choice) if (!bytes) bytes = choice_memory(choice);
+    return bytes;
 }

@@ -18,6 +18,7 @@ typedef struct kvf__answer {
     json_t *choices; /* null until that sample has ended; fewer where there were no more hypotheses */
     char *error;     /* of the first sample that failed, or NULL */
     uint64_t prompt_tokens, completion_tokens;
+    uint64_t kv_bytes; /* KV memory of the run; 0 after begin */
 } kvf__answer;
 
 /* False when out of memory; kvf__answer_free follows in both cases. */
@@ -37,5 +38,7 @@ json_t *kvf__answer_rejected(const kvf__line *line, const char *text);
 /* Reads a line of an earlier output: its id (in the value, which must outlive it), whether it ended well, and the hash of
  * the line that it answers, 0 where it does not tell. NULL where it is no answer. */
 const json_t *kvf__answer_read(const json_t *value, bool *well, uint64_t *line_hash);
+/* The KV memory that an answer, or one of its choices, was too long for: with more it goes on. 0: it is whole. */
+uint64_t kvf__answer_memory(const json_t *value);
 
 #endif

@@ -82,6 +82,7 @@ kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const
 /* The two halves of that, for who knows better how large it has to be. */
 kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model);
 kvf_engine *kvf__engine_open(const kvf_engine_config *config);
+uint64_t kvf__setup_kv_bytes(kvf_engine *engine); /* of its pool, 0 for NULL */
 
 /* "d2o" or "d2o:serving" in two; false when a part is too long. */
 typedef struct kvf__policy_name {

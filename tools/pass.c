@@ -28,6 +28,7 @@ typedef struct pass { /* the batch, once through, with one policy */
     kvf__advice advice;
     bool ended, stopping;
     uint32_t pending, ahead; /* answers, and beams beside them, that are to come, and how many there may be */
+    uint64_t kv_bytes;       /* of the pool */
     uint64_t n_ended, step_prompt_tokens, step_decode_tokens;
     double started;
 } pass;
@@ -35,7 +36,6 @@ typedef struct pass { /* the batch, once through, with one policy */
 typedef struct job { /* a line that runs */
     pass *pass;
     kvf__answer answer;
-    uint32_t max_tokens;
     kvf__kept_prompt *kept;  /* to be told when it has ended, or NULL */
     uint32_t n_left;         /* answers that are still to come */
     uint32_t n_beside;       /* samples and beams that are none of the answers */
@@ -110,14 +110,6 @@ static void job_end(job *j) {
     job_free(j);
 }
 
-/* It ended with length before its max_tokens, and not for the context. */
-static bool pool_was_full(const job *j, const kvf_result *result) {
-    const kvf__batch *r = j->pass->run;
-    uint64_t context = r->cli->context ? r->cli->context : r->info->n_context;
-    return result->finish == KVF_FINISH_LENGTH && result->n_tokens < j->max_tokens &&
-           (uint64_t)result->n_prompt + result->n_tokens < context;
-}
-
 /* Several answers are printed as they end, each below its index. */
 static void print_answer(pass *p, const kvf_result *r) {
     char head[160];
@@ -155,7 +147,7 @@ static void on_finish(void *user, const kvf_result *result) {
         j->cut = true;
     } else {
         kvf__tally_add(p->tally, result);
-        j->early |= pool_was_full(j, result);
+        j->early |= result->limit == KVF_LIMIT_MEMORY;
         kvf__answer_add(&j->answer, p->rules.tokenizer, result->index, result);
         compare(j, result);
         if (p->run->streams && !p->index && j->answer.several) print_answer(p, result);
@@ -165,7 +157,20 @@ static void on_finish(void *user, const kvf_result *result) {
 
 /* ---- Requests ------------------------------------------------------------------------------------------- */
 
+/* What a warning calls it. */
+static void label_of(const pass *p, const kvf__line *line, char *text, size_t capacity) {
+    char *id = line->named ? json_dumps(line->id, JSON_ENCODE_ANY) : NULL;
+    if (p->run->cli->prompt)
+        snprintf(text, capacity, "--prompt");
+    else
+        snprintf(text, capacity, "%.64s line %llu%s%.64s", p->run->reader.name, (unsigned long long)line->number,
+                 id ? ", id " : "", id ? kvf__shown(id).text : "");
+    free(id);
+}
+
 static kvf_status submit_job(pass *p, const kvf__line *line, job *j, kvf_error *err) {
+    char label[192];
+    label_of(p, line, label, sizeof label);
     kvf_generate g = {.struct_size = sizeof g, .tokens = line->tokens, .n_tokens = (uint32_t)line->n_tokens};
     g.max_tokens = line->max_tokens;
     g.sampling = line->sampling;
@@ -182,6 +187,7 @@ static kvf_status submit_job(pass *p, const kvf__line *line, job *j, kvf_error *
     g.cache_salt = line->cache_salt;
     g.cache_salt_bytes = line->salt_bytes;
     g.user = j;
+    g.label = label;
     g.on_token = p->run->streams && !p->index && !j->answer.several ? on_token : NULL;
     g.on_finish = on_finish;
     for (uint32_t i = 0; i < line->n_samples; i++)
@@ -202,7 +208,7 @@ static void submit(pass *p, kvf__line *line) {
     }
     j->pass = p;
     j->answer.undated = p->run->cli->deterministic;
-    j->max_tokens = line->max_tokens;
+    j->answer.kv_bytes = p->kv_bytes;
     j->n_left = line->n_samples;
     uint32_t n_all = line->best_of > line->beam_width ? line->best_of : line->beam_width;
     j->n_beside = n_all > line->n_samples ? n_all - line->n_samples : 0;
@@ -360,8 +366,8 @@ static void steps(pass *p) {
         kvf_error err = {""};
         kvf__watch_stepping(p->watch);
         kvf_status st = kvf_engine_step(p->engine, &more, &err);
-        if (st) {
-            kvf__say("the engine failed: %s", err.text[0] ? err.text : kvf_status_text(st));
+        if (st) kvf__say("a step failed: %s", err.text[0] ? err.text : kvf_status_text(st));
+        if (st && !more && kvf_engine_step(p->engine, NULL, NULL)) { /* it takes no more */
             p->run->engine_failed = true;
             break;
         }
@@ -398,6 +404,7 @@ bool kvf__batch_pass(kvf__batch *r, uint32_t index) {
     p.progress = kvf__progress_begin(
         shows, p.tally->label, shows && !cli->prompt && isatty(STDERR_FILENO) ? kvf__reader_count(&r->reader) : 0);
     p.started = kvf__now();
+    p.kv_bytes = kvf__setup_kv_bytes(p.engine);
     steps(&p);
     double wall = kvf__now() - p.started;
     kvf__progress_clear();

@@ -203,34 +203,39 @@ static bool header_fits(const char *output, const json_t *was, const json_t *now
 typedef struct scan { /* one walk over the lines of an output */
     const char *output;
     uint64_t n_lines, n_errors, n_torn, n_odd, n_unsure; /* unsure: answers that tell no hash of their lines */
+    uint64_t kv_bytes;                                   /* of this run */
     uint64_t keep_bytes;                                 /* where the last line that stays ends */
     bool header_first, gap;                              /* gap: a line that goes stands before one that stays */
     json_t *header;
 } scan;
 
-typedef enum line_kind { LINE_GOOD, LINE_ERROR, LINE_TORN, LINE_ODD, LINE_HEADER } line_kind;
+typedef enum line_kind { LINE_GOOD, LINE_ERROR, LINE_SHORT, LINE_TORN, LINE_ODD, LINE_HEADER } line_kind;
 
-static line_kind classify(const char *text, size_t n, bool ended, json_t **value, const json_t **id, uint64_t *hash) {
+/* SHORT: an answer that less memory than kv_bytes was too small for. */
+static line_kind classify(const char *text, size_t n, bool ended, uint64_t kv_bytes, json_t **value, const json_t **id,
+                          uint64_t *hash) {
     bool well = false;
     *value = ended ? json_loadb(text, n, JSON_ALLOW_NUL, NULL) : NULL;
     *id = NULL;
     if (!ended) return LINE_TORN;
     if (json_object_get(*value, "kvfold") && !json_object_get(*value, "id")) return LINE_HEADER;
     *id = *value ? kvf__answer_read(*value, &well, hash) : NULL;
-    return !*id ? LINE_ODD : well ? LINE_GOOD : LINE_ERROR;
+    uint64_t had = well ? kvf__answer_memory(*value) : 0;
+    return !*id ? LINE_ODD : !well ? LINE_ERROR : had && had < kv_bytes ? LINE_SHORT : LINE_GOOD;
 }
 
 static bool scan_line(scan *s, kvf__resume *resume, const kvf__reader *r, const char *text, size_t n) {
     json_t *value;
     const json_t *id;
     uint64_t hash = 0;
-    line_kind kind = classify(text, n, r->line_ended, &value, &id, &hash);
+    line_kind kind = classify(text, n, r->line_ended, s->kv_bytes, &value, &id, &hash);
     bool first = s->n_lines++ == 0, good = true;
     if (kind == LINE_HEADER && first) {
         s->header = json_incref(value);
         s->header_first = true;
     }
     s->n_errors += kind == LINE_ERROR;
+    resume->n_short += kind == LINE_SHORT;
     s->n_torn += kind == LINE_TORN;
     s->n_odd += kind == LINE_ODD || (kind == LINE_HEADER && !first);
     bool stays = kind == LINE_GOOD || (kind == LINE_HEADER && first);
@@ -269,7 +274,7 @@ static bool walk(scan *s, kvf__resume *resume, FILE *copy) {
         json_t *value;
         const json_t *id;
         uint64_t hash;
-        if (classify(text, n, r.line_ended, &value, &id, &hash) == LINE_GOOD)
+        if (classify(text, n, r.line_ended, s->kv_bytes, &value, &id, &hash) == LINE_GOOD)
             good = fwrite(text, 1, n, copy) == n && fputc('\n', copy) != EOF;
         if (!good) kvf__say("%s: %s", kvf__shown(s->output).text, strerror(errno));
         json_decref(value);
@@ -304,8 +309,12 @@ static bool clean(scan *s, const char *output, const json_t *header, bool new_he
 }
 
 static void say_what(const scan *s, const kvf__resume *resume) {
-    kvf__say("--resume: %llu lines are done, %llu errors are tried again%s%s", (unsigned long long)resume->n_done,
-             (unsigned long long)s->n_errors, s->n_torn ? ", a torn last line is dropped" : "",
+    char cut[96] = "";
+    if (resume->n_short)
+        snprintf(cut, sizeof cut, ", %llu that less KV memory cut short are done again",
+                 (unsigned long long)resume->n_short);
+    kvf__say("--resume: %llu lines are done, %llu errors are tried again%s%s%s", (unsigned long long)resume->n_done,
+             (unsigned long long)s->n_errors, cut, s->n_torn ? ", a torn last line is dropped" : "",
              s->n_odd ? ", lines that are no answers are dropped" : "");
     if (s->n_unsure)
         kvf__say("warning: --resume: %llu answers tell no hash of their lines: these are taken to be unchanged",
@@ -376,10 +385,10 @@ static bool rewrite(scan *s, kvf__resume *resume, const json_t *header, kvf__sin
 bool kvf__resume_read(kvf__resume *resume, kvf__sink *sink, kvf__reader *input, const json_t *header, bool quiet) {
     const char *output = resume->output;
     char *path = realpath(output, NULL); /* a link stays one */
-    scan s = {.output = path};
+    scan s = {.output = path, .kv_bytes = resume->kv_bytes};
     bool good = path && walk(&s, resume, NULL);
     if (!path) kvf__say("%s: %s", kvf__shown(output).text, strerror(errno));
-    if (good && s.keep_bytes == 0 && !s.n_errors && !s.n_odd) { /* nothing, or a torn first line */
+    if (good && s.keep_bytes == 0 && !s.n_errors && !s.n_odd && !resume->n_short) { /* nothing, or a torn first line */
         good = clean(&s, path, header, false, sink);
         resume->failed = !good;
     } else if (good) {

@@ -26,15 +26,17 @@ typedef struct kvf__resume {    /* zero: nothing was there */
     bool force;                 /* another header, and other lines, are no reason to stop */
     kvf__ids done;              /* what ended well, with the hashes of the lines */
     uint64_t n_done;
-    bool has_header; /* the output, or the file beside it, has one that fits */
-    bool failed;     /* a file could not be written */
+    uint64_t kv_bytes; /* of this run; set before kvf__resume_read */
+    uint64_t n_short;  /* answers that the KV memory of an earlier run cut short, and this one has more */
+    bool has_header;   /* the output, or the file beside it, has one that fits */
+    bool failed;       /* a file could not be written */
 } kvf__resume;
 
 /* Whether there is a file to go on with, or none; false after a message. */
 bool kvf__resume_can(const char *output);
 
-/* Reads the output of an earlier run, which the sink has opened and locked. Answers that ended well stay; errors, a torn
- * last line and what is no answer go, in one step, so that an end at any moment loses nothing. False after a message,
+/* Reads the output of an earlier run, which the sink has opened and locked. Answers that ended well stay; errors, what
+ * less KV memory than kv_bytes cut short, a torn last line and what is no answer go, in one step, so that an end at any moment loses nothing. False after a message,
  * with the file as it was: the header does not fit, or there is none; a line of the input is not the one that is
  * answered; the file could not be read or written. */
 bool kvf__resume_read(kvf__resume *resume, kvf__sink *sink, kvf__reader *input, const json_t *header, bool quiet);

@@ -122,6 +122,7 @@ static bool open_sink(kvf__batch *r, kvf__sink *sink, const char *path, kvf__syn
     r->resume.output = cli->output;
     r->resume.input = r->reader.name;
     r->resume.force = cli->force;
+    r->resume.kv_bytes = kvf__setup_kv_bytes(r->engine);
     return !resumes || kvf__resume_read(&r->resume, sink, &r->reader, r->header, cli->quiet);
 }
 

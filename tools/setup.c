@@ -271,3 +271,8 @@ bool kvf__json_print(json_t *value) {
     free(text);
     return kvf__stdout_done();
 }
+
+uint64_t kvf__setup_kv_bytes(kvf_engine *engine) {
+    kvf_engine_stats s = {.struct_size = sizeof s};
+    return engine && !kvf_engine_get_stats(engine, &s) ? s.occupancy.blocks.n_total * s.block_bytes : 0;
+}

@@ -207,7 +207,7 @@ typedef struct kvf_engine_stats {
     uint64_t n_copy_waits;                /* copies to the host that were not done when the step needed them to be */
     uint64_t n_recomputed_tokens; /* computed before, and again after a preemption: not in n_prompt_, n_decode_tokens */
     double recompute_s;           /* their share of the time: not in prefill_s, decode_s */
-    uint64_t n_failed_steps;              /* steps that failed and were taken back */
+    uint64_t n_failed_steps;      /* steps that failed and were taken back */
 } kvf_engine_stats;
 
 /** A config with struct_size set and fp16 pages.
