@@ -244,18 +244,19 @@ static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
         !kvf__mul(n, info->n_vocab, &logit_floats) || !kvf__mul(variance, max_prefill, &sum_floats))
         return kvf__fail(err, KVF_E_OVERFLOW, "engine: the buffers' sizes wrap; lower max_running or max_context");
 #define TAKE(field, count) ((e->field = take(e, (count), sizeof *e->field, 0)) != NULL)
-    bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && (e->aside.rows = take(e, n, sizeof *e->rows, 1)) &&
-              TAKE(aside.seqs, n) && TAKE(aside.prompt_sums, n) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) &&
-              TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) && TAKE(sampled, n + 1) && TAKE(draws, n) &&
-              TAKE(variance, variance) && TAKE(row_wanted, n) && TAKE(row_gqa, n) && TAKE(prompt_sums, n) &&
-              TAKE(added_sums, n) && TAKE(sums, sum_floats) && TAKE(last_sums, sum_floats) &&
-              TAKE(squares, squares * max_prefill) && TAKE(prompt_logprobs, max_prefill) && TAKE(observed, n) &&
-              TAKE(added_last, n) && TAKE(added_squares, n) && TAKE(last_begin, n) && TAKE(not_finite, n) &&
-              TAKE(logprobs, n) && TAKE(targets, e->max_batch_tokens) && TAKE(target_logprobs, e->max_batch_tokens) &&
-              TAKE(batch_sums, n) && TAKE(batch_last, n) && TAKE(batch_squares, n) && TAKE(batch_logprobs, n) &&
-              TAKE(row, row_floats) && TAKE(logits, logit_floats) && TAKE(events, n_events) &&
-              TAKE(batch_events, n_events) && TAKE(items, n_events) && TAKE(item_of_event, n_events) &&
-              TAKE(batch_items, n_events) && TAKE(group_keep, n_events);
+    bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && (e->other_rows.rows = take(e, n, sizeof *e->rows, 1)) &&
+              TAKE(other_rows.seqs, n) && TAKE(other_rows.prompt_sums, n) && TAKE(seqs, n) &&
+              TAKE(tokens, e->max_batch_tokens) && TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) &&
+              TAKE(sampled, n + 1) && TAKE(draws, n) && TAKE(variance, variance) && TAKE(row_wanted, n) &&
+              TAKE(row_gqa, n) && TAKE(prompt_sums, n) && TAKE(added_sums, n) && TAKE(sums, sum_floats) &&
+              TAKE(last_sums, sum_floats) && TAKE(squares, squares * max_prefill) &&
+              TAKE(prompt_logprobs, max_prefill) && TAKE(observed, n) && TAKE(added_last, n) &&
+              TAKE(added_squares, n) && TAKE(last_begin, n) && TAKE(not_finite, n) && TAKE(logprobs, n) &&
+              TAKE(targets, e->max_batch_tokens) && TAKE(target_logprobs, e->max_batch_tokens) && TAKE(batch_sums, n) &&
+              TAKE(batch_last, n) && TAKE(batch_squares, n) && TAKE(batch_logprobs, n) && TAKE(row, row_floats) &&
+              TAKE(logits, logit_floats) && TAKE(events, n_events) && TAKE(batch_events, n_events) &&
+              TAKE(items, n_events) && TAKE(item_of_event, n_events) && TAKE(batch_items, n_events) &&
+              TAKE(group_keep, n_events);
 #undef TAKE
     if (!ok)
         return kvf__fail(err, KVF_E_NO_MEMORY,
@@ -275,10 +276,10 @@ static kvf_status create_small(kvf_engine *e, kvf_error *err) {
         e->table_slots = kvf__slab_take(&slab, e->n_tables, sizeof *e->table_slots);
         e->layers = kvf__slab_take(&slab, n_layers, sizeof *e->layers);
         e->result_layers = kvf__slab_take(&slab, n_layers, sizeof *e->result_layers);
-        e->lone_layers = kvf__slab_take(&slab, n_layers, sizeof *e->lone_layers);
-        e->lone_sizes = kvf__slab_take(&slab, n_layers, sizeof *e->lone_sizes);
-        e->lone_groups = kvf__slab_take(&slab, e->n_tables, sizeof *e->lone_groups);
-        e->lone_density = kvf__slab_take(&slab, n_layers, sizeof *e->lone_density);
+        e->single_layers = kvf__slab_take(&slab, n_layers, sizeof *e->single_layers);
+        e->single_sizes = kvf__slab_take(&slab, n_layers, sizeof *e->single_sizes);
+        e->single_groups = kvf__slab_take(&slab, e->n_tables, sizeof *e->single_groups);
+        e->single_density = kvf__slab_take(&slab, n_layers, sizeof *e->single_density);
         e->sample_scratch = kvf__slab_take(&slab, (size_t)kvf_stream_n_threads(e->stream) * e->info->n_vocab, 8);
         e->workspace = kvf__slab_take(&slab, e->workspace_bytes, 1);
         if (!pass && (slab.bad || !(slab.base = take(e, slab.used, 1, 0))))

@@ -212,7 +212,8 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
         if (!r->seq || r->in_prompt || kvf_seq_index(e->manager, r->seq, &index)) continue;
         int changed = r->changed;
         r->changed = 0;
-        if (!changed && (r->idle || kvf_seq_next_pos(e->manager, r->seq, &next_pos) || kvf__live_turns(r, next_pos)))
+        if (!changed &&
+            (r->idle || kvf_seq_next_pos(e->manager, r->seq, &next_pos) || kvf__live_segment_begins(r, next_pos)))
             continue; /* no token is appended; what a segment takes beyond the budget goes at its end */
         if (!kvf_policy_evicts(&r->policy) || (!changed && kvf_policy_sizes(e->policies, index))) continue;
         e->rows[n] = r;

@@ -37,7 +37,7 @@ kvf__group *kvf__group_create(kvf_engine *e, const kvf_generate *g) {
                               .width = width,
                               .ranked = g->beam_width || g->best_of > g->n,
                               .beams = g->beam_width != 0,
-                              .varied = g->sample_policies && width > 1,
+                              .own_policies = g->sample_policies && width > 1,
                               .n_left = width,
                               .n_choices = n_choices,
                               .length_penalty = g->length_penalty,
@@ -101,13 +101,13 @@ kvf_status kvf__group_forked(kvf_engine *e, kvf__live *leader, kvf_error *err) {
         if (!r || r->seq) continue;
         r->seq = kvf_sched_seq(e->sched, r->id); /* 0 for those of another group, and for what was preempted */
         r->draws_from = r->seq && !g->beams ? leader : NULL;
-        r->twin = r->seq && g->beams;
+        r->duplicate = r->seq && g->beams;
         if (r->seq) {
             r->n_cached = leader->n_cached;
             r->n_reached = leader->n_reached;
             r->started = leader->started;
             r->started_step = leader->started_step;
-            if (!g->varied) r->policy = leader->policy; /* its budget may have changed */
+            if (!g->own_policies) r->policy = leader->policy; /* its budget may have changed */
         }
         r->in_prompt = 0;
     }
@@ -195,7 +195,7 @@ void kvf__group_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const cha
 
 bool kvf__beams_ready(const kvf__group *g) {
     for (uint32_t i = 0; i < g->n_left; i++)
-        if (!g->members[i]->choices.n && !g->members[i]->twin) return false;
+        if (!g->members[i]->choices.n && !g->members[i]->duplicate) return false;
     return true;
 }
 
@@ -290,7 +290,7 @@ static bool take_pick(kvf_engine *e, kvf__live *r, const kvf__pick *p) {
     r->sum = p->sum;
     r->choices.n = 0;
     r->n_failures = 0;
-    r->twin = false;
+    r->duplicate = false;
     return kvf__live_text(e, r, p->token) >= 0;
 }
 
@@ -327,10 +327,10 @@ static bool is_done(const kvf__group *g, uint32_t n_picks) {
     return g->picks[0].sum / pow(n, g->length_penalty) <= g->done[g->n_done - 1]->outcome->result.score;
 }
 
-/* A beam of its own for a further continuation of p->from: a twin, or a fork. NULL: the scheduler has no place. */
-static kvf__live *branch(kvf_engine *e, kvf__group *g, const kvf__pick *p, uint32_t *next_twin) {
-    for (; !g->begun && *next_twin < g->n_left; (*next_twin)++)
-        if (g->members[*next_twin] != p->from) return g->members[(*next_twin)++];
+/* A beam of its own for a further continuation of p->from: a duplicate, or a fork. NULL: the scheduler has no place. */
+static kvf__live *branch(kvf_engine *e, kvf__group *g, const kvf__pick *p, uint32_t *next_duplicate) {
+    for (; !g->begun && *next_duplicate < g->n_left; (*next_duplicate)++)
+        if (g->members[*next_duplicate] != p->from) return g->members[(*next_duplicate)++];
     kvf__live *r = g->spare;
     if (!r || kvf_sched_fork(e->sched, p->from->id, r, &r->id)) return NULL;
     g->spare = r->next;
@@ -340,7 +340,7 @@ static kvf__live *branch(kvf_engine *e, kvf__group *g, const kvf__pick *p, uint3
 }
 
 /* The picks become the members, in the order of their rank. Those that are left go before any is forked: their room is
- * what the forks take. Twins are taken in place of forks. */
+ * what the forks take. Duplicates are taken in place of forks. */
 static bool move_on(kvf_engine *e, kvf__group *g, uint32_t n_picks) {
     kvf__live *next[KVF_SAMPLES_MAX] = {NULL};
     bool good = true, used[KVF_SAMPLES_MAX] = {false};
@@ -357,16 +357,16 @@ static bool move_on(kvf_engine *e, kvf__group *g, uint32_t n_picks) {
         g->members[m]->next = g->spare;
         g->spare = g->members[m];
     }
-    uint32_t next_twin = 1, n = 0;
+    uint32_t next_duplicate = 1, n = 0;
     for (uint32_t i = 0; i < n_picks; i++) {
         if (next[i]) continue;
-        next[i] = branch(e, g, &g->picks[i], &next_twin);
+        next[i] = branch(e, g, &g->picks[i], &next_duplicate);
         if (next[i]) good = copy_beam(e, g->picks[i].from, next[i]) && good;
     }
-    for (; !g->begun && next_twin < g->n_left; next_twin++) { /* fewer continuations than beams */
-        give_back(e, g->members[next_twin]);
-        g->members[next_twin]->next = g->spare;
-        g->spare = g->members[next_twin];
+    for (; !g->begun && next_duplicate < g->n_left; next_duplicate++) { /* fewer continuations than beams */
+        give_back(e, g->members[next_duplicate]);
+        g->members[next_duplicate]->next = g->spare;
+        g->spare = g->members[next_duplicate];
     }
     for (uint32_t i = 0; i < g->width; i++) g->members[i] = NULL;
     for (uint32_t i = 0; i < n_picks; i++) {

@@ -11,13 +11,13 @@
  *   group    the samples or beams of one request: live ones (members), those that have ended and wait to be ranked (done),
  *            and room for more (spare). A plain request has none
  *   draw     a sample to take from a row of logits: several live ones draw from the row in which their prompt ended
- *   varied   of a group: its samples have policies of their own, and are forked off before the prompt's events
+ *   own_policies   of a group: its samples have policies of their own, and are forked off before the prompt's events
  *   idle     kept open, between two turns
  *   turn     a segment of the prompt and its answer; the first turn is the prompt. Tokens of all turns stand in one array, and
  *            what is kept per generated token (logprobs, top) counts from the first prompt's end, with gaps for segments
- *   aside    the rows that stand back while others have their events: those of the step while the samples of a prompt do,
+ *   other_rows    the rows that stand back while others have their events: those of the step while the samples of a prompt do,
  *            else those of the last such samples
- *   twin     a beam that was just forked off at the prompt's end and knows nothing that the first one does not
+ *   duplicate     a beam that was just forked off at the prompt's end and knows nothing that the first one does not
  *
  * Invariant: a request has seq != 0 exactly while it was in the last planned step and was neither preempted nor ended.
  */
@@ -41,7 +41,7 @@ typedef struct kvf__live {
     kvf__group *group;             /* NULL: one request, one answer */
     uint32_t index;                /* of the sample; of a beam: its place among the members */
     struct kvf__live *draws_from;  /* its first draw is from the row in which that one's prompt ended; else NULL */
-    bool twin;
+    bool duplicate;
     double sum; /* of its log-probabilities */
     kvf__choices choices;
     struct kvf__outcome *outcome; /* ranked: what became of it, for when all have ended */
@@ -116,7 +116,7 @@ struct kvf__group {
     kvf_request id; /* what the caller knows: the first sample's */
     uint32_t n;     /* answers */
     uint32_t width; /* samples or beams */
-    bool ranked, beams, varied, abort;
+    bool ranked, beams, own_policies, abort;
     bool begun;      /* beams: they differ */
     bool stuck;      /* beams: the scheduler ended one */
     uint32_t n_left; /* members that live */
@@ -228,12 +228,12 @@ struct kvf_engine {
     uint32_t *keep, *table_slots;                       /* [n_tables] */
     kvf_layer_occupancy *layers, *result_layers;
     /* Figures of the only request in the pool before a plan that may end it: afterwards its sequence is gone. */
-    kvf_result lone;
-    kvf_layer_occupancy *lone_layers;
-    kvf_layer_size *lone_sizes, *lone_groups;
-    double *lone_density;
+    kvf_result single;
+    kvf_layer_occupancy *single_layers;
+    kvf_layer_size *single_sizes, *single_groups;
+    double *single_density;
     kvf_view view;            /* of the step */
-    kvf__rows aside;          /* see the glossary */
+    kvf__rows other_rows;     /* see the glossary */
     kvf_error *observe_error; /* of the step, for what fails within the forward pass; or NULL */
 
     kvf_engine_stats stats;
@@ -271,13 +271,14 @@ void kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step);
 kvf_status kvf__engine_set_prefix(kvf_engine *e, const kvf__live *r);
 
 /* turn.c */
-typedef struct kvf__stretch {
+typedef struct kvf__token_range {
     uint32_t begin, end;
-} kvf__stretch;
+} kvf__token_range;
 
-kvf__stretch kvf__live_stretch(const kvf__live *r, uint32_t at); /* the prompt, or the segment, that has that token */
-bool kvf__live_turns(const kvf__live *r, uint32_t at);           /* a segment begins there */
-uint32_t kvf__live_seen(const kvf__live *r, uint32_t end);       /* prompt tokens before that one */
+kvf__token_range kvf__live_segment_at(const kvf__live *r,
+                                      uint32_t at);             /* the prompt, or the segment, that has that token */
+bool kvf__live_segment_begins(const kvf__live *r, uint32_t at); /* a segment begins there */
+uint32_t kvf__live_seen(const kvf__live *r, uint32_t end);      /* prompt tokens before that one */
 /* Its answer has ended: it is delivered, and the request stays open if it is to and can. */
 void kvf__live_answered(kvf_engine *e, kvf__live *r, kvf_finish finish);
 
@@ -309,7 +310,7 @@ void kvf__group_room_free(kvf_engine *e, kvf__live *r);
 /* After kvf_sched_prompt_done of a prompt that others were held for. */
 kvf_status kvf__group_forked(kvf_engine *e, kvf__live *leader, kvf_error *err);
 void kvf__group_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error); /* of a ranked one */
-/* All beams know their choices, or are twins of one that does: one step of the search. May end the group. */
+/* All beams know their choices, or are duplicates of one that does: one step of the search. May end the group. */
 bool kvf__beams_ready(const kvf__group *g);
 kvf_status kvf__beams_advance(kvf_engine *e, kvf__group *g, kvf_error *err);
 void kvf__beams_stop(kvf_engine *e, kvf__group *g, kvf_finish finish, const char *error);
@@ -334,7 +335,7 @@ bool kvf__live_take_arrays(kvf_engine *e, kvf__live *r,
 void kvf__live_free_arrays(kvf_engine *e, kvf__live *r);
 bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more); /* false: out of memory */
 kvf__prompt_needs kvf__live_needs(const kvf__live *r);
-void kvf__live_note_lone(kvf_engine *e);
+void kvf__live_note_single(kvf_engine *e);
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request);
 void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error);
 /* Appends the token's bytes to the text; 1 when a stop string is complete (the text is then cut before it), -1 when out of memory. */

@@ -211,10 +211,10 @@ static kvf_status policy_of(const kvf_engine *e, const kvf_generate *g, uint32_t
 }
 
 kvf__prompt_needs kvf__live_needs(const kvf__live *r) {
-    bool varied = r->group && r->group->varied;
+    bool own_policies = r->group && r->group->own_policies;
     kvf__prompt_needs all = {.gqa = r->policy.gqa};
-    for (uint32_t k = 0; k < (varied ? r->group->width : 1); k++) {
-        const kvf__live *sample = varied ? r->group->members[k] : r;
+    for (uint32_t k = 0; k < (own_policies ? r->group->width : 1); k++) {
+        const kvf__live *sample = own_policies ? r->group->members[k] : r;
         uint32_t needs = sample ? kvf_policy_needs(&sample->policy) : 0;
         all.needs |= needs;
         if (needs & KVF_NEEDS_LAST_ROWS) all.score_window = sample->policy.score_window;
@@ -319,7 +319,7 @@ static kvf_status submit(kvf_engine *e, const kvf_generate *g, const kvf_policy_
                            .user = r,
                            .sample_users = group ? (void *const *)group->members : NULL,
                            .sample_names = group ? names : NULL,
-                           .sample_options = group && group->varied ? options : NULL};
+                           .sample_options = group && group->own_policies ? options : NULL};
     kvf_status st = kvf_sched_submit(e->sched, &s, &r->id);
     if (st) {
         if (group)
@@ -374,7 +374,7 @@ kvf_status kvf_engine_set_budget(kvf_engine *e, kvf_request request, double rho,
     if (!first)
         return kvf__fail(err, KVF_E_NOT_FOUND, "request %llu: is not live: it was never given out, or has ended",
                          (unsigned long long)request);
-    if (first->group && first->group->varied)
+    if (first->group && first->group->own_policies)
         return kvf__fail(err, KVF_E_STATE,
                          "request %llu: its samples have policies of their own, and keep their budgets",
                          (unsigned long long)request);
@@ -424,7 +424,7 @@ void kvf__live_link(kvf_engine *e, kvf__live *r) {
 static void leave_rows(kvf_engine *e, const kvf__live *r) {
     for (uint32_t i = 0; i < e->max_running; i++) {
         if (e->rows[i] == r) e->rows[i] = NULL;
-        if (e->aside.rows[i] == r) e->aside.rows[i] = NULL;
+        if (e->other_rows.rows[i] == r) e->other_rows.rows[i] = NULL;
     }
 }
 
@@ -441,7 +441,7 @@ void kvf__live_lost(kvf_engine *e, kvf__live *r) {
     r->seq = 0;
     r->n_preempted++;
     r->draws_from = NULL;
-    r->twin = false;
+    r->duplicate = false;
     r->choices.n = 0;
     leave_rows(e, r);
 }
@@ -505,23 +505,24 @@ static void result_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *la
     if (kvf_seq_sharing(e->manager, r->seq, &result->own_blocks, &result->shared_blocks)) result->own_blocks = 0;
 }
 
-void kvf__live_note_lone(kvf_engine *e) {
-    const kvf__live *lone = NULL;
-    e->lone.request = 0;
+void kvf__live_note_single(kvf_engine *e) {
+    const kvf__live *single = NULL;
+    e->single.request = 0;
     for (const kvf__live *r = e->first; r; r = r->next) {
         if (!r->seq || r->idle) continue; /* what is idle goes before anything ends */
-        if (lone) return;
-        lone = r;
+        if (single) return;
+        single = r;
     }
-    if (!lone) return;
-    kvf_result result = {.request = lone->id};
+    if (!single) return;
+    kvf_result result = {.request = single->id};
     uint32_t n_layers = e->info->n_layers;
-    result_kv(e, lone, e->lone_layers, &result);
-    if (result.sizes) result.sizes = memcpy(e->lone_sizes, result.sizes, n_layers * sizeof *e->lone_sizes);
+    result_kv(e, single, e->single_layers, &result);
+    if (result.sizes) result.sizes = memcpy(e->single_sizes, result.sizes, n_layers * sizeof *e->single_sizes);
     if (result.group_sizes)
-        result.group_sizes = memcpy(e->lone_groups, result.group_sizes, e->n_tables * sizeof *e->lone_groups);
-    if (result.density) result.density = memcpy(e->lone_density, result.density, n_layers * sizeof *e->lone_density);
-    if (result.layers) e->lone = result;
+        result.group_sizes = memcpy(e->single_groups, result.group_sizes, e->n_tables * sizeof *e->single_groups);
+    if (result.density)
+        result.density = memcpy(e->single_density, result.density, n_layers * sizeof *e->single_density);
+    if (result.layers) e->single = result;
 }
 
 /* What a request holds, or held before the scheduler ended it. */
@@ -531,17 +532,17 @@ void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *l
     result->n_groups = e->n_groups;
     if (r->seq) {
         result_kv(e, r, layers, result);
-    } else if (e->lone.request == r->id) {
-        result->layers = e->lone.layers;
-        result->sizes = e->lone.sizes;
-        result->group_sizes = e->lone.group_sizes;
-        result->density = e->lone.density;
-        result->counts = e->lone.counts;
-        result->held_tokens = e->lone.held_tokens;
-        result->full_tokens = e->lone.full_tokens;
-        result->kept = e->lone.kept;
-        result->own_blocks = e->lone.own_blocks;
-        result->shared_blocks = e->lone.shared_blocks;
+    } else if (e->single.request == r->id) {
+        result->layers = e->single.layers;
+        result->sizes = e->single.sizes;
+        result->group_sizes = e->single.group_sizes;
+        result->density = e->single.density;
+        result->counts = e->single.counts;
+        result->held_tokens = e->single.held_tokens;
+        result->full_tokens = e->single.full_tokens;
+        result->kept = e->single.kept;
+        result->own_blocks = e->single.own_blocks;
+        result->shared_blocks = e->single.shared_blocks;
     }
 }
 

@@ -96,10 +96,10 @@ static float *columns(kvf_engine *e, const kvf_step_item *item, bool wanted, flo
 static void want_logprobs(kvf_engine *e, const kvf_step_item *item, uint32_t i) {
     const kvf__live *r = item->user;
     bool decode = item->kind == KVF_STEP_DECODE;
-    uint32_t end = decode ? 0 : kvf__live_stretch(r, item->token_begin).end;
+    uint32_t end = decode ? 0 : kvf__live_segment_at(r, item->token_begin).end;
     for (uint32_t t = 0; t < item->n_tokens; t++) {
         uint32_t next = item->token_begin + t + 1;
-        if (next >= end && !kvf__live_turns(r, next)) continue;
+        if (next >= end && !kvf__live_segment_begins(r, next)) continue;
         e->targets[e->q_begin[i] + t] = r->tokens[next];
         e->n_targets++;
     }
@@ -118,8 +118,8 @@ static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_
     e->added_sums[i] = columns(e, item, needs & KVF_NEEDS_COL_SUMS, e->sums, e->info->n_q_heads);
     e->added_last[i] = columns(e, item, needs & KVF_NEEDS_LAST_ROWS, e->last_sums, e->info->n_q_heads);
     e->added_squares[i] = columns(e, item, needs & KVF_NEEDS_SQUARES, e->squares, e->info->n_kv_heads);
-    kvf__stretch stretch = kvf__live_stretch(r, item->token_begin);
-    e->last_begin[i] = stretch.end - KVF__MIN(prompt.score_window, stretch.end - stretch.begin);
+    kvf__token_range range = kvf__live_segment_at(r, item->token_begin);
+    e->last_begin[i] = range.end - KVF__MIN(prompt.score_window, range.end - range.begin);
     if (needs & KVF_NEEDS_LOGPROBS) want_logprobs(e, item, i);
     bool found =
         item->match && item->match->n_snapshot_tokens; /* else none of those that share the prompt needs them */
@@ -137,7 +137,7 @@ static void keep_logprobs(kvf_engine *e, const kvf_step *step) {
         for (uint32_t t = 0; t < item->n_tokens; t++) {
             uint32_t row = e->q_begin[i] + t, next = item->token_begin + t + 1;
             if (e->targets[row] == KVF_NO_TOKEN) continue;
-            if (kvf__live_turns(r, next))
+            if (kvf__live_segment_begins(r, next))
                 r->first_logprob = e->target_logprobs[row];
             else
                 e->prompt_logprobs[item->prefill_offset + next] = (float)e->target_logprobs[row];
@@ -317,16 +317,16 @@ static kvf_status end_prompts(kvf_engine *e, uint32_t begin, uint32_t end, uint3
 
 static void swap_rows(kvf_engine *e) {
     kvf__rows now = {e->rows, e->seqs, e->prompt_sums, e->view};
-    e->rows = e->aside.rows;
-    e->seqs = e->aside.seqs;
-    e->prompt_sums = e->aside.prompt_sums;
-    e->view = e->aside.view;
-    e->aside = now;
+    e->rows = e->other_rows.rows;
+    e->seqs = e->other_rows.seqs;
+    e->prompt_sums = e->other_rows.prompt_sums;
+    e->view = e->other_rows.view;
+    e->other_rows = now;
 }
 
 /* Samples with policies of their own: forked off before anything is evicted, they have their events together. The rows are
  * theirs until then. */
-static kvf_status end_varied(kvf_engine *e, kvf__live *leader, float *sums, kvf_error *err) {
+static kvf_status end_sample_prompts(kvf_engine *e, kvf__live *leader, float *sums, kvf_error *err) {
     const kvf__group *g = leader->group;
     kvf_status st = kvf_sched_fork_prompt(e->sched, leader->id);
     if (st == KVF_E_NO_BLOCKS) {
@@ -360,8 +360,8 @@ static kvf_status policy_moments(kvf_engine *e, const kvf_step *step, kvf_error 
         kvf__live *r = e->rows[i];
         if (!r || !step->items[i].prompt_ends) continue;
         r->in_prompt = 0;
-        if (step->items[i].n_held && r->group->varied)
-            st = end_varied(e, r, e->prompt_sums[i], err);
+        if (step->items[i].n_held && r->group->own_policies)
+            st = end_sample_prompts(e, r, e->prompt_sums[i], err);
         else
             st = end_prompts(e, i, i + 1, step->items[i].n_held, err);
     }
@@ -481,7 +481,7 @@ void kvf__live_preempted(kvf_engine *e, kvf__live *r, int swapped) {
 }
 
 /* Requests the scheduler preempted or ended. */
-static void fallen(kvf_engine *e, const kvf_step *step) {
+static void preempted_and_ended(kvf_engine *e, const kvf_step *step) {
     for (uint32_t i = 0; i < step->n_preempted; i++)
         kvf__live_preempted(e, step->preempted[i].user, step->preempted[i].swapped);
     for (uint32_t i = 0; i < step->n_ends; i++) {
@@ -521,12 +521,12 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     kvf_status st = kvf__engine_transfers_end(e, err); /* of a step without items */
     if (st || (st = kvf__engine_overflow(e, err))) return st;
     memset(e->rows, 0, e->max_running * sizeof *e->rows);
-    kvf__live_note_lone(e);
+    kvf__live_note_single(e);
     if ((st = kvf__engine_offload_first(e, err))) return st;
     if ((st = kvf_sched_plan(e->sched, &step))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_running = step.n_running;
     e->stats.n_running_max = KVF__MAX(e->stats.n_running_max, step.n_running);
-    fallen(e, &step);
+    preempted_and_ended(e, &step);
     if ((st = kvf__engine_copies(e, &step.copies, err))) return st;
     if (!step.n_items) return (st = kvf_sched_done(e->sched)) == KVF_E_STATE ? KVF_OK : st;
     uint32_t n_out;

@@ -1,13 +1,13 @@
 /* Dialogues: requests that stay open when their answer has ended, and their next turns. */
 #include "engine/internal.h"
 
-kvf__stretch kvf__live_stretch(const kvf__live *r, uint32_t at) {
+kvf__token_range kvf__live_segment_at(const kvf__live *r, uint32_t at) {
     for (uint32_t i = 0; i < r->n_segments && at >= r->n_prompt; i++)
-        if (at < r->segments[i].end) return (kvf__stretch){r->segments[i].begin, r->segments[i].end};
-    return (kvf__stretch){0, r->n_prompt};
+        if (at < r->segments[i].end) return (kvf__token_range){r->segments[i].begin, r->segments[i].end};
+    return (kvf__token_range){0, r->n_prompt};
 }
 
-bool kvf__live_turns(const kvf__live *r, uint32_t at) {
+bool kvf__live_segment_begins(const kvf__live *r, uint32_t at) {
     for (uint32_t i = 0; i < r->n_segments; i++)
         if (at == r->segments[i].begin) return true;
     return false;

@@ -178,7 +178,7 @@ static kvf_reserve reserve_of(const kvf_sched *s, const kvf__req *r) {
     return (kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = s->want, .with_scores = r->needs_scores};
 }
 
-static kvf_status promise_want(kvf_sched *s, const kvf__req *r) {
+static kvf_status reserve_want(kvf_sched *s, const kvf__req *r) {
     kvf_reserve reserve = reserve_of(s, r);
     return kvf_seq_reserve_as(s->config.manager, r->seq, &reserve);
 }
@@ -194,7 +194,8 @@ kvf_status kvf__sched_take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks)
         reserve.growth = 1;
     } else if (kvf__sched_shared_blocks(s, r)) {
         reserve.growth = 1;
-        if (!r->varied || !r->n_held) blocks = KVF__MIN(blocks_for(s, r->n_prefill) + r->n_steady, found + r->n_blocks);
+        if (!r->own_options || !r->n_held)
+            blocks = KVF__MIN(blocks_for(s, r->n_prefill) + r->n_steady, found + r->n_blocks);
     }
     want_blocks(s, blocks);
     return kvf__sched_attach(s, r, &reserve);
@@ -215,11 +216,11 @@ kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
         sized = want_sized(s, r, sizes, kvf_policy_group_sizes(s->config.policies, r->seq_index));
     else
         want_blocks(s, 0);
-    kvf_status status = promise_want(s, r);
+    kvf_status status = reserve_want(s, r);
     if (status != KVF_OK) return status;
     r->sized = sized;
-    r->unpromised = false;
-    if (sizes && r->bounds) r->bounded = true;
+    r->unreserved = false;
+    if (sizes && r->tightened) r->bounded = true;
     return KVF_OK;
 }
 
@@ -248,7 +249,7 @@ kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *
         (void)want_sized(s, r, s->sizes, NULL); /* groups are dealt theirs by the event */
     else
         want_blocks(s, to->bounded ? to->n_blocks : 0);
-    return promise_want(s, r);
+    return reserve_want(s, r);
 }
 
 /* What kvf__sched_reserve_change took is given up, as far as the budget that it has does without. */
@@ -271,7 +272,7 @@ kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r) {
         if (h->seq) status = kvf__sched_reserve_blocks(s, r, h->seq, 0); /* it keeps its place */
     if (status != KVF_OK) return status;
     r->sized = false;
-    r->unpromised = true;
+    r->unreserved = true;
     return KVF_OK;
 }
 
@@ -328,7 +329,7 @@ kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
     r->state = KVF__REQ_PREFILL;
     r->segment = 0;
     r->n_computed = r->match.n_tokens;
-    r->sized = r->unpromised = r->forked = r->untold = false;
+    r->sized = r->unreserved = r->forked = r->awaits_token = false;
     return KVF__ADMITTED;
 }
 
@@ -358,11 +359,11 @@ static uint32_t present_blocks(kvf_sched *s, const kvf__req *r) {
 }
 
 void kvf__sched_requeue(kvf_sched *s, kvf__req *r) {
-    if (r->bounds)
+    if (r->tightened)
         r->bounded = true;
     else if (!r->bounded)
         r->n_blocks = KVF__MAX(r->n_blocks, present_blocks(s, r));
-    r->bounds = false;
+    r->tightened = false;
     kvf__sched_release(s, r);
     r->state = KVF__REQ_WAITING;
     kvf__sched_insert(s, &s->queue, r);
@@ -371,8 +372,8 @@ void kvf__sched_requeue(kvf_sched *s, kvf__req *r) {
 static void leave(kvf_sched *s, kvf__req *r) {
     if (r->state == KVF__REQ_HELD)
         kvf__group_leave(s, r);
-    else if (r->state == KVF__REQ_PARKED)
-        s->n_parked--;
+    else if (r->state == KVF__REQ_PAUSED_PREEMPTED)
+        s->n_paused_preempted--;
     else if (r->state == KVF__REQ_WAITING || r->state == KVF__REQ_SWAPPED)
         kvf__sched_remove(s, &s->queue, r);
     else

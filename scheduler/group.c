@@ -17,7 +17,7 @@ void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r) {
 }
 
 /* An empty sequence that holds a promise, and a place among those that run. */
-static void give_promise(kvf_sched *s, kvf__req *held) {
+static void drop_reservation(kvf_sched *s, kvf__req *held) {
     if (!held->seq) return;
     kvf_status status = kvf_seq_free(s->config.manager, held->seq);
     (void)status; /* stale only if the caller freed it, which leaves nothing to free */
@@ -33,7 +33,7 @@ void kvf__group_leave(kvf_sched *s, kvf__req *held) {
     held->next = held->leader = KVF__SLOT_NONE;
     leader->n_held--;
     s->n_held--;
-    give_promise(s, held);
+    drop_reservation(s, held);
 }
 
 kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader) {
@@ -45,8 +45,8 @@ kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader) {
 void kvf__group_dissolve(kvf_sched *s, kvf__req *leader) {
     for (kvf__req *r; (r = kvf__group_unhold(s, leader));) {
         r->state = KVF__REQ_WAITING;
-        r->bounded |= r->bounds;
-        r->bounds = false;
+        r->bounded |= r->tightened;
+        r->tightened = false;
         r->again = true; /* the leader's look-up was the prompt's first */
         kvf__sched_insert(s, &s->queue, r);
     }
@@ -66,7 +66,7 @@ kvf__needs kvf__group_needs(kvf_sched *s, const kvf__req *leader) {
 }
 
 /* With options of their own all share the prompt as it is, and each goes to blocks of its own. */
-uint64_t kvf__group_varied_blocks(const kvf_sched *s, const kvf__req *leader) {
+uint64_t kvf__group_own_options_blocks(const kvf_sched *s, const kvf__req *leader) {
     return kvf__sched_prompt_blocks(s, leader) + leader->child_blocks;
 }
 
@@ -82,7 +82,7 @@ bool kvf__group_takes(const kvf_sched *s, const kvf__req *leader, const kvf__req
  * for every two of them. */
 static uint64_t leader_blocks(const kvf_sched *s, const kvf__req *r, uint32_t n) {
     uint64_t own = kvf__sched_admission_blocks(s, r);
-    if (r->varied && n > 1) return kvf__group_varied_blocks(s, r);
+    if (r->own_options && n > 1) return kvf__group_own_options_blocks(s, r);
     uint32_t n_bases = n < 2 || !r->bounded ? 0 : r->forks ? n / 2 : 1;
     return KVF__MAX(own, (uint64_t)r->child_blocks * (n_bases ? 1 + n_bases : 0));
 }
@@ -122,7 +122,7 @@ kvf_status kvf__group_reserve(kvf_sched *s, kvf__req *leader) {
 }
 
 void kvf__group_unreserve(kvf_sched *s, kvf__req *leader) {
-    for (kvf__req *r = kvf__sched_at(s, leader->held); r; r = kvf__sched_at(s, r->next)) give_promise(s, r);
+    for (kvf__req *r = kvf__sched_at(s, leader->held); r; r = kvf__sched_at(s, r->next)) drop_reservation(s, r);
 }
 
 /* Without room a tighter budget leaves the former promises: the fork is then all or none as ever. */
@@ -198,9 +198,9 @@ static void run_fork(kvf_sched *s, kvf__req *parent, kvf__req *child) {
     child->n_computed = parent->n_computed;
     child->n_prefill = parent->n_prefill;
     child->sized = parent->sized;
-    child->unpromised = parent->unpromised;
+    child->unreserved = parent->unreserved;
     child->bounded = parent->bounded;
-    child->bounds = parent->bounds;
+    child->tightened = parent->tightened;
     child->state = KVF__REQ_DECODE;
     child->forked = parent->forked = true;
     kvf__sched_insert(s, &s->running, child);
@@ -208,7 +208,7 @@ static void run_fork(kvf_sched *s, kvf__req *parent, kvf__req *child) {
 
 /* What the parent held by itself is shared now, so that its reservation is owed in full again. Without room it is owed
  * until the next plan; an event may then find too few blocks, which kvf_sched_shed is for. */
-static void promise_again(kvf_sched *s, kvf__req *parent) {
+static void reserve_again(kvf_sched *s, kvf__req *parent) {
     bool known = kvf_policy_sizes(s->config.policies, parent->seq_index) != NULL;
     kvf_status status = !known && parent->bounded
                             ? kvf__sched_reserve_blocks(s, parent, parent->seq, parent->child_blocks)
@@ -238,12 +238,12 @@ kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader) {
         r->seq = seq;
         run_fork(s, leader, r);
     }
-    promise_again(s, leader);
+    reserve_again(s, leader);
     return KVF_OK;
 }
 
 /* A child that shares the prompt and has all before it: no event yet, no score page, a state of its own options. */
-static kvf_status fork_varied(kvf_sched *s, const kvf__req *leader, kvf__req *r) {
+static kvf_status fork_sample(kvf_sched *s, const kvf__req *leader, kvf__req *r) {
     kvf_manager *manager = s->config.manager;
     kvf_status status = kvf_seq_fork(manager, leader->seq, copies(s), &r->seq);
     if (status != KVF_OK) return status;
@@ -255,7 +255,7 @@ static kvf_status fork_varied(kvf_sched *s, const kvf__req *leader, kvf__req *r)
 }
 
 /* Held ones become what their leader is: requests whose prompt has ended. */
-static void release_varied(kvf_sched *s, kvf__req *leader) {
+static void release_samples(kvf_sched *s, kvf__req *leader) {
     while (leader->n_held) {
         kvf__req *r = kvf__sched_at(s, leader->held);
         kvf_seq seq = r->seq;
@@ -265,7 +265,7 @@ static void release_varied(kvf_sched *s, kvf__req *leader) {
         r->n_computed = leader->n_computed;
         r->n_prefill = leader->n_prefill;
         r->state = KVF__REQ_PROMPT_END;
-        r->sized = r->unpromised = false;
+        r->sized = r->unreserved = false;
         r->forked = true;
         kvf__sched_insert(s, &s->running, r);
     }
@@ -273,15 +273,15 @@ static void release_varied(kvf_sched *s, kvf__req *leader) {
 }
 
 /* The promises of admission come back as they are wanted: none while the forks are made, then each one's own. */
-kvf_status kvf__group_fork_varied(kvf_sched *s, kvf__req *leader) {
+kvf_status kvf__group_fork_prompt(kvf_sched *s, kvf__req *leader) {
     kvf__group_unreserve(s, leader);
     uint32_t first_copy = copies(s)->n;
     kvf_status status = kvf__sched_reserve_blocks(s, leader, leader->seq, 0);
     for (kvf__req *r = kvf__sched_at(s, leader->held); r && status == KVF_OK; r = kvf__sched_at(s, r->next))
-        status = fork_varied(s, leader, r);
+        status = fork_sample(s, leader, r);
     if (status == KVF_OK) status = kvf__sched_reserve_blocks(s, leader, leader->seq, leader->child_blocks);
     if (status == KVF_OK) {
-        release_varied(s, leader);
+        release_samples(s, leader);
         return KVF_OK;
     }
     for (kvf__req *r = kvf__sched_at(s, leader->held); r; r = kvf__sched_at(s, r->next)) unfork_state(s, r);
@@ -293,14 +293,14 @@ kvf_status kvf__group_fork_varied(kvf_sched *s, kvf__req *leader) {
 
 /* What follows from options: those of its own stay, of a group's it takes what the leader has come to. */
 static void take_options(kvf_sched *s, const kvf__req *leader, kvf__req *r) {
-    if (r->varied && r->seq) {
+    if (r->own_options && r->seq) {
         kvf_status status = kvf_policy_open(s->config.policies, r->seq_index, &r->options, &s->error);
         (void)status; /* they were checked at the submission, for the same sizes */
     }
-    if (r->varied) return;
+    if (r->own_options) return;
     r->n_blocks = leader->n_blocks;
     r->bounded = leader->bounded;
-    r->bounds = leader->bounds;
+    r->tightened = leader->tightened;
 }
 
 /* The first held one takes the leader's place, with all that it has: the prompt is computed once. */
@@ -313,7 +313,7 @@ bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
     r->n_computed = leader->n_computed;
     r->n_prefill = leader->n_prefill;
     r->extent_begin = leader->extent_begin;
-    r->unpromised = leader->unpromised;
+    r->unreserved = leader->unreserved;
     r->sized = leader->sized;
     r->seq = leader->seq;
     r->seq_index = leader->seq_index;
@@ -371,11 +371,11 @@ kvf_status kvf_sched_fork(kvf_sched *sched, kvf_request parent, void *user, kvf_
     bool room = sched->running.n + sched->n_reserved < sched->config.max_running;
     if (room && fork_state(sched, r, child) == KVF_OK) {
         run_fork(sched, r, child);
-        promise_again(sched, r);
+        reserve_again(sched, r);
     } else {
         child->state = KVF__REQ_WAITING;
         child->n_computed = 0;
-        child->untold = true;
+        child->awaits_token = true;
         kvf__sched_insert(sched, &sched->queue, child);
     }
     *out = child->name;
@@ -395,7 +395,7 @@ kvf_status kvf_sched_shed(kvf_sched *sched, kvf_step_item *preempted) {
     if (!preempted) return kvf__fail(&sched->error, KVF_E_INVALID, "preempted: is NULL");
     if (sched->planned && sched->n_items)
         return kvf__fail(&sched->error, KVF_E_STATE, "a step is planned: call this after kvf_sched_done");
-    if (kvf__sched_park_one(sched)) {
+    if (kvf__sched_preempt_paused(sched)) {
         *preempted = sched->preempted[--sched->n_preempted];
         return KVF_OK;
     }

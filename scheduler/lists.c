@@ -112,7 +112,7 @@ static bool req_is_valid(const kvf__req *r, bool running) {
     case KVF__REQ_DECODE: return running && r->seq && r->extent_begin == KVF__SLOT_NONE;
     case KVF__REQ_SWAPPED:
         return !running && r->seq && r->n_computed < r->n_known && r->extent_begin == KVF__SLOT_NONE && !r->n_held;
-    case KVF__REQ_PARKED:
+    case KVF__REQ_PAUSED_PREEMPTED:
     case KVF__REQ_HELD:
     case KVF__REQ_FREE: break;
     }
@@ -158,7 +158,7 @@ bool kvf__sched_is_valid(const kvf_sched *s) {
     if (!held_are_valid(s, &s->running, true, &n_held, &n_reserved)) return false;
     if (!kvf__parting_is_valid(s)) return false;
     if (n_held != s->n_held || n_reserved != s->n_reserved) return false;
-    if (n_free + n_held + s->n_parked + s->queue.n + s->running.n != s->n_slots_used) return false;
+    if (n_free + n_held + s->n_paused_preempted + s->queue.n + s->running.n != s->n_slots_used) return false;
     for (uint32_t i = s->running.head; i != KVF__SLOT_NONE; i = s->slots[i].next)
         n_holders += s->slots[i].extent_begin != KVF__SLOT_NONE;
     for (uint32_t i = 0; i < s->n_extents; end = s->extents[i++].end)

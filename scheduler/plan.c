@@ -76,10 +76,10 @@ static kvf_status append_items(kvf_sched *s) {
 /* Makes room for a growth that found no block. The latest arrival goes: whoever needs the block came no later. The
  * running requests are never all put back: the last one ends instead, since it has the pool to itself. */
 static void shed_latest(kvf_sched *s) {
-    if (kvf__sched_park_one(s)) return;
+    if (kvf__sched_preempt_paused(s)) return;
     kvf__req *r = kvf__sched_at(s, s->running.tail);
     if (s->running.n == 1) {
-        if (!r->bounded && !r->unpromised && kvf__sched_reserve_nothing(s, r) == KVF_OK) return;
+        if (!r->bounded && !r->unreserved && kvf__sched_reserve_nothing(s, r) == KVF_OK) return;
         kvf__sched_end(s, r, r->bounded ? KVF_END_NO_BLOCKS : KVF_END_LENGTH);
         return;
     }
@@ -151,11 +151,11 @@ static void end_head(kvf_sched *s, kvf__req *r, kvf__admission admission) {
 /* The head of the queue comes back from the host, with its next token. Alone and without room it never can: its tokens are
  * computed again. */
 static kvf_status bring_back(kvf_sched *s, kvf__req *r, bool *more) {
-    if (s->n_tokens == s->config.max_batch_tokens || s->reads_aside) return KVF_OK; /* in the next step */
+    if (s->n_tokens == s->config.max_batch_tokens || s->snapshot_unpinned) return KVF_OK; /* in the next step */
     bool alone = s->running.n == 0;
     kvf_status status = kvf__sched_swap_in(s, r);
-    bool parked = status == KVF_E_NO_BLOCKS && kvf__sched_park_one(s);
-    *more = status == KVF_OK || parked || (status == KVF_E_NO_BLOCKS && alone);
+    bool made_room = status == KVF_E_NO_BLOCKS && kvf__sched_preempt_paused(s);
+    *more = status == KVF_OK || made_room || (status == KVF_E_NO_BLOCKS && alone);
     if (status == KVF_E_NO_BLOCKS && alone) kvf__sched_swap_forget(s, r);
     if (status == KVF_E_NO_BLOCKS) return KVF_OK;
     const kvf_append_item append = {r->seq, 1};
@@ -181,14 +181,14 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
     *more = false;
     if (!r || waits_for_suspect(s, r)) return KVF_OK;
     while (s->running.n + s->n_reserved + 1 + r->n_held > s->config.max_running)
-        if (!kvf__sched_park_one(s)) return KVF_OK;
+        if (!kvf__sched_preempt_paused(s)) return KVF_OK;
     if (r->state == KVF__REQ_SWAPPED) return bring_back(s, r, more);
     kvf__sched_look_up(s, r);
     r->not_whole = false;
     if (kvf__parting_waits(s, r)) return KVF_OK; /* it finds more in a later step */
     uint32_t begin = r->match.n_tokens, n = kvf__sched_chunk_end(s, r, begin) - begin;
     if (n > s->config.max_batch_tokens - s->n_tokens) return KVF_OK;
-    if (s->reads_aside && !kvf__sched_takes_free(s, r, n)) return KVF_OK; /* in the next step */
+    if (s->snapshot_unpinned && !kvf__sched_takes_free(s, r, n)) return KVF_OK; /* in the next step */
     kvf__admission admission = kvf__sched_admit(s, r);
     if (admission == KVF__ADMITTED) {
         kvf__parting_note_cached(s, r);
@@ -200,17 +200,17 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
             return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
         }
         *more = true;
-        if (kvf__sched_reads_aside(s, r)) {
+        if (kvf__sched_snapshot_unpinned(s, r)) {
             if (!kvf__sched_snapshot_stands(s, r)) { /* it took the block itself: again, with less */
                 kvf__sched_requeue(s, r);
                 r->not_whole = true;
                 return KVF_OK;
             }
-            s->reads_aside = true;
+            s->snapshot_unpinned = true;
         }
         push_item(s, r, KVF_STEP_PREFILL, n);
     } else if ((admission == KVF__ADMIT_NO_BLOCKS || (admission == KVF__ADMIT_LATER && !s->n_items)) &&
-               kvf__sched_park_one(s)) {
+               kvf__sched_preempt_paused(s)) {
         *more = true;
     } else if (admission == KVF__ADMIT_LATER && s->running.n == 0 && kvf__sched_swap_forget_last(s)) {
         *more = true; /* it held a sequence */
@@ -249,7 +249,7 @@ kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
                          "a step of %u items is planned: run it and call kvf_sched_done first", sched->n_items);
     if (sched->reported) sched->n_ends = sched->n_preempted = 0;
     sched->reported = false;
-    sched->planned = sched->reads_aside = false;
+    sched->planned = sched->snapshot_unpinned = false;
     if (sched->copies_given) sched->copies.n = 0;
     sched->copies_given = sched->swapping = false;
     settle_reservations(sched);
@@ -316,7 +316,7 @@ kvf_status kvf_sched_undo(kvf_sched *sched) {
         kvf__sched_requeue(sched, r);
     }
     sched->n_items = sched->n_decode = sched->n_tokens = 0;
-    sched->planned = sched->swapping = sched->reads_aside = false;
+    sched->planned = sched->swapping = sched->snapshot_unpinned = false;
     assert(kvf__sched_is_valid(sched));
     return KVF_OK;
 }

@@ -49,7 +49,7 @@ uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r) {
 
 /* Whether its sums stand in a block of which it holds nothing: those of a whole prompt whose last token is the first of a
  * block. Any block that is taken before they are read may be that one. */
-bool kvf__sched_reads_aside(const kvf_sched *s, const kvf__req *r) {
+bool kvf__sched_snapshot_unpinned(const kvf_sched *s, const kvf__req *r) {
     return r->match.n_snapshot_tokens > r->match.n_tokens && r->match.n_tokens % s->block_size == 0;
 }
 

@@ -9,7 +9,7 @@
  *   replays   after a preemption the generated tokens are computed again one a step
  *   extent    [begin, end) of the accumulators, in tokens, held by a prompt that needs column sums
  *   segment   a later part of the prompt, behind what was generated before it; prefilled like a prompt
- *   paused    its answer has ended, and a segment may come; parked: paused, and its sequence given up for others
+ *   paused    its answer has ended, and a segment may come; paused_preempted: paused, and its sequence given up for others
  *   want      scratch: the slots asked for per table
  *   group     requests over one prompt. Before the prompt's end one of them, the leader, is in a list; the others are
  *             held: linked behind it, each with an empty sequence for its promises while the leader runs
@@ -25,13 +25,13 @@
 
 typedef enum kvf__req_state {
     KVF__REQ_FREE = 0,
-    KVF__REQ_WAITING,    /* in the queue: holds no sequence, no block, no extent */
-    KVF__REQ_PREFILL,    /* n_computed < n_prefill */
-    KVF__REQ_PROMPT_END, /* n_computed = n_prefill, the caller's prompt events are not done */
-    KVF__REQ_DECODE,     /* n_computed <= n_known, at most one token a step */
-    KVF__REQ_SWAPPED,    /* in the queue: its sequence lies on the host, n_computed < n_known */
-    KVF__REQ_PAUSED,     /* in the running list, without items until it is extended: n_computed + 1 >= n_known */
-    KVF__REQ_PARKED,     /* in no list: holds nothing, n_computed = 0 */
+    KVF__REQ_WAITING,          /* in the queue: holds no sequence, no block, no extent */
+    KVF__REQ_PREFILL,          /* n_computed < n_prefill */
+    KVF__REQ_PROMPT_END,       /* n_computed = n_prefill, the caller's prompt events are not done */
+    KVF__REQ_DECODE,           /* n_computed <= n_known, at most one token a step */
+    KVF__REQ_SWAPPED,          /* in the queue: its sequence lies on the host, n_computed < n_known */
+    KVF__REQ_PAUSED,           /* in the running list, without items until it is extended: n_computed + 1 >= n_known */
+    KVF__REQ_PAUSED_PREEMPTED, /* in no list: holds nothing, n_computed = 0 */
     KVF__REQ_HELD /* behind its leader: in no list, n_known = n_prompt; seq: empty, or 0 while the leader waits */
 } kvf__req_state;
 
@@ -54,21 +54,22 @@ typedef struct kvf__req {
     uint32_t n_known, n_computed, n_prefill;
     uint32_t max_table_slots; /* no table of it ever holds more */
     uint32_t n_steady;        /* bounded: blocks after its first event, at most n_blocks */
-    uint32_t n_blocks;        /* bounded or bounds: what admission counts; else the most it needed when preempted */
+    uint32_t n_blocks;        /* bounded or tightened: what admission counts; else the most it needed when preempted */
     uint32_t budget;          /* tokens a layer keeps; UINT32_MAX: all */
     uint32_t extent_begin;    /* KVF__SLOT_NONE: holds none */
     bool bounded, replays, needs_scores;
     kvf__needs needs;
-    bool bounds;     /* its budget was tightened and the promise not yet had: with it, or in the queue, it is bounded */
+    bool tightened;  /* its budget was tightened and the promise not yet had: with it, or in the queue, it is bounded */
     bool evicts;     /* its tables may shrink: generated tokens are not stored in the prefix cache */
-    bool unpromised; /* unbounded, alone and short of blocks: it lives from the free pool */
+    bool unreserved; /* unbounded, alone and short of blocks: it lives from the free pool */
     bool sized;      /* its reservation is the one its sizes ask for */
     bool ended;      /* its last token is known: the caller finishes it */
     bool forks;      /* the caller forks and finishes it as beam search does */
-    bool untold;     /* a fork that found no room: its next token can be told while it waits */
-    bool forked;     /* its tables may share blocks: what it is owed changes with what others give up */
-    bool suspect;    /* it was in a step that failed, and has had no token since */
-    bool varied; /* its group's options differ: forked off before the prompt's events, each with a state of its own */
+    bool awaits_token; /* a fork that found no room: its next token can be told while it waits */
+    bool forked;       /* its tables may share blocks: what it is owed changes with what others give up */
+    bool suspect;      /* it was in a step that failed, and has had no token since */
+    bool
+        own_options; /* its group's options differ: forked off before the prompt's events, each with a state of its own */
     kvf_request arrival;
     uint32_t child_blocks; /* what admission counts for each further sample */
     uint32_t n_held, held; /* a leader's: how many, and the first one's slot */
@@ -131,8 +132,8 @@ struct kvf_sched {
     bool swapping; /* within a plan: one went to the host, its blocks are not free yet */
     bool planned;
     bool lacks_extent; /* a segment waits for accumulators: nobody else is given any */
-    uint32_t n_parked;
-    bool reads_aside; /* a request of the plan reads sums whose block may be evicted */
+    uint32_t n_paused_preempted;
+    bool snapshot_unpinned; /* a request of the plan reads sums whose block may be evicted */
     kvf_error error;
 };
 
@@ -157,7 +158,7 @@ bool kvf__sched_is_valid(const kvf_sched *s); /* O(requests); asserted in debug 
 bool kvf__sched_caches(const kvf_sched *s, const kvf__req *r); /* looks for its prompt there, and stores it */
 void kvf__sched_look_up(kvf_sched *s, kvf__req *r);            /* fills in n_prefill and match */
 void kvf__sched_forget_match(kvf__req *r);
-bool kvf__sched_reads_aside(const kvf_sched *s, const kvf__req *r);
+bool kvf__sched_snapshot_unpinned(const kvf_sched *s, const kvf__req *r);
 bool kvf__sched_snapshot_stands(const kvf_sched *s, const kvf__req *r);
 bool kvf__sched_takes_free(const kvf_sched *s, const kvf__req *r, uint32_t n);
 uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r);
@@ -182,7 +183,7 @@ void kvf__sched_go_on(kvf_sched *s,
                       kvf__req *r); /* what was planned of it is computed, its events are done: decode, or a segment */
 bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r); /* a segment has its accumulators, now or before */
 void kvf__sched_park(kvf_sched *s, kvf__req *r);        /* a paused one; not reported */
-bool kvf__sched_park_one(kvf_sched *s);                 /* the latest paused one; reported. false: there is none */
+bool kvf__sched_preempt_paused(kvf_sched *s);           /* the latest paused one; reported. false: there is none */
 
 /* swap.c: preemption to the host */
 bool kvf__sched_swap_out(kvf_sched *s, kvf__req *r);      /* running; false: it cannot go there */
@@ -219,10 +220,10 @@ void kvf__sched_drop(kvf_sched *s, kvf__req *r);                       /* in any
 uint32_t kvf__group_fit(const kvf_sched *s, const kvf__req *r, uint32_t n, uint64_t *needed); /* the largest, <= n */
 /* Samples with options of their own: the blocks of a leader, and whether a further one can be held with it. *needed: the
  * blocks of those there are. */
-uint64_t kvf__group_varied_blocks(const kvf_sched *s, const kvf__req *leader);
+uint64_t kvf__group_own_options_blocks(const kvf_sched *s, const kvf__req *leader);
 bool kvf__group_takes(const kvf_sched *s, const kvf__req *leader, const kvf__req *r, uint64_t *needed);
 kvf__needs kvf__group_needs(kvf_sched *s, const kvf__req *leader); /* it, and those that are held for it */
-kvf_status kvf__group_fork_varied(kvf_sched *s, kvf__req *leader); /* all or none */
+kvf_status kvf__group_fork_prompt(kvf_sched *s, kvf__req *leader); /* all or none */
 void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r); /* r is in no list, and follows those held already */
 kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader);       /* the first one, in no list */
 kvf_status kvf__group_check(kvf_sched *s, const kvf__req *r, uint32_t n); /* whether n of it can be held together */

@@ -173,7 +173,8 @@ static kvf_status size_sample(kvf_sched *s, const kvf_policy_options *options, k
 
 /* Samples with options of their own. All are sized before the first has a slot: what cannot be refuses them all. Behind one
  * prompt are as many as the pool can hold together. */
-static kvf_status submit_varied(kvf_sched *s, const kvf_sched_request *given, const kvf__req *base, kvf_request *out) {
+static kvf_status submit_own_options(kvf_sched *s, const kvf_sched_request *given, const kvf__req *base,
+                                     kvf_request *out) {
     kvf_status status = KVF_OK;
     for (uint32_t i = 0; i < given->n_samples && status == KVF_OK; i++) {
         kvf__req candidate = *base;
@@ -183,7 +184,7 @@ static kvf_status submit_varied(kvf_sched *s, const kvf_sched_request *given, co
     uint64_t needed = 0;
     for (uint32_t i = 0; i < given->n_samples && status == KVF_OK; i++) {
         kvf__req candidate = *base;
-        candidate.varied = given->n_samples > 1;
+        candidate.own_options = given->n_samples > 1;
         candidate.user = given->sample_users ? given->sample_users[i] : given->user;
         status = size_sample(s, given->sample_options[i], &candidate);
         kvf__req *r = kvf__sched_take_slot(s, &candidate);
@@ -192,7 +193,7 @@ static kvf_status submit_varied(kvf_sched *s, const kvf_sched_request *given, co
         } else {
             kvf__sched_insert(s, &s->queue, r);
             leader = r;
-            needed = kvf__group_varied_blocks(s, r);
+            needed = kvf__group_own_options_blocks(s, r);
         }
         if (given->sample_names) given->sample_names[i] = r->name;
         if (i == 0) *out = r->name;
@@ -235,7 +236,7 @@ kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, 
                           .n_known = given.n_prompt,
                           .forks = given.forks != 0,
                           .state = KVF__REQ_WAITING};
-    if (given.sample_options) return submit_varied(sched, &given, &candidate, out);
+    if (given.sample_options) return submit_own_options(sched, &given, &candidate, out);
     status = size_sample(sched, given.options, &candidate);
     return status == KVF_OK ? submit_groups(sched, &given, &candidate, out) : status;
 }
@@ -249,13 +250,13 @@ kvf_status kvf_sched_token(kvf_sched *sched, kvf_request request, int *ended) {
                          "request %llu: %u samples are held for its prompt: kvf_sched_prompt_done comes first",
                          (unsigned long long)request, r->n_held);
     bool complete = (r->state == KVF__REQ_PROMPT_END || r->state == KVF__REQ_DECODE) && r->n_computed == r->n_known;
-    complete |= r->state == KVF__REQ_WAITING && r->untold;
+    complete |= r->state == KVF__REQ_WAITING && r->awaits_token;
     if (!complete || r->ended || r->n_known - r->n_prompt >= r->max_new)
         return kvf__fail(&sched->error, KVF_E_STATE,
                          "request %llu: %s: a token follows an item with samples set, after kvf_sched_done",
                          (unsigned long long)request,
                          complete ? "has its last token" : "has known tokens that are not computed");
-    r->untold = r->suspect = false;
+    r->awaits_token = r->suspect = false;
     r->n_known++;
     r->ended = r->n_known - r->n_prompt == r->max_new || r->n_known == sched->config.max_context;
     if (ended) *ended = r->ended;
@@ -288,11 +289,11 @@ kvf_status kvf_sched_fork_prompt(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
     kvf_status status = find(sched, request, &r);
     if (status != KVF_OK) return status;
-    if (r->state != KVF__REQ_PROMPT_END || (r->n_held && !r->varied))
+    if (r->state != KVF__REQ_PROMPT_END || (r->n_held && !r->own_options))
         return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: %s", (unsigned long long)request,
                          r->n_held ? "its samples have its options: kvf_sched_prompt_done forks them"
                                    : "its prompt has not just ended");
-    if (r->n_held) status = kvf__group_fork_varied(sched, r);
+    if (r->n_held) status = kvf__group_fork_prompt(sched, r);
     if (status == KVF_E_NO_BLOCKS && sched->running.n == 1) { /* one after the other then */
         kvf__group_dissolve(sched, r);
         return KVF_OK;
@@ -310,14 +311,14 @@ kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
         return kvf__fail(&sched->error, KVF_E_STATE,
                          "request %llu: its prompt has not just ended: call this once after an item with prompt_ends",
                          (unsigned long long)request);
-    if (r->n_held && r->varied)
+    if (r->n_held && r->own_options)
         return kvf__fail(
             &sched->error, KVF_E_STATE,
             "request %llu: %u samples with options of their own are held: kvf_sched_fork_prompt comes first",
             (unsigned long long)request, r->n_held);
     do {
         status = kvf__sched_reserve_sized(sched, r);
-    } while (status == KVF_E_NO_BLOCKS && kvf__sched_park_one(sched));
+    } while (status == KVF_E_NO_BLOCKS && kvf__sched_preempt_paused(sched));
     if (status == KVF_OK && r->n_held) {
         status = kvf__group_fork(sched, r);
         if (status == KVF_E_NO_BLOCKS && sched->running.n == 1 && !r->forks) { /* one after the other then */
@@ -381,7 +382,7 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
     status = kvf__sched_reserve_sized(sched, r);
     if (status == KVF_E_NO_BLOCKS && r->bounded && kvf_policy_group_sizes(sched->config.policies, r->seq_index)) {
         /* Head groups that were dealt their sizes in decode may round up to more blocks than equal ones. */
-        r->bounds = true;
+        r->tightened = true;
         r->bounded = r->sized = false;
     }
     if (status == KVF_E_NO_BLOCKS && !r->bounded) return KVF_OK; /* it grows from the free pool; each plan asks again */
@@ -392,7 +393,7 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
 /* A candidate with the new budget, checked as at its submission. */
 static kvf_status change_candidate(kvf_sched *s, const kvf__req *r, double rho, uint32_t budget_tokens, kvf__req *to) {
     *to = *r;
-    if (r->varied && (r->n_held || r->state == KVF__REQ_HELD))
+    if (r->own_options && (r->n_held || r->state == KVF__REQ_HELD))
         return kvf__fail(&s->error, KVF_E_STATE, "request %llu: its samples have options of their own",
                          (unsigned long long)r->name);
     if (kvf_policy_ops_resolve(r->options.ops).flags & KVF_POLICY_KEEPS_ALL)
@@ -401,12 +402,12 @@ static kvf_status change_candidate(kvf_sched *s, const kvf__req *r, double rho, 
     to->options.rho = rho;
     to->options.budget_tokens = budget_tokens;
     if (r->seq && kvf_policy_needs(&r->options)) to->options.budget_may_change = 1; /* it goes on observing */
-    if (r->bounded || r->bounds) to->n_blocks = 0; /* an unbounded one remembers what it needed */
+    if (r->bounded || r->tightened) to->n_blocks = 0; /* an unbounded one remembers what it needed */
     return kvf__sched_size_request(s, to);
 }
 
 /* The promises of a running one and those held for it; all of them where the budget is looser. */
-static kvf_status promise_change(kvf_sched *s, kvf__req *r, const kvf__req *to) {
+static kvf_status reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to) {
     int sized = 0;
     bool looser = to->budget > r->budget;
     kvf_status status = kvf_policy_preview_budget(s->config.policies, r->seq_index, to->options.rho,
@@ -426,16 +427,16 @@ static kvf_status promise_change(kvf_sched *s, kvf__req *r, const kvf__req *to) 
 
 /* The policy's state last: what can fail has come before. */
 static kvf_status change_running(kvf_sched *s, kvf__req *r, const kvf__req *to) {
-    kvf_status promise = promise_change(s, r, to);
-    if (promise != KVF_OK && (promise != KVF_E_NO_BLOCKS || to->budget > r->budget)) return promise;
+    kvf_status reserved = reserve_change(s, r, to);
+    if (reserved != KVF_OK && (reserved != KVF_E_NO_BLOCKS || to->budget > r->budget)) return reserved;
     kvf_status status =
         kvf_policy_set_budget(s->config.policies, r->seq_index, to->options.rho, to->options.budget_tokens, &s->error);
     if (status != KVF_OK) return status;
     kvf__group_take_budget(r, to);
-    r->bounds = to->bounded; /* a tighter one without room for its promise has it after its compaction */
-    r->bounded = to->bounded && promise == KVF_OK;
+    r->tightened = to->bounded; /* a tighter one without room for its promise has it after its compaction */
+    r->bounded = to->bounded && reserved == KVF_OK;
     r->sized = false;
-    if (promise == KVF_OK) r->unpromised = false;
+    if (reserved == KVF_OK) r->unreserved = false;
     return KVF_OK;
 }
 
@@ -457,7 +458,7 @@ static kvf_status change_of(kvf_sched *s, kvf_request name, double rho, uint32_t
 static void apply_to_held(kvf_sched *s, const kvf__req *r, const kvf__req *to) {
     for (kvf__req *h = kvf__sched_at(s, r->held); h; h = kvf__sched_at(s, h->next)) {
         kvf__group_take_budget(h, to);
-        h->bounds = r->bounds;
+        h->tightened = r->tightened;
         h->bounded = r->bounded;
     }
 }
@@ -475,7 +476,7 @@ kvf_status kvf_sched_set_budgets(kvf_sched *sched, const kvf_request *requests, 
     uint32_t n = 0;
     for (; n < n_requests; n++) {
         status = change_of(sched, requests[n], rho, budget_tokens, &r, &to);
-        if (status == KVF_OK && r->seq) status = promise_change(sched, r, &to);
+        if (status == KVF_OK && r->seq) status = reserve_change(sched, r, &to);
         if (status == KVF_E_NO_BLOCKS && to.budget <= r->budget) status = KVF_OK; /* it does without */
         if (status != KVF_OK) break;
     }

@@ -32,11 +32,11 @@ bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r) {
 
 void kvf__sched_park(kvf_sched *s, kvf__req *r) {
     kvf__sched_release(s, r);
-    r->state = KVF__REQ_PARKED;
-    s->n_parked++;
+    r->state = KVF__REQ_PAUSED_PREEMPTED;
+    s->n_paused_preempted++;
 }
 
-bool kvf__sched_park_one(kvf_sched *s) {
+bool kvf__sched_preempt_paused(kvf_sched *s) {
     kvf__req *r = kvf__sched_at(s, s->running.tail);
     while (r && r->state != KVF__REQ_PAUSED) r = kvf__sched_at(s, r->prev);
     if (!r) return false;
@@ -70,7 +70,7 @@ kvf_status kvf_sched_pause(kvf_sched *sched, kvf_request request) {
 
 static kvf_status check_extension(kvf_sched *s, const kvf__req *r, const kvf_sched_segment *segments, uint32_t n,
                                   uint32_t max_new) {
-    if (r->state != KVF__REQ_PAUSED && r->state != KVF__REQ_PARKED)
+    if (r->state != KVF__REQ_PAUSED && r->state != KVF__REQ_PAUSED_PREEMPTED)
         return kvf__fail(&s->error, KVF_E_STATE, "request %llu: is not paused", (unsigned long long)r->name);
     const kvf_sched_segment *last = segments && n ? &segments[n - 1] : NULL;
     if (!last || n != r->n_segments + 1 || last->begin != r->n_known || last->end <= last->begin || !max_new)
@@ -107,14 +107,14 @@ kvf_status kvf_sched_extend(kvf_sched *sched, kvf_request request, const kvf_sch
     r->max_new = r->n_known - r->n_prompt + KVF__MIN(max_new, sched->config.max_context - r->n_known);
     r->max_table_slots = KVF__MIN(r->n_prompt + r->max_new - 1, sched->config.max_context - 1);
     r->ended = false;
-    if (r->bounded || r->bounds) r->n_blocks = 0; /* what it needed when it was preempted: never */
-    r->bounded = r->bounds = false;
+    if (r->bounded || r->tightened) r->n_blocks = 0; /* what it needed when it was preempted: never */
+    r->bounded = r->tightened = false;
     if (r->state == KVF__REQ_PAUSED) {
         kvf__sched_go_on(sched, r);
         return KVF_OK;
     }
     r->state = KVF__REQ_WAITING;
-    sched->n_parked--;
+    sched->n_paused_preempted--;
     kvf__sched_insert(sched, &sched->queue, r);
     return KVF_OK;
 }

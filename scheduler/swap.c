@@ -31,8 +31,8 @@ kvf_status kvf__sched_swap_in(kvf_sched *s, kvf__req *r) {
 }
 
 void kvf__sched_swap_forget(kvf_sched *s, kvf__req *r) {
-    if (r->bounds) r->bounded = true;
-    r->bounds = false;
+    if (r->tightened) r->bounded = true;
+    r->tightened = false;
     kvf__sched_give_sequence(s, r);
     r->n_computed = 0;
     r->again = true;

@@ -245,7 +245,7 @@ static bool prompt_ends(replay *r, request *q) {
 
 /* ---- Steps ------------------------------------------------------------------------------------------------ */
 
-static void fallen(replay *r, const kvf_step *step) {
+static void preempted_and_ended(replay *r, const kvf_step *step) {
     for (uint32_t i = 0; i < step->n_preempted; i++) preempted(r, step->preempted[i].user);
     for (uint32_t i = 0; i < step->n_ends; i++) {
         r->result->n_early++;
@@ -346,7 +346,7 @@ static bool run_step(replay *r, uint32_t *n_waiting, bool *idle) {
     double begin_s = r->now_s;
     if (!overflows(r) || !give_prefixes(r)) return false;
     if (kvf_sched_plan(r->sched, &step)) return fail("plan", kvf_sched_error(r->sched));
-    fallen(r, &step);
+    preempted_and_ended(r, &step);
     if (step.copies.n && kvf_copies_done(r->manager, &step.copies))
         return fail("copies", kvf_manager_error(r->manager));
     *n_waiting = step.n_waiting;
