@@ -1,4 +1,4 @@
-/* The entry points of prefill and decode: checks, workspace, choice of the path. */
+/* The public functions for prefill and decode: they check arguments, divide the workspace and choose the path. */
 #include "attention/call.h"
 
 #include <stdint.h>

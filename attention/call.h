@@ -1,4 +1,4 @@
-/* attention/call.h: one checked call, as all paths of the attention see it. */
+/* attention/call.h: an attention call after its checks, in the form that all paths take. */
 #ifndef KVF_ATTENTION_CALL_H
 #define KVF_ATTENTION_CALL_H
 

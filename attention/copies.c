@@ -1,4 +1,4 @@
-/* Copy lists, within a tier and between two: as copies of a device, and carried out on host memory. */
+/* Copy lists, within a tier or between two: converted to copies of a device, or carried out on host memory. */
 #include "attention/call.h"
 
 enum { MOST_COPIES = 6 }; /* of a block: K, V and the slots' metadata */

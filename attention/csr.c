@@ -1,4 +1,4 @@
-/* One layer of a view in compressed rows, for the attention of others. */
+/* One layer of a view as CSR arrays (compressed rows), as other attention kernels take them. */
 #include "base/base.h"
 #include "kvfold/attention.h"
 

@@ -1,8 +1,8 @@
 /* model/bpe.c: text to ids: control tokens (of any vocabulary), words, and byte-level merges within a word.
  *
- * A word is a linked list of symbols, one a byte at first. The merge of lowest rank, the leftmost of equals, goes
- * first: a heap of candidates, where those that no longer stand are dropped when they come up. O(n log n) for a word
- * of n bytes. */
+ * A word is a linked list of symbols, at first one per byte. The merge with the lowest rank is applied first, the leftmost
+ * if ranks are equal. Candidate merges are in a heap; outdated ones are dropped when they reach its top. O(n log n) for a
+ * word of n bytes. */
 #include "model/tokenizer.h"
 
 enum { MAX_TEXT_BYTES = INT32_MAX }; /* symbols are numbered in 32 bits */

@@ -1,8 +1,7 @@
-/* model/chat.c: dialogues in the form the model was trained on.
+/* model/chat.c: dialogues in the format the model was trained on.
  *
- * A template is a series of parts: control tokens, and text. Text, whatever it writes, never becomes a control token:
- * that is what kvf_chat_encode is for. What lies between two control tokens is encoded as one text, as in
- * training. */
+ * A template is a series of parts: control tokens and text. kvf_chat_encode never makes a control token of a text,
+ * whatever it contains. The text between two control tokens is encoded as one piece, as in training. */
 #include "model/tokenizer.h"
 
 typedef enum form { FORM_NONE, FORM_CHATML, FORM_LLAMA2, FORM_LLAMA3, FORM_MISTRAL } form;

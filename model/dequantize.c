@@ -1,7 +1,7 @@
 /* model/dequantize.c: the tensor types of GGUF files to fp32; gguf.h describes their blocks.
  *
- * Every element is computed as the format's description has it, in fp32 and in its order, so that results are those of
- * other readers to the bit. */
+ * Every element is computed in fp32 and in the order that the format's description gives, so results equal those of other
+ * readers to the bit. */
 #include "model/weights.h"
 
 enum { BLOCK = 32, K_BLOCK = 256, K_SCALE_BYTES = 12 };

@@ -1,4 +1,4 @@
-/* Products with activations in 8 bits in plain C, and the choice of a form. */
+/* Products with activations in 8 bits in plain C, and the choice of the instruction set. */
 #include "model/fast.h"
 
 #include <float.h>

@@ -1,12 +1,12 @@
-/* model/fast.h: products of quantised weights with activations in 8 bits, whose sums are of integers.
+/* model/fast.h: products of quantised weights with activations in 8 bits, computed with integer sums.
  *
  * Glossary
- *   block   32 elements of a row with a scale: of w as the file has them, of x as `quantise` makes them
- *   panel   one block of 16 rows of w side by side, unpacked to bytes, so that a lane of a register is a row
+ *   block   32 elements of a row with one scale: of w as the file stores them, of x as `quantise` makes them
+ *   panel   one block of each of 16 rows of w, unpacked to bytes, so that each lane of a register holds one row
  *
- * A row of x times a row of w is a left fold over the blocks in fp32, from y or 0:
- *     y = fma(w.d * x.d, sum of w.q * x.q, y), and where w has a minimum y = fma(w.m, x.d * sum of x.q, y)
- * The sums are exact, so every form gives the same bits, whatever the row is computed beside. */
+ * A row of x times a row of w adds the blocks one after another in fp32, starting from y or 0:
+ *     y = fma(w.d * x.d, sum of w.q * x.q, y), and if w has a minimum y = fma(w.m, x.d * sum of x.q, y)
+ * The integer sums are exact, so every instruction set gives the same bits, in any batch. */
 #ifndef KVF_MODEL_FAST_H
 #define KVF_MODEL_FAST_H
 

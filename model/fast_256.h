@@ -1,4 +1,5 @@
-/* model/fast_256.h: dots of fast.h in registers of 8 rows; what includes it defines SUM, the sums of one block. */
+/* model/fast_256.h: the dot products of fast.h in registers of 8 rows. The file that includes it defines SUM, the sums of
+ * one block. */
 #include <immintrin.h>
 
 #include "model/fast.h"

@@ -1,4 +1,4 @@
-/* Products with a weight matrix: docs/decisions/002-blas.md, 005-quantised-weights.md. */
+/* Products with a weight matrix. Why: docs/decisions/002-blas.md, 005-quantised-weights.md. */
 #include "model/gemm.h"
 
 #include <dnnl.h>

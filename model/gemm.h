@@ -1,4 +1,4 @@
-/* model/gemm.h: products with a weight matrix that stays in the file's types. */
+/* model/gemm.h: products with a weight matrix that stays quantised as in the file. */
 #ifndef KVF_MODEL_GEMM_H
 #define KVF_MODEL_GEMM_H
 

@@ -1,4 +1,4 @@
-/* Products of few rows in plain C, and the choice of a form. */
+/* Products with few rows in plain C, and the choice of the instruction set. */
 #include "model/gemv.h"
 
 #include "model/weights.h"

@@ -1,4 +1,4 @@
-/* model/gemv.h: what products of few rows are made of: dequantisation at speed, and dot products of rows in fp32. */
+/* model/gemv.h: the parts of products with few rows: fast dequantisation, and dot products of rows in fp32. */
 #ifndef KVF_MODEL_GEMV_H
 #define KVF_MODEL_GEMV_H
 

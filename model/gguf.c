@@ -1,7 +1,6 @@
 /* model/gguf.c: maps a GGUF file and checks its index.
  *
- * The index is walked twice: first without taking memory, so that a count that lies costs nothing, then to fill the
- * arrays. */
+ * The index is read twice: first without allocating, so that a false count costs nothing, then to fill the arrays. */
 #define _POSIX_C_SOURCE 200809L
 #include "model/gguf.h"
 

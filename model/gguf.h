@@ -1,8 +1,8 @@
 /* model/gguf.h: a GGUF file (v2 or v3, little endian), mapped and checked, with the other parts of a split one.
  *
- * The whole index (keys and tensors) is checked by kvf__gguf_open: after it, every pointer and length below lies
- * within a map, every tensor has 1 to 4 non-zero dims, a size that did not wrap and data of its own, aligned,
- * within its file (one of a type that we do not read has 0 bytes). What the values mean (an architecture, a config) is not this file's matter.
+ * kvf__gguf_open checks the whole index (keys and tensors). After it every pointer and length below lies within a map.
+ * Every tensor has 1 to 4 non-zero dims, a size that did not wrap, and aligned data of its own within its file (0 bytes
+ * if its type is not supported). model.c checks what the values mean (architecture, config).
  */
 #ifndef KVF_MODEL_GGUF_H
 #define KVF_MODEL_GGUF_H

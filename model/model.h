@@ -4,13 +4,13 @@
  * descriptors below and then calls kvf__weights_load (weights.c), which takes memory for what forward.c multiplies
  * with. After open a model is read-only.
  *
- * Invariants after the checks: n_q_heads is a multiple of n_kv_heads; head_dim is a multiple of 8, at most 256; n_rot is even, 2..head_dim; every size below is non-zero, and
- * n_rows * n_cols of every tensor is below 2^40.
+ * Invariants after the checks: n_q_heads is a multiple of n_kv_heads; head_dim is a multiple of 8, at most 256; n_rot is
+ * even, 2..head_dim; every size below is non-zero, and n_rows * n_cols of every tensor is below 2^40.
  *
- * Rotation: a Llama GGUF stores the rows of Q and K permuted, so that the two partners of a rotation lie side by
- * side. The forward pass rotates the pairs (2i, 2i + 1) of a head by position * rope_base^(-2i / n_rot) /
- * rope_freqs[i], scaled as rope_scaling says, and keeps this order in the cache: dot products and norms of keys do not
- * depend on it. An architecture whose files are not permuted has rope_halves and rotates (i, i + n_rot / 2).
+ * Rotation: a Llama GGUF stores the rows of Q and K permuted, so that the two elements of a rotated pair are adjacent.
+ * The forward pass rotates the pairs (2i, 2i + 1) of a head by position * rope_base^(-2i / n_rot) / rope_freqs[i], scaled
+ * as rope_scaling says. It keeps this order in the cache, because dot products and norms of keys do not depend on it. An
+ * architecture whose files are not permuted has rope_halves and rotates (i, i + n_rot / 2).
  */
 #ifndef KVF_MODEL_MODEL_H
 #define KVF_MODEL_MODEL_H

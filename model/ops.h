@@ -1,4 +1,4 @@
-/* model/ops.h: the small operations between the products, one row at a time. */
+/* model/ops.h: the small operations between the matrix products, one row at a time. */
 #ifndef KVF_MODEL_OPS_H
 #define KVF_MODEL_OPS_H
 

@@ -1,9 +1,8 @@
-/* model/pretokenize.c: cuts a text into words, by the patterns that the file's pre-tokenizer names, through PCRE2.
+/* model/pretokenize.c: splits a text into words with PCRE2, by the patterns of the file's pre-tokenizer.
  *
- * The patterns are those the models were trained with. White space is spelled out: \s of PCRE2 has one character
- * (U+180E) more than Unicode's White_Space, which the trainers' engines use. None of the patterns can match the empty
- * text, and none backtracks over more than one run of white space, which it then takes, so a text costs a bounded
- * number of steps a byte. */
+ * The patterns are those the models were trained with. White space is spelled out, because \s of PCRE2 has one character
+ * (U+180E) more than Unicode's White_Space, which the training tokenizers use. No pattern can match the empty text, and
+ * none backtracks over more than one run of white space, which it then consumes. So the steps per byte are bounded. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 

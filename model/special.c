@@ -1,8 +1,8 @@
-/* model/special.c: tokens that stand for themselves in a text: control tokens, where the caller asks for them, and
- * user-defined ones, in any text.
+/* model/special.c: tokens that are recognised in a text by their spelling: control tokens, if the caller asks for them,
+ * and user-defined tokens, in any text.
  *
- * They lie sorted by the bytes they stand for. A search narrows the range of those that begin as the text does, byte by
- * byte: O(bytes of the longest match, times log of the number). */
+ * They are sorted by their bytes. A search narrows, byte by byte, the range of tokens that match the text so far:
+ * O(bytes of the longest match * log of the number of tokens). */
 #include "model/tokenizer.h"
 
 #include <stdlib.h>

@@ -1,10 +1,10 @@
-/* model/spm.c: text to ids by a SentencePiece vocabulary: pairs merge by the score of what they make.
+/* model/spm.c: text to ids by a SentencePiece vocabulary: pairs merge by the score of the token they form.
  *
  * The text, spaces written as U+2581 and one put before it where the model wants that, is a linked list of symbols, at
- * first one for each character (a byte that is of none stands alone). Of all neighbours whose sum is a token the sum of
- * highest score, the leftmost of equals, goes first: a heap of candidates, where those that no longer stand are dropped
- * when they come up. A user-defined token is a symbol of its own that takes no part in merges. A symbol that is no token
- * in the end is written by its bytes. O(n log n) for n bytes, times the length of a token. */
+ * first one for each character (and for each byte that is part of none). Two neighbours merge if together they are a
+ * token; the token with the highest score is made first, the leftmost if scores are equal. Candidates are in a heap;
+ * outdated ones are dropped when they reach its top. A user-defined token is a symbol that never merges. A symbol that is
+ * not a token in the end is written as its bytes. O(n log n) for n bytes, times the length of a token. */
 #include "model/tokenizer.h"
 
 #define SPACE KVF__SPM_SPACE

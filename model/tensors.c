@@ -1,4 +1,4 @@
-/* model/tensors.c: gives the tensors of a file their places in a model; what has none is skipped or refused. */
+/* model/tensors.c: assigns the tensors of a file to their places in a model; others are skipped or refused. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* model/tokenizer.h: struct kvf_tokenizer, as tokenizer.c (loading, lookup), special.c (tokens found in a text), bpe.c and
  * spm.c (encoding), pretokenize.c and chat.c share it.
  *
- * Invariants: read-only once created; every id in it is below n_vocab. What a merge or a byte gives is never a control
- * token, so text alone can never become one. */
+ * Invariants: read-only once created; every id in it is below n_vocab. Merges and bytes never give a control token, so
+ * plain text can never become one. */
 #ifndef KVF_MODEL_TOKENIZER_H
 #define KVF_MODEL_TOKENIZER_H
 

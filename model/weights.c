@@ -1,4 +1,4 @@
-/* model/weights.c: what the forward pass multiplies with: matrices in the file, vectors in memory. */
+/* model/weights.c: the weights of the forward pass: matrices in the mapped file, vectors in memory. */
 #include "model/weights.h"
 
 #include <limits.h>

@@ -1,4 +1,4 @@
-/* model/weights.h: the weights as forward.c multiplies with them, and dequantisation. */
+/* model/weights.h: the weights as forward.c uses them, and dequantisation. */
 #ifndef KVF_MODEL_WEIGHTS_H
 #define KVF_MODEL_WEIGHTS_H
 

@@ -1,8 +1,9 @@
-/* Tiled decode. Where there are sequences enough an item is (sequence, some KV heads), all its tiles of 512 slots one
- * after the other, and finishes their answer. Else it is one tile, and a second pass over (sequence, KV head) merges, as
- * many sequences at a time as the workspace holds tiles of. Partial results merge in ascending order either way.
+/* Tiled decode. If there are enough sequences, a work item is (sequence, some KV heads): it computes their tiles of 512
+ * slots one after the other and finishes their output. Otherwise an item is one tile, and a second pass over (sequence,
+ * KV head) merges the tiles; the workspace limits how many sequences are processed at a time. Either way partial
+ * results merge in ascending order.
  *
- * K and V are read once, for all query heads of a KV head. */
+ * K and V are read once for all query heads of a KV head. */
 #include "attention/cpu/kernels.h"
 
 typedef struct kvf__decode {

@@ -1,7 +1,7 @@
-/* attention/cpu/kernels.h: the inner loops of the tiled paths, one table for each instruction set.
+/* attention/cpu/kernels.h: the inner loops of the tiled paths, one table of functions for each instruction set.
  *
  * Every table gives the same bits: each result is defined here as a chain of single operations, and SIMD only runs
- * several chains side by side. Where several numbers become one, their order is fixed by column or by element:
+ * several chains side by side. Sums have a fixed order, by column or by element (a left fold adds one after another):
  *   dot of prefill   left fold over d with fma;
  *   dot of decode    8 lanes by d mod 8, each a left fold with fma, then sum8;
  *   tile's sum       16 lanes by column mod 16, each a left fold; lane i + lane i + 8; then sum8;

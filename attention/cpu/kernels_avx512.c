@@ -1,6 +1,6 @@
 /* The inner loops with AVX-512: the chains of scalar.c, 16 side by side.
  *
- * A dot of decode has 8 lanes, so a register holds those of two rows. */
+ * A dot product of decode has 8 lanes, so a register holds the lanes of two rows. */
 #include "attention/cpu/kernels.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)

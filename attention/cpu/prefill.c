@@ -1,12 +1,13 @@
 /* Tiled prefill: blocks of query rows over tiles of 512 slots, and column sums.
  *
- * A column sum needs a row's final denominator, which is known after the row's last tile. Where the logits of enough rows fit
- * a thread's scratch they are kept until then, and added to the columns at the end of the block (`kept`). Blocks of one KV
- * head add in turns, in the order of their queries. Longer contexts compute the logits again in a second pass over the columns.
+ * A column sum needs a row's final denominator, which is known after the row's last tile. If the logits of enough rows
+ * fit in a thread's scratch memory they are kept until then and added to the columns at the end of the block (`kept`).
+ * Blocks of one KV head add one after another, in the order of their queries. For longer contexts a second pass over the
+ * columns computes the logits again.
  *
- * The g query heads of a KV head are stacked: row r of a block of tokens is token r / g, head r % g, so that a tile
- * of K and V is packed once for all of them. A row's result depends on its query and its slots alone: neither how rows
- * are grouped nor who computes them enters. */
+ * The g query heads of a KV head are stacked: row r of a block of tokens is token r / g, head r % g. So a tile of K and V
+ * is packed once for all of them. A row's result depends only on its query and its slots, not on how rows are grouped or
+ * on which thread computes them. */
 #include <sched.h>
 #include <stdatomic.h>
 

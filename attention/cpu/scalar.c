@@ -1,4 +1,4 @@
-/* The inner loops in plain C: what each result is, one operation at a time. */
+/* The inner loops in plain C: they define each result, one operation at a time. */
 #include "attention/cpu/kernels.h"
 
 static float element(const kvf__rows *r, uint32_t row, uint32_t i) {
