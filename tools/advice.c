@@ -1,4 +1,4 @@
-/* What d2o would hold in the KV memory, by the rule of admission and the mean of the lines so far. */
+/* How many requests d2o would hold in the KV memory, by the admission rule and the mean of the lines so far. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/advice.h"
 

@@ -1,4 +1,4 @@
-/* tools/advice.h: what a policy would bring, said once when `full` runs by default and the KV memory is short. */
+/* tools/advice.h: a hint, printed once, if `full` runs by default and the KV memory is short: what a policy would hold. */
 #ifndef KVF_TOOLS_ADVICE_H
 #define KVF_TOOLS_ADVICE_H
 

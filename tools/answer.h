@@ -1,4 +1,4 @@
-/* tools/answer.h: what became of a line, as JSON in the line's own form. */
+/* tools/answer.h: the answer to a line, or its error, as JSON in the line's own form. */
 #ifndef KVF_TOOLS_ANSWER_H
 #define KVF_TOOLS_ANSWER_H
 

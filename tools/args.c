@@ -1,4 +1,4 @@
-/* The option parser: rows of a table in, fields of a struct out. */
+/* The option parser: reads options by the rows of a table and fills the fields of a struct. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/args.h"
 

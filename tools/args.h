@@ -1,9 +1,9 @@
 /* tools/args.h: options of a command as a table: parsing, checking, --help.
  *
  * Invariants
- *   - Every option is a row of a table: what --help prints is what the parser accepts.
+ *   - Every option is a row of a table, so --help prints exactly what the parser accepts.
  *   - '-' and '_' are the same in a name. The last use of an option wins, except a list, which grows.
- *   - A failed parse has printed one line that names the option, the value and what would do.
+ *   - A failed parse has printed one line that names the option, the value and the values that are allowed.
  */
 #ifndef KVF_TOOLS_ARGS_H
 #define KVF_TOOLS_ARGS_H

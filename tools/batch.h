@@ -1,4 +1,4 @@
-/* tools/batch.h: what kvfold run has to do, and one run of it through an engine. */
+/* tools/batch.h: the job of kvfold run, and one pass of it through an engine. */
 #ifndef KVF_TOOLS_BATCH_H
 #define KVF_TOOLS_BATCH_H
 

@@ -1,4 +1,4 @@
-/* tools/broken.h: what can still be read of a line that is no JSON. */
+/* tools/broken.h: the id of a line that is not valid JSON, if it can be read. */
 #ifndef KVF_TOOLS_BROKEN_H
 #define KVF_TOOLS_BROKEN_H
 

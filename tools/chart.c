@@ -1,4 +1,4 @@
-/* A bar per layer, in two columns. */
+/* A bar chart of blocks per layer, in two columns. */
 #define _POSIX_C_SOURCE 200809L
 #include <langinfo.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* The Chrome trace format: one JSON object, an event a line, times in microseconds.
  *
  *   process 1 "blocks": counters of the pool and of each layer, written when they change
- *   process 2 "steps": a slice a step, with compactions inside or beside it
- *   process 3 "requests": nested slices of each request: the whole, its wait, its prompt, its answer
+ *   process 2 "steps": one slice per step, with compactions inside or beside it
+ *   process 3 "requests": nested slices for each request: all of it, its wait, its prompt, its answer
  */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>

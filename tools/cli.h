@@ -1,4 +1,4 @@
-/* tools/cli.h: the commands, their options, and what they share: model, engine and policy from options. */
+/* tools/cli.h: the commands and their options; how options become a model, an engine and a policy. */
 #ifndef KVF_TOOLS_CLI_H
 #define KVF_TOOLS_CLI_H
 

@@ -1,4 +1,4 @@
-/* XXH3 of bytes and of models; what was computed of a file is kept in the user's cache. */
+/* XXH3 of bytes and of models; digests of files are cached in the user's cache folder. */
 #define _GNU_SOURCE
 #include "tools/digest.h"
 

@@ -1,4 +1,4 @@
-/* tools/digest.h: XXH3 of bytes and of files, by which an output and a kept prompt know their model, texts and lines again. */
+/* tools/digest.h: XXH3 of bytes and of files: outputs and kept prompts identify their model, texts and lines by it. */
 #ifndef KVF_TOOLS_DIGEST_H
 #define KVF_TOOLS_DIGEST_H
 

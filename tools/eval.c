@@ -1,4 +1,4 @@
-/* kvfold eval: which measure. */
+/* kvfold eval: chooses the measure. */
 #include <string.h>
 
 #include "tools/eval/eval.h"

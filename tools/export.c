@@ -1,4 +1,4 @@
-/* What was gathered, as JSON, CSV and Prometheus text. */
+/* Writes the recorded occupancy as JSON, CSV and Prometheus text. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <stdlib.h>

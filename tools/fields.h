@@ -1,4 +1,4 @@
-/* tools/fields.h: fields of a JSON object, checked: what both forms of a line share. A failure names the field. */
+/* tools/fields.h: checked reading of fields of a JSON object, for both forms of a line. A failure names the field. */
 #ifndef KVF_TOOLS_FIELDS_H
 #define KVF_TOOLS_FIELDS_H
 

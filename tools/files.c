@@ -1,4 +1,4 @@
-/* Files of a command: told apart by device and inode, locked while they are written. */
+/* The files of a command: compared by device and inode, locked while they are written. */
 #define _GNU_SOURCE
 #include "tools/files.h"
 

@@ -2,7 +2,7 @@
  *
  * Invariants
  *   - Nothing is opened for writing before kvf__files_check() has found that no output is an input or another output, by
- *     whatever name (link, hard link, ./, another mount): files are told apart by device and inode.
+ *     whatever name (link, hard link, ./, another mount): files are compared by device and inode.
  *   - A regular file that is being written is locked (flock) by the process that writes it.
  */
 #ifndef KVF_TOOLS_FILES_H

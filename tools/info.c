@@ -1,4 +1,4 @@
-/* kvfold info: what a model file holds, and what its KV cache takes. */
+/* kvfold info: the contents of a model file, and the size of its KV cache. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* JSON lines out; ids seen. */
+/* Writes JSON lines; remembers ids. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/jsonl.h"
 

@@ -1,4 +1,4 @@
-/* tools/jsonl.h: lines of JSON out, and which ids were seen. */
+/* tools/jsonl.h: writes lines of JSON, and remembers which ids were seen. */
 #ifndef KVF_TOOLS_JSONL_H
 #define KVF_TOOLS_JSONL_H
 

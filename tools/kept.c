@@ -1,5 +1,5 @@
-/* Cached prompts kept in files by name: DIRECTORY/NAME.kvfprompt, docs/prompt-file.md. Under --deterministic and
- * --fast-activations K and V have other bits: these have files of their own. */
+/* Cached prompts in named files: DIRECTORY/NAME.kvfprompt, docs/prompt-file.md. With --deterministic and with
+ * --fast-activations K and V have other bits, so these modes have files of their own. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/kept.h"
 

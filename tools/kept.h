@@ -1,4 +1,4 @@
-/* tools/kept.h: cached prompts kept in files by name, over runs: --prefix-dir, and `prefix_name` of a line. */
+/* tools/kept.h: cached prompts in named files, kept across runs: --prefix-dir, and `prefix_name` of a line. */
 #ifndef KVF_TOOLS_KEPT_H
 #define KVF_TOOLS_KEPT_H
 

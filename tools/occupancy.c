@@ -1,4 +1,4 @@
-/* Gathering: the series halves its resolution when it is full, so that its memory stays the same. */
+/* Records occupancy step by step. When the series is full it halves its resolution, so its memory stays constant. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/occupancy.h"
 

@@ -1,9 +1,9 @@
-/* tools/occupancy.h: what the blocks of a run or replay did over time, gathered step by step; and who writes it down.
+/* tools/occupancy.h: records the blocks of a run or replay step by step, and writes the records in several formats.
  *
  * Invariants
- *   - The memory it takes does not grow with the run: KVF__OCC_POINTS points of the series, each the most of its steps;
- *     the slowest steps and the longest waits apart.
- *   - Times are seconds since the beginning: of the clock in a run, of the replay's own in a replay.
+ *   - Its memory does not grow with the run: a series of KVF__OCC_POINTS points, each the maximum over its steps, and
+ *     lists of the slowest steps and longest waits.
+ *   - Times are seconds since the beginning: by the clock in a run, by simulated time in a replay.
  */
 #ifndef KVF_TOOLS_OCCUPANCY_H
 #define KVF_TOOLS_OCCUPANCY_H

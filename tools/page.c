@@ -1,4 +1,4 @@
-/* Pages: the parts of tools/page/ around the figures. */
+/* HTML pages: the files of tools/page/ around the figures. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/page.h"
 

@@ -1,4 +1,4 @@
-/* tools/page.h: pages that need nothing else: the files of tools/page/ around figures as JSON. */
+/* tools/page.h: self-contained HTML pages: the files of tools/page/ around figures as JSON. */
 #ifndef KVF_TOOLS_PAGE_H
 #define KVF_TOOLS_PAGE_H
 

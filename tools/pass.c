@@ -1,4 +1,4 @@
-/* A batch once through an engine: lines become requests while there is room, steps, results out as they end. */
+/* One pass of a batch through an engine: submits lines while there is room, runs steps, writes results as they end. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Prints an answer as it comes. */
+/* Prints an answer while it is generated. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/printer.h"
 

@@ -1,6 +1,6 @@
 /* tools/printer.h: an answer on standard output while it is generated.
  *
- * Invariant: what has been printed is whole UTF-8 characters and no part of what a stop string will cut off.
+ * Invariant: only whole UTF-8 characters have been printed, and nothing that a stop string will cut off.
  */
 #ifndef KVF_TOOLS_PRINTER_H
 #define KVF_TOOLS_PRINTER_H

@@ -1,4 +1,4 @@
-/* kvfold profile: a trace, read or made, through the replay; summary, page, traces and figures out. */
+/* kvfold profile: replays a trace that was read or generated; writes summary, page, traces and figures. */
 #define _POSIX_C_SOURCE 200809L
 #include <signal.h>
 #include <stdio.h>

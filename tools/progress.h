@@ -1,6 +1,6 @@
 /* tools/progress.h: one line on the terminal, rewritten while a run goes on.
  *
- * Invariant: nothing is written where stderr is no terminal, and never more than a line of the terminal as it is now.
+ * Invariant: nothing is written if stderr is not a terminal, and never more than one line at the terminal's current width.
  */
 #ifndef KVF_TOOLS_PROGRESS_H
 #define KVF_TOOLS_PROGRESS_H

@@ -1,4 +1,4 @@
-/* Lines in. */
+/* Reads lines of input. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/reader.h"
 

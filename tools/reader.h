@@ -1,10 +1,10 @@
-/* tools/reader.h: lines of a file or pipe, plain or packed (gzip, zstd).
+/* tools/reader.h: lines of a file or pipe, plain or compressed (gzip, zstd).
  *
  * Invariants
  *   - A reader never waits for input while the caller has other work (KVF__READ_LATER), so that the command can stand at
  *     the end of a pipe whose writer waits for an answer.
- *   - Whether input is packed is told by its bytes, never by its name. Of packed input that is torn or corrupt, the whole
- *     lines before that place are given out; then comes KVF__READ_FAILED.
+ *   - Compressed input is recognised by its bytes, never by its name. If it is cut off or corrupt, the whole lines before
+ *     that place are returned first, then KVF__READ_FAILED.
  */
 #ifndef KVF_TOOLS_READER_H
 #define KVF_TOOLS_READER_H

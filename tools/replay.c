@@ -1,4 +1,4 @@
-/* The replay: arrivals by its own clock, steps by the scheduler, compactions by the policy's sizes. */
+/* The replay: arrivals in simulated time, steps by the scheduler, compactions by the policy's sizes. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/replay.h"
 

@@ -1,8 +1,8 @@
-/* tools/replay.h: a trace against a pool and the scheduler, without a model.
+/* tools/replay.h: replays a trace against a pool and the scheduler, without a model.
  *
- * The scheduler, the manager and the policy's sizes are the real ones; what a model would decide, the densities of the
- * layers, is recorded in the trace, read from a file, or made from a seed. Nothing is computed and no KV memory taken:
- * a compaction is its sizes.
+ * The scheduler, the manager and the policy's sizes are the real ones. The densities of the layers, which a model would
+ * give, are in the trace, read from a file, or generated from a seed. Nothing is computed and no KV memory is allocated:
+ * a compaction consists of its sizes alone.
  */
 #ifndef KVF_TOOLS_REPLAY_H
 #define KVF_TOOLS_REPLAY_H

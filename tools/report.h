@@ -1,4 +1,4 @@
-/* tools/report.h: what a run did, added up, as text for people and as JSON. */
+/* tools/report.h: the summary of a run, as text for people and as JSON. */
 #ifndef KVF_TOOLS_REPORT_H
 #define KVF_TOOLS_REPORT_H
 

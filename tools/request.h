@@ -1,4 +1,4 @@
-/* tools/request.h: one line of the input, checked, as what the engine takes.
+/* tools/request.h: checks one line of the input and turns it into a request for the engine.
  *
  * A line has one of two forms: kvfold's own (request.c), or that of the OpenAI batch files (openai.c). An object that has
  * custom_id, method, url or body is of the second form, every other one of the first; both may stand in one file. Each

@@ -1,4 +1,4 @@
-/* tools/resume.h: what an output file says of the run that wrote it, and going on where that run ended.
+/* tools/resume.h: the header of an output file, and --resume, which continues where the run that wrote it ended.
  *
  * The header records the model and every option that can change an answer. In kvfold's own form it is the first line of
  * the output, {"kvfold": ...}; readers of the OpenAI form know no such line, so there it is a file beside the output,

@@ -1,4 +1,4 @@
-/* kvfold run: what the options ask for is checked and opened, run once or (--compare) twice, and summed up. */
+/* kvfold run: checks the options, opens files and model, runs the batch once or (--compare) twice, prints the summary. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Answers of two runs, held against one another. */
+/* Compares the answers of two runs. */
 #include "tools/same.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* tools/same.h: which answers of two runs are the same, and at which token the others part (--compare).
+/* tools/same.h: which answers of two runs are the same, and at which token the others differ (--compare).
  *
  * The tokens of the first run's answers are kept until the end, 4 bytes each.
  */

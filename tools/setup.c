@@ -1,4 +1,4 @@
-/* What the commands share: the model, the engine and the policy that options name; files and JSON. */
+/* Shared by the commands: opens the model, engine and policy that options name; files and JSON. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <math.h>

@@ -1,4 +1,4 @@
-/* SIGINT and SIGTERM: noted, and looked at between steps. SIGBUS: the file that was mapped there is named. */
+/* SIGINT and SIGTERM are recorded and checked between steps. SIGBUS: the message names the mapped file. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/signals.h"
 

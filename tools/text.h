@@ -1,4 +1,4 @@
-/* tools/text.h: texts for people: messages, escaped values, units; UTF-8. */
+/* tools/text.h: text for people: messages, escaped values, units; UTF-8. */
 #ifndef KVF_TOOLS_TEXT_H
 #define KVF_TOOLS_TEXT_H
 

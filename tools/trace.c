@@ -1,4 +1,4 @@
-/* Traces: memory, what all forms share, and the own text form. */
+/* Traces: memory, what all formats share, and kvfold's own text format. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/trace.h"
 

@@ -3,7 +3,7 @@
  * Invariants
  *   - Arrivals never fall, are finite and at least 0; the first of a public trace is 0.
  *   - n_prompt is at least 1; n_shared is at most n_prompt, 0 where there is no group.
- *   - A trace that could not be read has printed one line: file, line, value and what would do.
+ *   - A trace that could not be read has printed one line: file, line, value and the remedy.
  */
 #ifndef KVF_TOOLS_TRACE_H
 #define KVF_TOOLS_TRACE_H

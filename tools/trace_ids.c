@@ -1,4 +1,4 @@
-/* The token ids of a trace's requests: made ones, equal where the trace says that two prompts begin alike. */
+/* Generated token ids for a trace's requests: equal where the trace says that two prompts begin alike. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/trace.h"
 

@@ -1,4 +1,4 @@
-/* Made traces: arrivals, lengths and prefix groups from a seed. */
+/* Generated traces: arrivals, lengths and prefix groups from a seed. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <string.h>

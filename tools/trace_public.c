@@ -1,4 +1,4 @@
-/* The public traces: Azure LLM inference (2023, 2024) and BurstGPT, tables of commas; Mooncake, lines of JSON. */
+/* The public traces: Azure LLM inference (2023, 2024) and BurstGPT, as CSV; Mooncake, as JSON lines. */
 #define _POSIX_C_SOURCE 200809L
 #include <jansson.h>
 #include <math.h>

@@ -1,4 +1,4 @@
-/* gzip through zlib, zstd through libzstd: one step for both. */
+/* Decompresses gzip (zlib) and zstd (libzstd) through one function. */
 #define _POSIX_C_SOURCE 200809L
 #define ZLIB_CONST
 #include "tools/unpack.h"

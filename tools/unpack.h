@@ -1,4 +1,4 @@
-/* tools/unpack.h: gzip and zstd streams, known by how they begin. */
+/* tools/unpack.h: gzip and zstd streams, recognised by their first bytes. */
 #ifndef KVF_TOOLS_UNPACK_H
 #define KVF_TOOLS_UNPACK_H
 

@@ -1,4 +1,4 @@
-/* A run, watched: steps and requests go to the report, the traces and the record. */
+/* Feeds the steps and requests of a run into the report, the traces and the recorded trace. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/watch.h"
 

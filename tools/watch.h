@@ -1,7 +1,7 @@
-/* tools/watch.h: what a run tells the occupancy report, the traces and the figures.
+/* tools/watch.h: feeds a run into the occupancy report, the traces and the figures.
  *
- * A recorded request is written when all submitted before it have ended, so that the file is in order of arrival; what
- * is kept meanwhile is bounded by the requests in flight.
+ * A recorded request is written when all submitted before it have ended, so that the file is in order of arrival. The
+ * memory this takes is bounded by the requests in flight.
  */
 #ifndef KVF_TOOLS_WATCH_H
 #define KVF_TOOLS_WATCH_H

@@ -1,4 +1,5 @@
-/* Texts of the library in the command's words: options and fields of a line where the library names its own fields. */
+/* The library's messages in the command's words: where the library names its own fields, they name options and fields of a
+ * line. */
 #define _POSIX_C_SOURCE 200809L
 #include <ctype.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* The variants that the paper's ablation tables compare. */
+/* The variants that the ablation tables of the D2O paper compare. */
 #include <string.h>
 
 #include "tools/eval/eval.h"

@@ -1,6 +1,6 @@
-/* One batch: the full cache and the cells over one item. A cell that holds more than it may is run once more, with the
- * budget by which it holds no more: the cells that need it share a second computation of the prompt. How head groups of
- * different sizes round up to whole blocks is known only once they are dealt: then it may take further ones. */
+/* One batch: the full cache and the cells of one item. A cell that holds more than its target is run again with a budget
+ * by which it holds no more; such cells share a second computation of the prompt. How head groups of different sizes
+ * round up to whole blocks is known only when the sizes are assigned, so those may need further runs. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* multiturn: dialogues, of which the first turns are compressed and later ones follow token by token; answers are scored. */
+/* multiturn: dialogues. The first turns are compressed, later ones follow token by token; the answers are scored. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <stdio.h>

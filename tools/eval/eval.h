@@ -1,14 +1,15 @@
-/* tools/eval/eval.h: what kvfold eval measures: policies against the full cache, at equal memory.
+/* tools/eval/eval.h: kvfold eval measures policies against the full cache, at equal memory.
  *
  * Glossary
  *   - item: one prompt with the tokens that follow it: a place of a text, or a sample of a task.
- *   - cell: one policy at one rho (and seed) over one item; a line of the output.
- *   - batch: cells of one item that share one computation of the prompt; written when whole, done again when not.
+ *   - cell: one policy at one rho (and seed) on one item; a line of the output.
+ *   - batch: cells of one item that share one computation of the prompt. It is written when it is complete, and
+ *     otherwise run again as a whole.
  *
  * Invariants
- *   - What is in a batch follows from the command line alone, never from what an earlier run had done: so a resumed run
- *     writes what an unbroken one does.
- *   - Every batch has the full cache in it; what a cell is held against was computed beside it.
+ *   - The command line alone decides which cells form a batch, not what an earlier run did. So a resumed run writes the
+ *     same bytes as an uninterrupted one.
+ *   - Every batch includes the full cache, so a cell and its reference are computed side by side.
  */
 #ifndef KVF_TOOLS_EVAL_EVAL_H
 #define KVF_TOOLS_EVAL_EVAL_H

@@ -1,4 +1,4 @@
-/* The list of items; lists of numbers on the command line. */
+/* The list of items; reads lists of numbers on the command line. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <stdio.h>

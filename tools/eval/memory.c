@@ -1,4 +1,4 @@
-/* Equal memory: how many blocks a policy may hold, how many it does, and a lower budget where those are too many. */
+/* Equal memory: the blocks a policy may hold, the blocks it holds, and a lower budget if those are too many. */
 #include <math.h>
 #include <stdlib.h>
 

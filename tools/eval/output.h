@@ -1,8 +1,8 @@
-/* tools/eval/output.h: the file of records: its head, what an earlier run left, going on.
+/* tools/eval/output.h: the file of records: its first record, the records of an earlier run, resuming.
  *
  * Invariants
- *   - A record is one line and one write(). A torn last line is dropped; every other line must be a record.
- *   - A file goes on only under the same model, texts and options that change results, or under --force.
+ *   - A record is one line and one write(). An incomplete last line is dropped; every other line must be a record.
+ *   - A file is continued only with the same model, texts and options that change results, or with --force.
  */
 #ifndef KVF_TOOLS_EVAL_OUTPUT_H
 #define KVF_TOOLS_EVAL_OUTPUT_H

@@ -1,4 +1,4 @@
-/* Pieces of prompts, dice, filler. */
+/* Pieces of prompts, random choices, filler text. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/eval/pieces.h"
 

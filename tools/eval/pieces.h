@@ -1,4 +1,4 @@
-/* tools/eval/pieces.h: prompts put together out of pieces of text, in tokens; random choices; what facts are hidden in. */
+/* tools/eval/pieces.h: prompts composed of tokenized pieces of text; random choices; the filler text that hides facts. */
 #ifndef KVF_TOOLS_EVAL_PIECES_H
 #define KVF_TOOLS_EVAL_PIECES_H
 

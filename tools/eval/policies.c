@@ -1,4 +1,4 @@
-/* The policies that are held against each other, from --policies; what every one of them runs with. */
+/* The policies to compare, from --policies, and the options that all of them run with. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include <stdlib.h>

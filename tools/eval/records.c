@@ -1,4 +1,4 @@
-/* Records of the output: what each line says, and what a cell is known by. */
+/* Records of the output: the fields of each line, and the key that identifies a cell. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <stdio.h>

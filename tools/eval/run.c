@@ -1,4 +1,4 @@
-/* kvfold eval: the plan of a run, its batches one after another, records out. */
+/* kvfold eval: plans a run, runs its batches one after another, writes records. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <stdio.h>

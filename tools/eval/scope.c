@@ -1,4 +1,4 @@
-/* Which options count for which measure: one that was given and would not be looked at is a mistake that is told. */
+/* Which options apply to which measure. An option that was given but has no effect is reported as an error. */
 #include <stdio.h>
 #include <string.h>
 

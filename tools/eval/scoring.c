@@ -1,4 +1,4 @@
-/* Logits become figures: likelihood of the true token, divergence from the full cache, agreement of the likeliest. */
+/* Figures from logits: likelihood of the true token, divergence from the full cache, agreement of the likeliest token. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

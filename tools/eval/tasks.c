@@ -1,4 +1,4 @@
-/* needle and recall: facts hidden in filler, asked for at the end. What is scored are the digits of the answer. */
+/* needle and recall: facts are hidden in filler text and asked for at the end. The digits of the answer are scored. */
 #define _POSIX_C_SOURCE 200809L
 #include <ctype.h>
 #include <math.h>

@@ -1,4 +1,4 @@
-/* Texts: files in tokens, and the places of them that are measured. */
+/* Texts: tokenized files, and the places in them that are measured. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include <stdlib.h>

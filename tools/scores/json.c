@@ -1,4 +1,4 @@
-/* Scores as one JSON object: the machine-readable summary, and what the page draws. */
+/* Scores as one JSON object: the machine-readable summary, and the data of the page. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* One record of kvfold eval: a line's object becomes a unit and a cell, or a text. */
+/* Reads one record of kvfold eval: a line's object becomes a unit and a cell, or a text. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <stdio.h>

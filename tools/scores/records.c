@@ -1,4 +1,4 @@
-/* The records of several files: reading lines, what was replaced, looking cells up. */
+/* The records of several files: reads lines, replaces cells, looks cells up. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/scores/records.h"
 

@@ -1,14 +1,14 @@
 /* tools/scores/records.h: the records of kvfold eval, read from files of JSON lines.
  *
  * Glossary
- *   - unit: what policies are held against each other over: one place of a text, or one sample of a task; with what the
- *     full cache does there.
- *   - cell: how one policy did at one unit and one rho; or why it could not be tried.
+ *   - unit: one place of a text or one sample of a task, with the full cache's figures there. Policies are compared over
+ *     units.
+ *   - cell: the figures of one policy at one unit and one rho; or the reason why it could not run.
  *
  * Invariants
  *   - No two cells have the same table, policy, rho and unit: of several the last read counts, in the order of the files.
- *   - A line that is no record is reported with its file and line, and costs itself alone. Unknown fields are ignored.
- *   - What is not known is NAN or KVF__NO_NAME, never 0.
+ *   - A line that is not a record is reported with its file and line; only that line is lost. Unknown fields are ignored.
+ *   - Unknown values are NAN or KVF__NO_NAME, never 0.
  */
 #ifndef KVF_TOOLS_SCORES_RECORDS_H
 #define KVF_TOOLS_SCORES_RECORDS_H

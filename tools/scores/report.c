@@ -1,4 +1,4 @@
-/* kvfold eval report: what the records of the other measures say. */
+/* kvfold eval report: reports on the records of the other measures. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
-/* tools/scores/scores.h: what the records of kvfold eval say: means and comparisons with their intervals, group by group.
+/* tools/scores/scores.h: means and comparisons of the records of kvfold eval, with intervals, group by group.
  *
  * Invariants
- *   - Policies are compared over the units at which both have figures; a mean is over all units at which there are some.
- *   - Units of a task count where the full cache answers at least KVF__FULL_LEAST of its task, context and placement;
- *     a group of those that do not says so and is in no other group.
+ *   - Policies are compared over the units at which both have figures. A mean covers all units that have some.
+ *   - Units of a task count if the full cache answers at least KVF__FULL_LEAST of those of the same task, context and
+ *     placement. The others form groups that say so, and are in no other group.
  */
 #ifndef KVF_TOOLS_SCORES_SCORES_H
 #define KVF_TOOLS_SCORES_SCORES_H

@@ -1,4 +1,4 @@
-/* The bootstrap: units are drawn with replacement, as many as there are, and each statistic is computed again. */
+/* The bootstrap: draws as many units as there are, with replacement, and computes each statistic again. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/scores/stats.h"
 

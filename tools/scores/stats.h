@@ -1,9 +1,9 @@
 /* tools/scores/stats.h: means and ratios of paired figures with bootstrap intervals.
  *
  * Invariants
- *   - Equal figures give equal intervals: the resamples depend on the seed and on how many units there are, so policies
- *     that are held against each other over the same units meet the same resamples.
- *   - Of fewer than two units there is no interval: low and high are NAN.
+ *   - Equal figures give equal intervals: the resamples depend only on the seed and the number of units, so policies that
+ *     are compared over the same units use the same resamples.
+ *   - Fewer than two units give no interval: low and high are NAN.
  */
 #ifndef KVF_TOOLS_SCORES_STATS_H
 #define KVF_TOOLS_SCORES_STATS_H
