@@ -5,7 +5,7 @@
 #include "base/base.h"
 #include "kvfold/attention.h"
 
-/* A call after its checks: the caller's structs as this version knows them, and what follows from them. */
+/* A call after its checks: copies of the caller's structs in this version's form, and values derived from them. */
 typedef struct kvf__call {
     kvf_attention a; /* a.view, a.pages and a.mass point at the caller's; use the copies below */
     kvf_view view;
@@ -24,11 +24,12 @@ typedef struct kvf__call {
 /* What a call is going to do: decides which fields are read. */
 typedef enum kvf__call_kind { KVF__APPEND, KVF__PREFILL, KVF__DECODE } kvf__call_kind;
 
-/* Checks everything a caller can get wrong and fills call. Nothing is written on failure. */
+/* Checks every argument and fills call. Nothing is written on failure. */
 kvf_status kvf__call_check(kvf__call *call, kvf_stream *stream, const kvf_attention *a, kvf__call_kind kind,
                            kvf_error *err);
 
-/* The workspace: a scratch area for each thread, an index of work items, and a rest that each path divides itself. */
+/* The workspace: a scratch area for each thread, an index of work items, and the rest, which each path divides
+ * itself. */
 typedef struct kvf__workspace {
     float *scratch;        /* [n_threads][scratch_floats] */
     size_t scratch_floats; /* a multiple of 16 */
@@ -68,9 +69,9 @@ static inline const unsigned char *kvf__v_rows(const kvf__call *c, uint32_t bloc
     return (const unsigned char *)c->pages.v + c->pages.v_block_stride * block + c->k_head_bytes * head;
 }
 
-/* Where a table stands in the grid of tiles, whose unit is the column. Without a window slot j is column j. With one the
- * slots move, and a column is a position modulo KVF_TILE: so tiles cut the positions in the same places, however many
- * slots are left before the window. */
+/* The position of a table in the grid of tiles, counted in columns. Without a window slot j is column j. With a
+ * window the slots move, so a column is a position modulo KVF_TILE: tiles then begin at the same positions, however
+ * many slots before the window are left. */
 typedef struct kvf__columns {
     uint32_t shift;      /* column of slot 0; a multiple of the block size */
     uint32_t begin, end; /* what the newest query sees */
@@ -94,7 +95,7 @@ static inline bool kvf__wants_cols(const kvf__call *c, uint32_t seq) {
     const kvf_mass *m = &c->mass;
     return (m->col_sums && m->col_sums[seq]) || (m->last_sums && m->last_sums[seq]) || (m->sq_sums && m->sq_sums[seq]);
 }
-/* Whether a query row counts among the last ones of its sequence, whose column sums are wanted. */
+/* Whether a query row is one of its sequence's last queries, whose column sums are wanted separately. */
 static inline bool kvf__counts_last(const kvf__call *c, uint32_t seq, uint32_t token) {
     const kvf_mass *m = &c->mass;
     if (!m->last_sums || !m->last_sums[seq]) return false;

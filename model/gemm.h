@@ -6,8 +6,8 @@
 
 enum { KVF__MATRIX_PARTS = 3 };
 
-/* A matrix (n, k), row major, of up to three tensors that stand one after another: what reads the same input is one
- * product. Each part has a type of its own; a row is whole blocks of it. */
+/* A matrix (n, k), row major, of up to three tensors one after another: tensors that multiply the same input form one
+ * product. Each part has its own type; a row consists of whole blocks. */
 typedef struct kvf__matrix {
     uint32_t n_parts, n, k;
     struct {
@@ -45,9 +45,9 @@ typedef struct kvf__gemm {
     size_t scratch_floats; /* of one thread */
 } kvf__gemm;
 
-/* The work is cut into slices of fixed sizes, so that the result does not depend on the number of threads. Unless
- * `deterministic` is set it may depend on m: logits of one token in batches of different sizes agree within rounding. Products in 8 bits never do.
- * KVF_E_NO_MEMORY: the library behind it had none; y is then undefined. */
+/* The work is divided into slices of fixed sizes, so the result does not depend on the number of threads. Unless
+ * `deterministic` is set it may depend on m: logits of one token in batches of different sizes agree within rounding.
+ * Products in 8 bits never depend on m. KVF_E_NO_MEMORY: oneDNN could not allocate; y is then undefined. */
 kvf_status kvf__gemm_run(kvf_stream *stream, const kvf__gemm *g);
 
 /* For m rows of k elements in 8 bits; 0 when that wraps. */

@@ -16,8 +16,8 @@ typedef struct kvf__dots {
     bool accumulate;
 } kvf__dots;
 
-/* The same operations in three forms. A dot product's bits depend on its form and n alone, not on what it is computed
- * beside; dequantisation gives the same bits in all forms. */
+/* The same operations for three instruction sets. A dot product's bits depend only on the instruction set and n, not
+ * on what else is computed; dequantisation gives the same bits with all. */
 typedef struct kvf__gemv_ops {
     bool (*dequantize)(uint32_t type, const void *src, size_t n, float *out); /* as kvf__dequantize */
     void (*dots)(const kvf__dots *d);

@@ -67,7 +67,7 @@ typedef struct kvf__text {
     size_t bytes;
 } kvf__text;
 
-/* A name or path of any bytes made fit to print: at most 64 of them (of a path the last), the rest cut. Each call needs
+/* A name or path with arbitrary bytes, made printable and cut to 64 bytes (of a path the last 64). Each call needs
  * its own buffer. */
 typedef struct kvf__shown {
     char text[72];
@@ -107,23 +107,23 @@ typedef struct kvf__gguf {
     struct kvf__gguf *next_part; /* of a split file; its tensors stand in the first part's arrays as well */
 } kvf__gguf;
 
-/* Maps and checks a file. One that is the first of several parts (PREFIX-00001-of-00003.gguf, key split.count 3) brings
- * the others: tensors are those of all parts, part after part; keys those of the first. On failure *out is all zero.
- * allocator: resolved. */
+/* Maps and checks a file. If it is the first of several parts (PREFIX-00001-of-00003.gguf, key split.count 3) the
+ * others are opened too: the tensors are those of all parts in order, the keys those of the first. On failure *out is
+ * all zero. allocator: resolved. */
 kvf_status kvf__gguf_open(const char *path, const kvf_allocator *allocator, kvf__gguf *out, kvf_error *err);
 void kvf__gguf_close(kvf__gguf *gguf); /* a zeroed one is allowed */
 
-/* What kvf__gguf_open is made of: one file, whatever it says about parts; and tensors_by_name sorted, with tensors that
- * are there twice or lie over one another refused. */
+/* The two steps of kvf__gguf_open: one file, ignoring other parts; and tensors_by_name sorted, refusing tensors that
+ * occur twice or overlap. */
 kvf_status kvf__gguf_open_file(const char *path, const kvf_allocator *allocator, kvf__gguf *out, kvf_error *err);
 kvf_status kvf__gguf_sort_tensors(kvf__gguf *gguf, kvf_error *err);
 
 const kvf__gguf_key *kvf__gguf_find(const kvf__gguf *gguf, const char *name);
 const kvf__gguf_tensor *kvf__gguf_find_tensor(const kvf__gguf *gguf, const char *name);
 
-/* Typed reads of a key. A missing key with `required` 0 leaves *out as it is (an array: sets it to NULL) and sets
- * *found (may be NULL) to false. A wrong type is KVF_E_FORMAT and names key, type and what is wanted. Unsigned takes
- * any integer type of a value that fits. */
+/* Typed reads of a key. If a key is missing and `required` is 0, *out stays as it is (an array: becomes NULL) and
+ * *found (may be NULL) becomes false. A wrong type is KVF_E_FORMAT; the message names key, type and the type wanted.
+ * Unsigned accepts any integer type if the value fits. */
 kvf_status kvf__gguf_u32(const kvf__gguf *gguf, const char *name, int required, uint32_t *out, bool *found,
                          kvf_error *err);
 kvf_status kvf__gguf_f32(const kvf__gguf *gguf, const char *name, int required, float *out, bool *found,

@@ -20,8 +20,8 @@
 #include "model/gguf.h"
 
 /* A tensor of the file: n_rows rows of n_cols elements, row after row, in the file's type (kvf__tensor_type). n_cols
- * is the length of the input and n_rows of the output. A vector has n_rows 1. One that the file does not have: data
- * NULL. */
+ * is the length of the input and n_rows that of the output. A vector has n_rows 1. data is NULL if the file does not
+ * have the tensor. */
 typedef struct kvf__tensor {
     char name[48];
     uint32_t type;
@@ -30,8 +30,8 @@ typedef struct kvf__tensor {
     size_t bytes;
 } kvf__tensor;
 
-/* Shapes as (n_rows, n_cols); q = n_q_heads * head_dim, kv = n_kv_heads * head_dim. The three biases
- * are there together or not at all. */
+/* Shapes as (n_rows, n_cols); q = n_q_heads * head_dim, kv = n_kv_heads * head_dim. Either all three biases exist or
+ * none. */
 typedef struct kvf__layer {
     kvf__tensor attn_norm;   /* (1, n_embd), F32 */
     kvf__tensor attn_q;      /* (q, n_embd) */
@@ -47,7 +47,7 @@ typedef struct kvf__layer {
     kvf__tensor ffn_down;    /* (n_embd, n_ff) */
 } kvf__layer;
 
-/* How the frequencies of the rotation are stretched for a context longer than the one trained first. */
+/* How the rotation's frequencies are scaled for contexts longer than the original training context. */
 typedef enum kvf__rope_kind { KVF__ROPE_PLAIN, KVF__ROPE_LINEAR, KVF__ROPE_LLAMA3 } kvf__rope_kind;
 
 typedef struct kvf__rope_scaling {
@@ -81,8 +81,9 @@ struct kvf_model {
     kvf__weights *weights; /* NULL until kvf__weights_load, and with tokenizer_only */
 };
 
-/* Gives the file's tensors their places, once the config is read; fills info's n_tensors, n_params, weights. Tensors that
- * nothing is computed with are told to the log, those that would change the results refused. (tensors.c) */
+/* Assigns the file's tensors to their places, once the config is read; fills info's n_tensors, n_params, weights.
+ * Tensors that no computation needs are reported to the log; unknown ones that would change the results are refused.
+ * (tensors.c) */
 kvf_status kvf__model_take_tensors(kvf_model *model, const char *architecture, bool qkv_bias, const kvf_log *log,
                                    kvf_error *err);
 

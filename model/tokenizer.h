@@ -25,7 +25,7 @@ typedef struct kvf__merge {
     uint32_t left, right, rank, result;
 } kvf__merge;
 
-/* Tokens that a text is searched for, sorted by the bytes that they stand for; none is empty. */
+/* Tokens that are searched for in a text, sorted by their bytes; none is empty. */
 typedef struct kvf__specials {
     uint32_t *ids; /* [n] */
     size_t n;
@@ -70,8 +70,8 @@ static inline bool kvf__token_is_plain(uint8_t type) {
     return type == KVF__TOKEN_NORMAL || type == KVF__TOKEN_USER_DEFINED || type == KVF__TOKEN_UNUSED;
 }
 
-/* The longest token of its kind that the text begins with: its bytes in the text, 0 for none (special.c). In a
- * SentencePiece vocabulary U+2581 and the space are one to user-defined tokens. */
+/* The longest token of this kind at the start of the text: returns its bytes in the text, 0 if there is none
+ * (special.c). In a SentencePiece vocabulary user-defined tokens match U+2581 and the space alike. */
 size_t kvf__user_defined_at(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes, uint32_t *id);
 size_t kvf__control_at(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes, uint32_t *id);
 bool kvf__specials_create(kvf_tokenizer *tokenizer); /* once the tokens' bytes are there; false: no memory */
@@ -132,8 +132,8 @@ typedef struct kvf__encoder {
 kvf_status kvf__encoder_open(kvf__encoder *encoder, const kvf_tokenizer *tokenizer, kvf_error *err);
 void kvf__encoder_close(kvf__encoder *encoder);
 kvf_status kvf__encoder_id(kvf__encoder *encoder, uint32_t id); /* KVF_NO_TOKEN adds nothing */
-/* The begin token, if the vocabulary has one; and a control token that a text or a template writes, which adds nothing
- * where it is that begin token, put there already. */
+/* The begin token, if the vocabulary has one; and a control token of a text or template, which is not added if it is
+ * the begin token and that is already there. */
 kvf_status kvf__encoder_begin(kvf__encoder *encoder);
 kvf_status kvf__encoder_control(kvf__encoder *encoder, uint32_t id);
 /* User-defined tokens are found in any text, control tokens only with `special`. */
@@ -148,8 +148,8 @@ kvf_status kvf__encoder_result(const kvf__encoder *encoder, uint32_t *ids, size_
 
 /* ---- Pre-tokenizers (pretokenize.c) --------------------------------------------------------------------- */
 
-/* By the name that the file gives. whole_words: a word that is a token is taken as it is, without merges.
- * add_bos: what holds where the file does not say. */
+/* Looked up by the name in the file. whole_words: a word that is a token is taken as it is, without merges. add_bos:
+ * the default if the file does not say. */
 kvf_status kvf__pretokenizer_create(const kvf__gguf *gguf, kvf__text name, const kvf_allocator *allocator,
                                     kvf__pretokenizer **out, kvf_error *err);
 void kvf__pretokenizer_destroy(kvf__pretokenizer *pre); /* NULL is allowed */
@@ -160,7 +160,7 @@ bool kvf__pretokenizer_adds_bos(const kvf__pretokenizer *pre);
 void *kvf__pretokenize_begin(const kvf__pretokenizer *pre);
 void kvf__pretokenize_end(void *match); /* NULL is allowed */
 
-/* Calls fn for each word of a text that is valid UTF-8, in order; together they are the text. */
+/* Calls fn for each word of a valid UTF-8 text, in order; together the words are the text. */
 typedef kvf_status (*kvf__word_fn)(void *ctx, const char *word, size_t n_bytes);
 kvf_status kvf__pretokenize(const kvf__pretokenizer *pre, void *match, const char *text, size_t n_bytes,
                             kvf__word_fn fn, void *ctx, kvf_error *err);

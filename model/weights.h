@@ -5,7 +5,7 @@
 #include "model/gemm.h"
 #include "model/model.h"
 
-/* Matrices stay as they are in the file. What reads the same input stands in one matrix: one product. */
+/* Matrices stay as they are in the file. Matrices that multiply the same input are stored as one, for one product. */
 typedef struct kvf__layer_weights {
     const float *attn_norm;  /* (n_embd) */
     kvf__matrix qkv;         /* (q + kv + kv, n_embd): rows of Q, then of K, then of V */
@@ -28,7 +28,8 @@ struct kvf__weights {
     size_t scratch_floats;      /* of one thread, for products with any of these */
 };
 
-/* n elements from the start of a block; n is a multiple of the type's block. false: no type that we read. */
+/* Dequantises n elements from the start of a block; n is a multiple of the type's block. false: the type is not
+ * supported. */
 bool kvf__dequantize(uint32_t type, const void *src, size_t n, float *out);
 
 /* The row-th row of a tensor, n_cols floats. */

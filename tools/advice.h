@@ -9,13 +9,14 @@ typedef struct kvf__advice {
     uint64_t n_lines, prompt_tokens, max_tokens; /* of the lines submitted that run with full */
 } kvf__advice;
 
-/* On where the command line names no policy, --quiet apart, and the model takes one that evicts. */
+/* Enabled if the command line names no policy, without --quiet, and the model supports policies that evict. */
 kvf__advice kvf__advice_begin(const kvf__cli *cli, const kvf_model_info *info, const kvf_policy_options *policy);
 
 /* A line that was submitted. */
 void kvf__advice_add(kvf__advice *advice, const kvf__line *line);
 
-/* After a step: says it where requests wait for KV memory or one was preempted, and a policy would hold more of them. */
+/* Call after each step: prints the hint if requests wait for KV memory or one was preempted, and a policy would hold
+ * more. */
 void kvf__advice_step(kvf__advice *advice, const kvf__cli *cli, const kvf_model_info *info,
                       const kvf_engine_stats *stats);
 

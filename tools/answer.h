@@ -27,7 +27,8 @@ void kvf__answer_free(kvf__answer *answer);
 
 /* One sample has ended. */
 void kvf__answer_add(kvf__answer *answer, const kvf_tokenizer *tokenizer, uint32_t index, const kvf_result *result);
-/* Of --compare: the number, from 1, of that sample's first token that is not the first run's; 0: they are the same. */
+/* With --compare: the number, from 1, of that sample's first token that differs from the first run's; 0 if none does.
+ * */
 void kvf__answer_differs(const kvf__answer *answer, uint32_t index, uint32_t at);
 /* All have. */
 json_t *kvf__answer_json(const kvf__answer *answer);
@@ -35,8 +36,8 @@ json_t *kvf__answer_json(const kvf__answer *answer);
 /* The answer to a line that did not run. */
 json_t *kvf__answer_rejected(const kvf__line *line, const char *text);
 
-/* Reads a line of an earlier output: its id (in the value, which must outlive it), whether it ended well, and the hash of
- * the line that it answers, 0 where it does not tell. NULL where it is no answer. */
+/* Reads a line of an earlier output: its id (inside the value, which must outlive it), whether it ended well, and the
+ * hash of the line it answers, 0 if it has none. NULL if it is not an answer. */
 const json_t *kvf__answer_read(const json_t *value, bool *well, uint64_t *line_hash);
 /* The KV memory that an answer, or one of its choices, was too long for: with more it goes on. 0: it is whole. */
 uint64_t kvf__answer_memory(const json_t *value);

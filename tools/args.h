@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What an option's value becomes; the field at `offset` of the command's struct has the type named here. */
+/* The type of an option's value; the field at `offset` of the command's struct has the type named here. */
 typedef enum kvf__arg_kind {
     KVF__ARG_FLAG,   /* int: 1; takes no value */
     KVF__ARG_TEXT,   /* const char *: points into argv */
@@ -71,16 +71,16 @@ typedef enum kvf__args_result { KVF__ARGS_OK, KVF__ARGS_HELP, KVF__ARGS_BAD } kv
 /* Whether an argument asks for help: --help, -h, --help-all or --help-policies. *topic is what kvf__args_help takes. */
 bool kvf__args_asks(const char *text, const char **topic);
 
-/* Reads argv[0..argc) into the struct at `options`. Words go to words[max_words], their number to n_words; the options that
- * were given, whatever their values, to `given`. */
+/* Reads argv[0..argc) into the struct at `options`. Other words go to words[max_words], their number to n_words; the
+ * options that were given, whatever their values, to `given`. */
 kvf__args_result kvf__args_parse(const kvf__command *command, int argc, char **argv, void *options, const char **words,
                                  uint32_t *n_words, kvf__arg_list *given);
 
-/* The first screen of a command's help, or with a topic ("help-all", "help-policies", an option) that; false when there is
- * none. At the terminal's width; without a terminal at 80 columns. */
+/* Prints the first screen of a command's help, or a topic ("help-all", "help-policies", an option); false if the
+ * topic does not exist. Wraps at the terminal's width, or at 80 columns without a terminal. */
 bool kvf__args_help(const kvf__command *command, const char *topic);
 
-/* The row of that name, NULL when there is none; *suggestion, where not NULL, is then the nearest, or NULL. */
+/* The row of that name, or NULL. Then *suggestion (if not NULL) is the most similar name, or NULL. */
 const kvf__arg *kvf__args_find(const kvf__command *command, const char *name, const char **suggestion);
 
 bool kvf__arg_list_add(kvf__arg_list *list, const char *name, const char *value);

@@ -38,7 +38,8 @@ typedef struct kvf__batch { /* all of the command, with --input or --prompt */
     bool watch_failed;
 } kvf__batch;
 
-/* pass.c: the requests once through, with the first policy or (index 1) that of --compare. False when that is the end. */
+/* pass.c: runs all requests once, with the first policy or (index 1) that of --compare. False if the command must
+ * end. */
 bool kvf__batch_pass(kvf__batch *batch, uint32_t index);
 
 #endif

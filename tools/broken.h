@@ -4,9 +4,9 @@
 
 #include <jansson.h>
 
-/* The first value of `key` in the object that a text begins with, as far as the text can be followed: behind its end may be
- * anything, its other values may be no JSON, and its end may be missing. A text or a number that is whole, which the caller
- * frees; NULL: there is none. */
+/* The first value of `key` in the object at the start of a text, as far as the text can be parsed: other values may
+ * be invalid, and the end may be missing or followed by anything. Returns a complete text or number, which the caller
+ * frees; NULL if there is none. */
 json_t *kvf__broken_value(const char *text, size_t n_bytes, const char *key);
 
 #endif

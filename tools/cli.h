@@ -71,13 +71,14 @@ enum { KVF__PATH_BYTES = 4096 };
 /* NAME in kvfold's folder of the user's cache; false where there is none. */
 bool kvf__cache_path(const char *name, char path[KVF__PATH_BYTES]);
 
-/* The file that the options name, or the default one; false, without a message, when that is not there. */
+/* The path of the model that the options name, or the default one; false, without a message, if the default does not
+ * exist. */
 bool kvf__model_find(const kvf__cli *cli, char path[KVF__PATH_BYTES]);
 /* The same, with a message. */
 bool kvf__model_path(const kvf__cli *cli, char path[KVF__PATH_BYTES]);
 
-/* An engine for it. any: requests may bring policy options of their own, so pages have room for what any of them needs.
- * NULL after a message. */
+/* Creates an engine for the model. any: lines may bring policy options of their own, so pages get room for whatever
+ * any of them needs. NULL after a message. */
 kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_policy_options *policy, bool any);
 /* The two halves of that, for who knows better how large it has to be. */
 kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model);
@@ -90,12 +91,13 @@ typedef struct kvf__policy_name {
 } kvf__policy_name;
 bool kvf__policy_name_read(const char *text, kvf__policy_name *name);
 
-/* What --policy says, or its default: full, and d2o where an option of a policy is given or --compare full has nothing else
- * to be held against. Budgets (rho, ...) do not count there when --compare names a policy that takes them. */
+/* The value of --policy, or its default: d2o if a policy option is given or if --compare full stands alone, else
+ * full. Budgets (rho, ...) do not count if --compare names a policy that takes them. */
 const char *kvf__policy_asked(const kvf__cli *cli);
 
-/* The options of a policy. own: the policy is the one of the command line, whose options all count; else only those
- * that say how much is kept (rho, budget_tokens, min_tokens), since the others were meant for another policy. */
+/* The options of a policy. own: it is the policy of the command line, so all of its options apply. Otherwise only
+ * those that say how much is kept (rho, budget_tokens, min_tokens), since the others were meant for another policy.
+ * */
 kvf_status kvf__policy_options(const kvf__cli *cli, const kvf__policy_name *name, bool own, kvf_policy_options *out,
                                kvf_error *err);
 
@@ -132,11 +134,12 @@ bool kvf__stdout_done(void);
 
 enum { KVF__WORDS_BYTES = 720 };
 
-/* Says a text of the library, with the option in front as people know it: "kv_bytes 1: ..." as "--kv-memory 1: ...". */
+/* Prints a message of the library with the option's name as people know it in front: "kv_bytes 1: ..." as
+ * "--kv-memory 1: ...". */
 void kvf__say_option(const char *text);
 
-/* The text of a request that was refused or failed: what would help, as options and fields of a line; returns out.
- * engine: the one that refused it, or NULL. */
+/* The message for a request that was refused or failed; it names the remedy in options and fields of a line. Returns
+ * out. engine: the engine that refused it, or NULL. */
 const char *kvf__request_words(kvf_engine *engine, const char *text, char out[KVF__WORDS_BYTES]);
 
 #endif

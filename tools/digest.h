@@ -14,9 +14,9 @@ uint64_t kvf__digest(const void *bytes, size_t n);
 void kvf__digest_text(uint64_t digest, char text[KVF__DIGEST_BYTES]);
 bool kvf__digest_read(const char *text, uint64_t *digest);
 
-/* Of all of a model: its file, or every part of a split one (then of the parts' digests). A part is read once: its digest
- * is kept in the user's cache (kvfold/digests) until size, times or inode change. While it takes long, a terminal shows
- * how far it is, unless quiet. n_bytes (may be NULL): of all parts. False after a message. */
+/* Digest of a whole model: of its file, or of the digests of all parts of a split one. A part is read once; its
+ * digest is kept in the user's cache (kvfold/digests) until size, times or inode change. If reading takes long a
+ * terminal shows progress, unless quiet. n_bytes (may be NULL): of all parts. False after a message. */
 bool kvf__digest_model(const char *path, bool quiet, uint64_t *digest, uint64_t *n_bytes);
 
 #endif

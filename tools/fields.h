@@ -14,14 +14,14 @@ kvf_status kvf__field_fail(kvf_error *err, kvf_status status, const char *format
 const char *kvf__field_type(const json_t *value);
 kvf_status kvf__field_wrong_type(kvf_error *err, const char *key, const json_t *value, const char *would_do);
 
-/* Texts are compared and shown with all their bytes: a zero byte ends none (JSON has "\\u0000"). */
+/* Texts are compared and shown with all their bytes: a zero byte ("\\u0000" in JSON) ends no text. */
 bool kvf__field_is(const json_t *value, const char *text);
 bool kvf__field_has_zero(const json_t *value); /* a text with a zero byte */
 /* The value of a field for a message: texts escaped, numbers by kvf__show_number, else its type. */
 kvf__short kvf__field_shown(const json_t *value);
 
-/* Where a message begins with a field and its number ("top_p 100: must be ..."), that number becomes what the line has for
- * it ("1e2"): a parsed number does not know how it was written. */
+/* If a message begins with a field and its number ("top_p 100: must be ..."), that number is replaced by its spelling
+ * in the line ("1e2"), which a parsed number does not keep. */
 void kvf__field_spell(const char *line, size_t n_bytes, kvf_error *err);
 
 /* A whole number, also when it is written as 2.0 or 2e0; false for any other value. */

@@ -28,11 +28,12 @@ bool kvf__files_check(const kvf__files *files); /* false after a message */
 const char *kvf__files_find(const kvf__files *files, const char *path);
 void kvf__files_free(kvf__files *files);
 
-/* Opens a file to write it, as it stands, and locks it where it is a regular one: a second process is refused until this
- * one has closed it or has ended. made: there was none. -1 after a message. */
+/* Opens a file for writing without truncating it. A regular file is locked: another process is refused until this one
+ * closes it or ends. made: the file was created. Returns -1 after a message. */
 int kvf__open_locked(const char *path, bool append, bool *made);
 
-/* part i of a model, of which 0 is the file itself: FILE-00001-of-00003.gguf has two more. False: there are no more. */
+/* The path of part i of a model; part 0 is the file itself: FILE-00001-of-00003.gguf has two more. False: there are
+ * no more. */
 bool kvf__model_part(const char *path, uint32_t i, char part[KVF__PATH_BYTES]);
 
 #endif

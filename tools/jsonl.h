@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* When what was written is put on the disk (fdatasync), for the case that the machine fails. Against the end of the
- * process, kill -9 included, nothing is needed: a line is the system's from its write() on. */
+/* When written lines are synced to disk (fdatasync), in case the machine fails. The end of the process, even kill -9,
+ * loses nothing: a line belongs to the system once write() returns. */
 typedef enum kvf__sync {
     KVF__SYNC_SECOND, /* at most once a second, and at the end */
     KVF__SYNC_LINE,   /* after each line */
@@ -30,8 +30,8 @@ typedef struct kvf__sink {
     uint64_t n_lines;
 } kvf__sink;
 
-/* path NULL: a sink that takes nothing; "-": standard output. What the file holds stays until kvf__sink_begin. The file is
- * locked; false after a message, also where another process writes it. */
+/* path NULL: a sink that discards everything; "-": standard output. The file's contents stay until kvf__sink_begin.
+ * The file is locked. False after a message, also if another process is writing it. */
 bool kvf__sink_open(kvf__sink *sink, const char *path, bool append, kvf__sync sync);
 bool kvf__sink_begin(kvf__sink *sink);           /* empties the file, unless opened to append; false after a message */
 void kvf__sink_cancel(kvf__sink *sink);          /* in place of begin: closes it, and removes what open made */
@@ -42,7 +42,8 @@ void kvf__sink_write(kvf__sink *sink, json_t *value); /* takes value */
 void kvf__sink_tick(kvf__sink *sink);                 /* puts it on the disk when it is time */
 bool kvf__sink_close(kvf__sink *sink);                /* false when anything could not be written */
 
-/* The ids seen, each with a number: an open hash table of places in one arena: some 30 bytes a line and the id itself. */
+/* The ids seen, each with a number: an open-addressing hash table of offsets into one arena; some 30 bytes a line and
+ * the id itself. */
 typedef struct kvf__ids {
     size_t *slots; /* where the text begins in the arena, plus 1; 0: free */
     size_t n, n_slots;

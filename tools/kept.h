@@ -15,12 +15,13 @@ typedef struct kvf__kept {  /* zero: keeps none */
     kvf__kept_prompt *first;
 } kvf__kept;
 
-/* files: all that the command reads and writes, over which no prompt goes. digest: of the model, in letters. Both outlive
- * kept. */
+/* files: all files that the command reads and writes; no cached prompt overwrites them. digest: of the model, in
+ * letters. Both outlive kept. */
 void kvf__kept_begin(kvf__kept *kept, const kvf__cli *cli, const kvf__files *files, const char *digest);
 
-/* Before a line is submitted, outside callbacks: the first time that its name is seen its file is loaded, where there is
- * one. A damaged one, or one of another model or setting, costs a warning: it counts as not there. out: to be told when the line has ended, when there was none; NULL otherwise. */
+/* Call before a line is submitted, outside callbacks. When a name is seen for the first time its file is loaded, if
+ * it exists. A file that is damaged, or belongs to another model or setting, causes a warning and counts as missing.
+ * out: set if the prompt is to be saved when the line has ended, else NULL. */
 kvf_status kvf__kept_use(kvf__kept *kept, kvf_engine *engine, const kvf__line *line, kvf__kept_prompt **out,
                          kvf_error *err);
 /* The prompt is computed: it can be saved after this step. NULL is allowed. */

@@ -18,7 +18,8 @@
 
 enum { KVF__OCC_POINTS = 1024, KVF__OCC_SLOWEST = 10 };
 
-/* One step; of a point the most of its steps, or its last one's end (held_after and what follows). */
+/* One step; a point of the series holds the maximum of its steps, or the end of its last one (held_after and the
+ * fields after it). */
 typedef struct kvf__occ_step {
     uint64_t step; /* from 1 on; of a point its first */
     double begin_s, end_s;
@@ -83,8 +84,9 @@ bool kvf__occ_begin(kvf__occ *occ, uint32_t n_layers, uint32_t block_size, uint6
 void kvf__occ_free(kvf__occ *occ);
 /* blocks: held by each layer, distinct ones: [n_layers] */
 void kvf__occ_add_step(kvf__occ *occ, const kvf__occ_step *step, const uint32_t *blocks);
-/* What the manager's profile and its events say of the step that has just ended, into step and occ->peak; compactions
- * go to the trace. zero_s: what is 0 in the report's time, by the profile's clock of nanoseconds. False without one. */
+/* Copies what the manager's profile and its events say about the step that has just ended into step and occ->peak;
+ * compactions go to the trace. zero_s: the time on the profile's clock (nanoseconds) that is 0 in the report. False
+ * without a profile. */
 bool kvf__occ_note(kvf__occ *occ, kvf__chrome *chrome, const kvf_manager *manager, double zero_s, kvf__occ_step *step);
 void kvf__occ_add_request(kvf__occ *occ, const kvf__occ_request *request);
 /* sizes, densities: [n_layers], or NULL while unknown */
@@ -105,7 +107,7 @@ bool kvf__occ_write_page(const kvf__occ *occ, const char *path); /* one HTML pag
 void kvf__occ_prometheus(const kvf__occ *occ, FILE *out);
 void kvf__occ_csv(const kvf__occ *occ, FILE *out);
 
-/* A file in place, written by a function; a file that could not be written whole is reported. */
+/* Writes a file through a function; reports a file that could not be written completely. */
 typedef struct kvf__out_file {
     FILE *file;
     const char *path;

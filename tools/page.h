@@ -7,8 +7,8 @@
 
 typedef enum kvf__page { KVF__PAGE_OCCUPANCY, KVF__PAGE_SCORES } kvf__page;
 
-/* Takes data (NULL: out of memory), whose numbers are written with so many digits. False after a message, which names
- * the option that asked for the page where it is not the file's. */
+/* Takes ownership of data (NULL: out of memory); numbers are written with that many digits. False after a message,
+ * which names the option that asked for the page if the error is not the file's. */
 bool kvf__page_write(kvf__page page, json_t *data, int digits, const char *path, const char *option);
 
 #endif

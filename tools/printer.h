@@ -18,8 +18,8 @@ typedef struct kvf__printer {
 
 /* The bytes of one more token. */
 void kvf__printer_add(kvf__printer *printer, const char *bytes, size_t n);
-/* The end: prints what was held back, up to a stop string, and a line end where there was any token. False when
- * anything could not be printed. */
+/* Ends the answer: prints the text that was held back, up to a stop string, and a newline if there was any token.
+ * False if printing failed. */
 bool kvf__printer_end(kvf__printer *printer);
 
 #endif

@@ -25,7 +25,8 @@ kvf__progress kvf__progress_begin(bool on, const char *label, uint64_t total);
 /* Whether enough time has passed to show something new. */
 bool kvf__progress_due(const kvf__progress *progress);
 
-/* requests, answers: that have ended; running: sequences; tokens: computed so far; used: share of the blocks in use, in [0, 1]. */
+/* requests, answers: ended so far; running: sequences; tokens: computed so far; used: share of the blocks in use, in
+ * [0, 1]. */
 void kvf__progress_show(kvf__progress *progress, uint64_t requests, uint64_t answers, uint32_t running, uint64_t tokens,
                         double used);
 

@@ -35,13 +35,13 @@ typedef enum kvf__read { KVF__READ_LINE, KVF__READ_LATER, KVF__READ_END, KVF__RE
 /* "-" is standard input. With twice a pipe is first copied to a temporary file. False after a message. */
 bool kvf__reader_open(kvf__reader *reader, const char *path, bool twice);
 void kvf__reader_close(kvf__reader *reader);
-/* Back to the first line; the reader was opened for reading twice, or can be read again as it is. */
+/* Back to the first line, if the reader was opened for reading twice or its input is seekable. */
 bool kvf__reader_can_rewind(const kvf__reader *reader);
 bool kvf__reader_rewind(kvf__reader *reader);
 /* The next line without its end, valid until the next call. wait: block until there is one; else LATER when none is
  * there yet. FAILED after a message. A signal that was caught ends a wait with LATER. */
 kvf__read kvf__reader_next(kvf__reader *reader, bool wait, const char **line, size_t *n_bytes);
-/* Skips byte order marks that a line begins with: one file behind another has them in its middle. */
+/* Skips byte order marks at the beginning of a line: concatenated files have them in the middle. */
 void kvf__line_skip_mark(const char **line, size_t *n_bytes);
 /* How many lines a regular file has, 0 for a pipe and for packed input. */
 uint64_t kvf__reader_count(const kvf__reader *reader);

@@ -49,7 +49,7 @@ void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t 
 json_t *kvf__report_json(const kvf__cli *cli, const kvf_model_info *info, uint32_t n_threads, const kvf__tally *tallies,
                          uint32_t n);
 
-/* The chart of values per layer on stderr, where they are not all the same; full: what a full cache would take. */
+/* Prints the chart of values per layer on stderr, unless all are the same; full: what a full cache would take. */
 void kvf__chart(const double *values, uint32_t n_layers, double full);
 
 #endif

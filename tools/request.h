@@ -19,7 +19,7 @@ typedef struct kvf__line_rules {
     const kvf_model_info *info;
     const char *model_path;
     kvf__policy_name policy; /* of lines that name none */
-    bool own;    /* the command line's; false in the run of --compare, where lines have no say but in the budget */
+    bool own;    /* the command line's; false in the run of --compare, where lines may set only the budget */
     bool openai; /* the form of the line before */
 } kvf__line_rules;
 
@@ -57,7 +57,8 @@ typedef struct kvf__line {
  * where none could be read, also by kvf__broken_value). In both cases kvf__line_free follows. */
 kvf_status kvf__line_open(const kvf__line_rules *rules, const char *text, size_t n_bytes, uint64_t number,
                           kvf__line *line, kvf_error *err);
-/* What an answer remembers of its line: of all fields and their values, however they are written and ordered; never 0. */
+/* The hash of a line that its answer carries: of all fields and values, independent of their spelling and order;
+ * never 0. */
 uint64_t kvf__line_hash(const kvf__line *line);
 /* The rest of it, after kvf__line_open, whose text is still there. */
 kvf_status kvf__line_read(const kvf__line_rules *rules, kvf__line *line, kvf_error *err);
@@ -72,17 +73,19 @@ void kvf__line_free(kvf__line *line);
 
 /* ---- What both forms share: request.c ------------------------------------------------------------------- */
 
-/* best_of, beam_width and length_penalty out of an object, after n: what is left out is as the command line says. With
- * beams the temperature is 0 where neither says anything. */
+/* Reads best_of, beam_width and length_penalty of an object, after n; missing ones come from the command line. With
+ * beams the temperature is 0 if neither sets it. */
 kvf_status kvf__line_ranked(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err);
-/* max_tokens, top_k, n, temperature (to `hottest`), top_p and ignore_eos out of an object; what is left out stays. */
+/* Reads max_tokens, top_k, n, temperature (up to `hottest`), top_p and ignore_eos of an object; missing ones stay as
+ * they are. */
 kvf_status kvf__line_sampling(kvf__line *line, const json_t *object, double hottest, kvf_error *err);
 /* prefix_end, prefix_name and cache_salt out of an object. */
 kvf_status kvf__line_cache(kvf__line *line, const json_t *object, kvf_error *err);
-/* Sampling and stop strings of the command line; max_tokens and temperature where that says nothing of them. */
+/* Sampling and stop strings of the command line; max_tokens and temperature are the given defaults if the command
+ * line does not set them. */
 void kvf__line_defaults(const kvf__line_rules *rules, kvf__line *line, uint32_t max_tokens, double temperature);
 kvf_status kvf__line_stop(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err);
-/* Policy, preset and policy options out of an object that may have other keys; NULL: the command line's. */
+/* Reads policy, preset and policy options of an object that may have other keys; NULL: the command line's. */
 kvf_status kvf__line_policy(const kvf__line_rules *rules, kvf__line *line, const json_t *object, kvf_error *err);
 /* A text, a dialogue (--system goes in front of one without a system message; n >= 1) and ids become tokens. */
 kvf_status kvf__line_text(const kvf__line_rules *rules, kvf__line *line, const json_t *text, kvf_error *err);

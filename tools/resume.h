@@ -11,7 +11,8 @@
 #include "tools/reader.h"
 #include "tools/request.h"
 
-/* What stands behind the output's name: the header's file, and what becomes one of the two when it is whole. */
+/* Suffixes to the output's name: of the header's file, and of the file that replaces one of the two when it is
+ * complete. */
 #define KVF__HEADER_SUFFIX ".kvfold-header.json"
 #define KVF__PART_SUFFIX ".kvfold-part"
 
@@ -35,14 +36,15 @@ typedef struct kvf__resume {    /* zero: nothing was there */
 /* Whether there is a file to go on with, or none; false after a message. */
 bool kvf__resume_can(const char *output);
 
-/* Reads the output of an earlier run, which the sink has opened and locked. Answers that ended well stay; errors, what
- * less KV memory than kv_bytes cut short, a torn last line and what is no answer go, in one step, so that an end at any moment loses nothing. False after a message,
- * with the file as it was: the header does not fit, or there is none; a line of the input is not the one that is
- * answered; the file could not be read or written. */
+/* Reads the output of an earlier run, which the sink has opened and locked. Answers that ended well stay. Errors, an
+ * incomplete last line and lines that are not answers are removed in one step, so that stopping at any moment loses
+ * nothing. False after a message, with the file unchanged: the header is missing or does not match; a line of the
+ * input is not the line that was answered; the file could not be read or written. */
 bool kvf__resume_read(kvf__resume *resume, kvf__sink *sink, kvf__reader *input, const json_t *header, bool quiet);
 
 typedef enum kvf__resume_line { KVF__RESUME_NEW, KVF__RESUME_DONE, KVF__RESUME_OTHER } kvf__resume_line;
-/* Whether a line of the input, the first of its id, is answered; OTHER, after a message: another line of this id is. */
+/* Whether a line of the input, the first with its id, has been answered; OTHER, after a message, if a different line
+ * with this id has. */
 kvf__resume_line kvf__resume_look(const kvf__resume *resume, const kvf__line *line);
 
 #endif

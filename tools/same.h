@@ -24,8 +24,8 @@ typedef struct kvf__same {           /* zero: empty; kvf__same_free */
 /* An answer of the first run; where memory is short it is not compared. */
 void kvf__same_keep(kvf__same *same, uint64_t line, uint32_t index, const uint32_t *tokens, uint32_t n);
 
-/* One of the second run. False where the first has none; else *at is 0 where both are the same, or the number, from 1, of the
- * first token that differs. */
+/* Compares an answer of the second run. False if the first run has none; else *at is 0 if both are the same, or the
+ * number, from 1, of the first token that differs. */
 bool kvf__same_compare(kvf__same *same, uint64_t line, uint32_t index, const uint32_t *tokens, uint32_t n,
                        uint32_t *at);
 

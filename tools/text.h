@@ -43,8 +43,8 @@ size_t kvf__cli_utf8_clean(char *out, const char *text, size_t n);
 /* Columns of the terminal at a descriptor, now; 0 where it is none. */
 int kvf__terminal_columns(int fd);
 
-/* The begin of text that takes at most so many columns, control and broken bytes as '?'. A character from U+1100 on counts as
- * two: no narrower than any terminal has it, in any locale. */
+/* The beginning of text that fits in that many columns, control and broken bytes as '?'. A character from U+1100 on
+ * counts as two columns, which no terminal exceeds in any locale. */
 void kvf__fit(char *out, size_t capacity, const char *text, int columns);
 
 /* Monotonic seconds. */

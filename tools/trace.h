@@ -37,20 +37,20 @@ typedef struct kvf__trace { /* zero: empty; kvf__trace_free */
     const char *form;   /* "kvfold", "azure", "burstgpt", "mooncake", "made" */
 } kvf__trace;
 
-/* Reads a file of any of the forms, told apart by the first line; "-": standard input, gzip and zstd too. limit: at most so
- * many requests. False after a message. */
+/* Reads a file of any format, recognised by its first line; "-": standard input; gzip and zstd too. limit: at most
+ * that many requests. False after a message. */
 bool kvf__trace_read(const char *path, uint64_t limit, kvf__trace *trace);
 void kvf__trace_free(kvf__trace *trace);
 
-/* What requests of a group have in common: the first of them, and the most that a later one shares. */
+/* For each group: its first request, and the largest number of tokens that a later one shares with it. */
 typedef struct kvf__trace_group {
     uint64_t first; /* UINT64_MAX: there is none */
     uint32_t n_shared;
 } kvf__trace_group;
 void kvf__trace_groups(const kvf__trace *trace, kvf__trace_group *groups); /* [trace->n_groups] */
-/* The token ids of a request, its prompt and what it generates: ids[n]. They are made, and equal to those of earlier
- * requests where the trace says so: in the leading n_shared of a group, of which the first request's prompt is all; in
- * blocks of one hash id. */
+/* The token ids of a request, prompt and output: ids[n]. They are generated, and equal to those of earlier requests
+ * where the trace says so: in the leading n_shared tokens of a group, whose first prompt is shared as a whole, and in
+ * blocks with the same hash id. */
 void kvf__trace_ids(const kvf__trace *trace, uint64_t number, bool first_of_group, uint32_t n, uint32_t *ids);
 
 /* False when out of memory. densities: [trace->n_layers] or NULL. */

@@ -22,8 +22,8 @@ typedef struct kvf__unpack kvf__unpack;
 kvf__unpack *kvf__unpack_begin(kvf__pack kind);
 void kvf__unpack_end(kvf__unpack *unpack); /* NULL is allowed */
 
-/* Takes of the *n_in bytes, gives at most *n_out; both become what was taken and given. Streams that follow one another
- * are one. NULL, or what is wrong with the bytes (what was given before that is good). */
+/* Consumes up to *n_in bytes and produces up to *n_out; both become the numbers consumed and produced. Concatenated
+ * streams count as one. Returns NULL, or what is wrong with the input (bytes produced before are good). */
 const char *kvf__unpack_step(kvf__unpack *unpack, const unsigned char *in, size_t *n_in, char *out, size_t *n_out);
 
 /* Whether a stream has begun and not ended: the input must go on. */

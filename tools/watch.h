@@ -36,7 +36,7 @@ typedef struct kvf__watch { /* zero: watches nothing, and all calls do nothing *
 /* The config of a manager whose profile this needs, or NULL: static. */
 const kvf_profile_config *kvf__watch_profile(const kvf__cli *cli);
 
-/* Whether the outputs can be written, and nothing of them is lost yet; false after a message. */
+/* Checks that all outputs can be opened for writing, without changing them; false after a message. */
 bool kvf__watch_check(const kvf__cli *cli);
 bool kvf__watch_begin(kvf__watch *watch, const kvf__cli *cli, const kvf_model_info *info, kvf_engine *engine,
                       const char *label); /* false after a message; kvf__watch_end follows in both cases */
@@ -45,7 +45,8 @@ void kvf__watch_refused(kvf__watch *watch, kvf__watched *request); /* it was not
 void kvf__watch_finish(kvf__watch *watch, kvf__watched *request, const kvf_result *result);
 void kvf__watch_stepping(kvf__watch *watch); /* a step begins */
 void kvf__watch_step(kvf__watch *watch, kvf_engine *engine, const kvf_engine_stats *stats);
-/* Writes what is written at the end; false after a message when any of it, now or before, could not be written. */
+/* Writes the outputs that are written at the end; false after a message if any output could not be written, now or
+ * before. */
 bool kvf__watch_end(kvf__watch *watch, kvf_engine *engine);
 
 #endif

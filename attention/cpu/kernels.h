@@ -43,7 +43,7 @@ static inline float kvf__exp(float x) {
     return x < KVF__EXP_LEAST ? 0.0f : p * power;
 }
 
-/* What exponents are taken relative to: a row whose every logit is -inf counts from 0, so that it gives zeros. */
+/* The value that exponents are relative to. A row in which every logit is -inf uses 0, so that it gives zeros. */
 static inline float kvf__exp_base(float m) { return m == -INFINITY ? 0.0f : m; }
 
 static inline float kvf__sum8(const float a[8]) {

@@ -126,8 +126,8 @@ bool kvf__eval_within(double held, double target);
 double kvf__eval_held(const kvf__eval_shape *shape, const kvf_layer_size *sizes);
 /* The same of sizes [n_layers][n_groups]. */
 double kvf__eval_held_by_groups(const kvf__eval_shape *shape, const kvf_layer_size *sizes);
-/* The largest rho below the cell's by which a policy stays within the target, 0: none. state and seq: the sequence that ran
- * with the cell's. */
+/* The largest rho below the cell's with which a policy stays within the target; 0 if there is none. state and seq:
+ * the sequence that ran with the cell's rho. */
 double kvf__eval_lower(const kvf__eval_shape *shape, const kvf_policy_options *options, kvf_policy_state *state,
                        uint32_t seq, double rho, double target);
 
@@ -141,7 +141,8 @@ typedef struct kvf__eval_figures { /* of one sample, by step */
 
 typedef struct kvf__eval_held_logits kvf__eval_held_logits;
 
-/* Logits in, figures out. Sample 0 is the full cache; its logits of a step may come after those of others. */
+/* Computes figures from logits. Sample 0 is the full cache; in a step its logits may arrive after those of other
+ * samples. */
 typedef struct kvf__eval_scorer {
     uint32_t n_vocab, n_steps, n_samples;
     const uint32_t *truth; /* [n_steps] */
@@ -198,7 +199,7 @@ typedef enum kvf__eval_outcome { KVF__EVAL_DONE, KVF__EVAL_STOPPED, KVF__EVAL_FA
 /* Runs it; FAILED after a message. What it allocated is freed by kvf__eval_batch_free. */
 kvf__eval_outcome kvf__eval_batch_run(const kvf__eval_machine *machine, kvf__eval_batch *batch);
 void kvf__eval_batch_free(kvf__eval_batch *batch);
-/* Policies that only tell of the layers' densities: where an engine must have room for them too. */
+/* Policies that only measure the layers' densities: the engine must have room for them too. */
 enum { KVF__EVAL_PROBES = 2 };
 bool kvf__eval_probe(uint32_t i, kvf_policy_options *options);
 
@@ -214,7 +215,7 @@ extern const char *const kvf__measure_names[]; /* by kvf__measure */
 
 /* ---- The commands ------------------------------------------------------------------------------------------- */
 
-/* scope.c: whether every option that was given counts for this measure (or report); false after a message. */
+/* scope.c: whether every given option applies to this measure (or to report); false after a message. */
 bool kvf__eval_check_scope(const kvf__cli *cli, const char *word);
 
 int kvf__eval_single(const kvf__cli *cli);                        /* single.c: one text, one policy */

@@ -21,7 +21,8 @@ typedef struct kvf__eval_output {
 json_t *kvf__eval_run_record(const kvf__cli *cli, kvf__measure measure, const kvf__eval_inputs *inputs,
                              const kvf__eval_policies *policies, uint32_t k, uint32_t n_threads);
 
-/* Opens --output; with --resume what is there stays and is known. False after a message; then the file is as it was. */
+/* Opens --output. With --resume the records that are there are kept and read. False after a message; then the file is
+ * unchanged. */
 bool kvf__eval_output_open(kvf__eval_output *output, const kvf__cli *cli, const json_t *run);
 bool kvf__eval_output_has(const kvf__eval_output *output, json_t *key); /* takes key */
 void kvf__eval_output_write(kvf__eval_output *output, json_t *record);  /* takes record */

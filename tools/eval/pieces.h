@@ -21,8 +21,8 @@ typedef struct kvf__dice {
 kvf__dice kvf__dice_of(uint64_t seed, uint64_t sample, uint64_t salt);
 uint32_t kvf__dice_below(kvf__dice *dice, uint32_t n); /* 0..n-1 */
 
-/* n tokens of text that say nothing of what is asked: of the sample's text, or generated. False after a message.
- * source and kind are the item's. */
+/* n tokens of filler text that does not contain the answer: of the sample's text, or generated. False after a
+ * message. source and kind are the item's. */
 bool kvf__filler(const kvf__eval_inputs *inputs, kvf__dice *dice, uint32_t sample, uint32_t n, kvf__pieces *out,
                  const char **source, const char **kind, uint64_t *offset);
 

@@ -75,7 +75,7 @@ typedef struct kvf__source_filter { /* names with commas between them, or NULL *
 
 /* Adds the records of a file. False after a message when it could not be read at all, or memory ran out. */
 bool kvf__records_read(kvf__records *records, const char *path, const kvf__source_filter *filter);
-/* After the last file: sorts, drops what was replaced, names the policies. False after a message. */
+/* Call after the last file: sorts, drops replaced cells, names the policies. False after a message. */
 bool kvf__records_end(kvf__records *records);
 void kvf__records_free(kvf__records *records);
 
@@ -89,7 +89,7 @@ uint32_t kvf__records_find(const kvf__records *records, const char *text);
 
 /* ---- record.c: what is in one line --------------------------------------------------------------------- */
 
-/* Adds one record. False with err filled when the object is none; memory that ran out reads "out of memory". */
+/* Adds one record. False with err filled if the object is not a record, or with "out of memory". */
 bool kvf__record_add(kvf__records *records, const json_t *object, const kvf__source_filter *filter, char *err,
                      size_t capacity);
 
