@@ -55,8 +55,8 @@ static bool before(const kvf__candidate *a, const kvf__candidate *b) {
     return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
 }
 
-/* Pushes the pair that begins at symbol `at`, if it has a merge. Room: one candidate for each neighbouring pair at
- * first, and each merge takes one and adds at most two, so twice the symbols suffice. */
+/* Pushes the pair that begins at symbol `at`, if it has a merge. The heap has room for twice the symbols: at first
+ * one candidate for each neighbouring pair, and each merge removes one and adds at most two. */
 static void push_candidate(kvf__encoder *e, uint32_t at) {
     const kvf__symbol *s = &e->symbols[at];
     if (s->next == KVF_NO_TOKEN) return;
@@ -168,7 +168,8 @@ uint32_t kvf__utf8_length(const char *text, size_t n) {
     return length;
 }
 
-/* Text without tokens that stand for themselves, with merges: runs of UTF-8 by words, other bytes one by one. PCRE2 sees only the former. */
+/* Encodes text without special tokens, by merges: valid UTF-8 word by word, other bytes one by one. PCRE2 sees only
+ * valid UTF-8. */
 static kvf_status encode_plain(kvf__encoder *e, const char *text, size_t n) {
     const kvf_tokenizer *t = e->tokenizer;
     if (t->scores) return kvf__spm_text(e, text, n);

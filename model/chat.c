@@ -192,8 +192,8 @@ static void write_llama3(writer *w, const dialogue *d) {
     }
 }
 
-/* Each question with its answer is a sequence of its own; the first begins with what the encoder puts there. The system
- * message stands in the first question, and white space is stripped from the two as one. */
+/* Each question with its answer is a sequence of its own. The encoder adds the begin token of the first one. The
+ * system message is part of the first question, and white space is stripped from both together. */
 static void write_llama2(writer *w, const dialogue *d) {
     const kvf_message *system = has_system(d) ? &d->messages[0] : NULL;
     for (uint32_t i = system != NULL; i < d->n_messages; i += 2) {
@@ -216,9 +216,10 @@ static void write_llama2(writer *w, const dialogue *d) {
     }
 }
 
-/* Where [INST] is a control token, a space follows it if the vocabulary has one follow control tokens: in some that is
- * the tokenizer's doing (add_space), in a SentencePiece vocabulary without that it is ours, in byte-level ones there is
- * none. The system message then stands in the last question, else, in the older form of plain text, in the first. */
+/* If [INST] is a control token, a space follows it if in this vocabulary a space follows control tokens: some
+ * tokenizers add it (add_space); for a SentencePiece vocabulary without that we add it; byte-level vocabularies have
+ * none. The system message is then part of the last question; in the older plain-text form it is part of the first.
+ * */
 static void write_mistral(writer *w, const dialogue *d) {
     const kvf_tokenizer *t = d->tokenizer;
     const kvf_message *system = has_system(d) ? &d->messages[0] : NULL;

@@ -350,8 +350,8 @@ static void prepare(pass *p) {
                                    .path = f->path};
 }
 
-/* As long as every sequence is within the window, its attention is the full one, also over tables that a policy has
- * thinned out. */
+/* While every sequence is shorter than the window, windowed attention equals full attention, also over tables from
+ * which a policy has evicted. */
 static uint32_t window_of(const pass *p, uint32_t layer) {
     uint32_t window = kvf_model_layer_window(p->m, layer), longest = 0;
     for (uint32_t i = 0; i < p->view.n_seqs; i++) longest = KVF__MAX(longest, p->view.next_pos[i]);
@@ -365,8 +365,8 @@ static void sums_of_layer(const pass *p, float *const *sums, uint32_t layer, uin
 
 /* ---- Sums kept aside ------------------------------------------------------------------------------------- */
 
-/* Copies the sums of a layer that this pass may add to, out of the accumulators or back. Returns how many floats they are;
- * kept NULL: counts them. */
+/* Copies the sums of a layer that this pass may add to, from the accumulators or back. Returns the number of floats;
+ * with kept NULL it only counts them. */
 static size_t copy_sums(const pass *p, uint32_t layer, float *kept, bool back) {
     float *const *const all[] = {p->f.prompt_sums, p->f.prompt_last, p->f.prompt_squares};
     const uint32_t n_heads[] = {p->m->info.n_q_heads, p->m->info.n_q_heads, p->m->info.n_kv_heads};
@@ -442,8 +442,8 @@ static void note_not_finite(const pass *p) {
     }
 }
 
-/* What follows the last attention matters only for the rows that logits, or the probability of a target, are wanted of.
- * Notes where these are afterwards. */
+/* After the last attention only those rows matter whose logits or target probability is wanted. Records their
+ * positions afterwards. */
 static void keep_wanted_rows(pass *p) {
     const kvf_activations *a = p->a;
     uint32_t n = 0, n_out = 0;

@@ -8,8 +8,8 @@
 #include "model/gemv.h"
 #include "model/gguf.h"
 
-/* Slices of rows of w (columns of y) give every thread some. Of few rows of x: no wider than a step's waiting for the
- * last slice is worth. Through oneDNN: so that the slice in fp32 stays in the second-level cache. */
+/* Slices of rows of w (columns of y) give every thread some work. For few rows of x they are narrow, so that a step
+ * does not wait long for the last slice. For oneDNN the fp32 slice must stay in the second-level cache. */
 enum {
     SLICE_ROWS = 256,
     SLICE_PARTS = 8,
@@ -58,8 +58,8 @@ static run run_at(const kvf__matrix *w, uint32_t begin, uint32_t end) {
 
 /* ---- Few rows of x ----------------------------------------------------------------------------------- */
 
-/* Rows of a product are multiplied in pieces of FEW_K elements whatever their number, so that their bits are those of
- * the pieces' dot products, added in order. */
+/* Rows are multiplied in pieces of FEW_K elements, whatever their number, so that a result's bits are those of the
+ * pieces' dot products added in order. */
 typedef struct piece {
     const float *w; /* in fp32 */
     size_t stride;
@@ -144,8 +144,8 @@ static void one_tile(void *ctx, uint32_t item, uint32_t thread) {
 
 /* ---- Many rows of x ---------------------------------------------------------------------------------- */
 
-/* oneDNN runs on OpenMP, whose number of threads is the calling thread's own: one for the time of a call, since our
- * stream says how many work. Declared here because omp.h comes with a compiler, but the runtime with oneDNN. */
+/* oneDNN runs on OpenMP, whose number of threads belongs to the calling thread. It is one during a call, since our
+ * stream provides the threads. Declared here because omp.h comes with a compiler, but the runtime with oneDNN. */
 extern int omp_get_max_threads(void);
 extern void omp_set_num_threads(int n_threads);
 

@@ -10,8 +10,8 @@
 
 enum { BLOCK = 32, SCALES = 16, AHEAD = 1024 }; /* AHEAD: bytes that are asked for before they are read */
 
-/* The 16 values of a block of four bits are a table in one register, and the element's four bits look it up: the
- * permutation takes the low bits of its index, so the low half of a byte needs no mask. */
+/* The 16 possible values of a 4-bit block are a table in one register, which an element's four bits index. The
+ * permutation uses only the low bits of its index, so the low half of a byte needs no mask. */
 static inline void look_up(const unsigned char *q, __m512 table, float *out) {
     __m512i i = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)q));
     _mm512_storeu_ps(out, _mm512_permutexvar_ps(i, table));
@@ -28,8 +28,8 @@ static inline __m512 count_from(float first) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wsign-conversion"
 
-/* The halves at the beginning of up to 16 blocks, in one conversion. They go through memory, and the compiler must not
- * see through it: broadcasts from there cost no shuffle, of which there are enough. */
+/* Converts the halves at the beginning of up to 16 blocks at once. They go through memory, hidden from the compiler:
+ * broadcasts from memory need no shuffle, and shuffles are the bottleneck. */
 static inline void scales_of(const unsigned char *src, size_t n_blocks, int block_bytes, float *out) {
     __m512i at = _mm512_mullo_epi32(iota(), _mm512_set1_epi32(block_bytes));
     __mmask16 some = (__mmask16)((1u << n_blocks) - 1);

@@ -196,8 +196,8 @@ static kvf_status read_llama3(const opening *o, kvf__rope_scaling *s) {
     return status;
 }
 
-/* A factor without a type is linear; rope.scale_linear is the key that older files have. With type none no other key
- * means anything. */
+/* A factor without a type means linear scaling; older files have it as rope.scale_linear. With type none all other
+ * keys are ignored. */
 static kvf_status read_rope_scaling(const opening *o) {
     static const char *const names[] = {"rope.scaling.factor", "rope.scale_linear", "rope.scaling.attn_factor"};
     kvf__rope_scaling *s = &o->m->rope_scaling;

@@ -28,8 +28,8 @@ void kvf__rms_norm_avx2(const float *x, const float *weight, uint32_t n, float e
     for (; i < n; i++) out[i] = x[i] * scale * weight[i];
 }
 
-/* e^x to about 2 units in the last place for |x| <= 87; beyond that it stays at the edge, where a sigmoid is 0 or 1 to
- * fp32 anyway. x = k ln 2 + r in two steps, so that r keeps its bits; then its Taylor series, |r| <= 0.35. */
+/* e^x to about 2 units in the last place for |x| <= 87. Larger |x| are clamped; there a sigmoid is 0 or 1 in fp32
+ * anyway. x = k ln 2 + r in two steps, so that r keeps its bits; then its Taylor series, |r| <= 0.35. */
 static __m256 exp8(__m256 x) {
     x = _mm256_min_ps(_mm256_max_ps(x, _mm256_set1_ps(-87)), _mm256_set1_ps(87));
     __m256 k = _mm256_mul_ps(x, _mm256_set1_ps(1.44269504f));

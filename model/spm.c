@@ -168,8 +168,8 @@ static kvf_status emit_bytes(kvf__encoder *e, const char *text, size_t n, bool *
     return status;
 }
 
-/* An unused token is written as the parts that it was made of, as in training. The heap, empty by now, holds what is
- * still to be written (id: begin, left: bytes); parts are fewer than symbols. */
+/* An unused token is written as the parts it was merged from, as in training. The heap, empty by now, holds the parts
+ * still to be written (id: begin, left: bytes); there are fewer parts than symbols. */
 static kvf_status emit(kvf__encoder *e, const symbol *whole, bool *after_unknown) {
     const kvf_tokenizer *t = e->tokenizer;
     kvf__spm_scratch *s = e->spm;

@@ -110,8 +110,8 @@ static uint32_t layer_of(kvf__text name, kvf__text *rest) {
     return layer;
 }
 
-/* Whether what is computed would be another with this tensor: one of a layer that we compute (but for frequencies of
- * rotation, which old files repeat), one that belongs to the embedding or the head, or a layer's that is beyond the last. */
+/* Whether this tensor would change the results: it belongs to a layer that we compute (except rotation frequencies,
+ * which old files repeat), to the embedding or the head, or to a layer beyond the last. */
 static bool changes_results(const taking *k, kvf__text name) {
     static const char *const whole[] = {"token_embd", "output", "position_embd", "token_types", "rope_factors"};
     static const char *const parts[] = {"attn_norm.weight", "attn_q.weight", "attn_output.weight", "ffn_down.weight"};

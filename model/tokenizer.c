@@ -221,8 +221,8 @@ static kvf_status token_bytes(const loading *l, uint32_t id, char *out, size_t *
     return KVF_OK;
 }
 
-/* What each token stands for. A normal token of a byte-level vocabulary is written in the alphabet; one that is not
- * stands for its text. */
+/* Sets the bytes of each token. A normal token of a byte-level vocabulary is written in the byte alphabet; one that
+ * is not stands for its text. */
 static kvf_status load_bytes(const loading *l) {
     kvf_tokenizer *t = l->t;
     size_t total = 0; /* cannot wrap: the texts lie in the file, one after the other */
@@ -312,8 +312,8 @@ static kvf_status load_id(const loading *l, const char *name, uint32_t *id) {
     return KVF_OK;
 }
 
-/* A token that a key names becomes a control token where the file has it among the user-defined ones, or has no types.
- * A normal token that texts are made of, such as a line's end, stays what it is. */
+/* A token that a key names becomes a control token if the file lists it as user-defined or has no types. A normal
+ * token that occurs in texts, such as a newline, stays normal. */
 static void make_control(kvf_tokenizer *t, uint32_t id) {
     kvf__text text = t->texts[id];
     bool tagged = text.bytes > 2 && ((text.data[0] == '<' && text.data[text.bytes - 1] == '>') ||
@@ -507,7 +507,7 @@ size_t kvf_tokenizer_piece(const kvf_tokenizer *t, uint32_t id, int special, cha
     return n;
 }
 
-/* The space that encoding puts before a text is not of the text: it goes where that stood, at the begin and, where control
+/* The space that encoding adds before a text is not part of it. Decoding removes it at the beginning and, if control
  * tokens are written out, after each of them. */
 size_t kvf_tokenizer_decode(const kvf_tokenizer *t, const uint32_t *ids, size_t n_ids, int special, char *buffer,
                             size_t capacity) {
@@ -534,10 +534,10 @@ uint32_t kvf_tokenizer_find(const kvf_tokenizer *t, const char *text) {
 
 int kvf_tokenizer_is_end(const kvf_tokenizer *t, uint32_t id) { return t && id < t->n_vocab && t->is_end[id]; }
 
-/* An id stands for at least one byte of the text as the vocabulary writes it, where a space has space_ids of them. To that
- * come the begin token and a space before each text. The first text has no control token before it; each other one costs
- * at least control_bytes + 1 bytes, gives the ids of its control token and its space, and is worth that only where they
- * are more than those of so many bytes of text. */
+/* An id stands for at least one byte of the text as the vocabulary writes it; there a space has space_ids bytes. In
+ * addition come the begin token and a space before each text. The first text has no control token before it. Each
+ * further text costs at least control_bytes + 1 bytes and adds the ids of its control token and its space; that
+ * matters only if these ids are more than those of as many bytes of text. */
 size_t kvf_tokenizer_max_ids(const kvf_tokenizer *t, size_t n_bytes) {
     if (!t) return 0;
     size_t most = t->bos_id != KVF_NO_TOKEN, per_byte = KVF__MAX(t->space_ids, 1), ids;

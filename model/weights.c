@@ -51,8 +51,8 @@ static kvf__matrix take_matrix(loader *l, uint32_t n, const kvf__tensor *const *
     return m;
 }
 
-/* What the angle of a pair is multiplied with: a pair that turns often within the original context keeps its frequency,
- * one that turns seldom gets 1 / factor of it, those between a mean of both by their number of turns. */
+/* The factor of a pair's angle. A pair that makes many turns within the original context keeps its frequency; one
+ * that makes few gets 1 / factor of it; those between get a mean of both, weighted by their number of turns. */
 static double llama3_scale(const kvf__rope_scaling *s, double frequency) {
     double turns = s->original_context * frequency / (2 * acos(-1));
     double keep = (turns - (double)s->low_turns) / ((double)s->high_turns - (double)s->low_turns);

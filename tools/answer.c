@@ -131,8 +131,8 @@ static size_t n_characters(const char *text, size_t n) {
     return count;
 }
 
-/* For each token the character of the text in which its first byte lies; the text's length where the text ends before it.
- * One character may be of several tokens, which then have the same place. */
+/* For each token the index of the character of the text in which its first byte lies, or the text's length if the
+ * text ends before it. Several tokens may share a character and then have the same index. */
 static json_t *offsets_json(const kvf_tokenizer *tokenizer, const kvf_result *r) {
     json_t *list = json_array();
     size_t n_text = n_characters(r->text, r->text_bytes), capacity = 0, used = 0, at = 0, character = 0;
@@ -349,8 +349,8 @@ static json_t *made_id(const char *prefix, uint64_t line) {
     return json_string(text);
 }
 
-/* That of the answer tells the hash of its line too: readers take it as it is, and it is there with the answer or not at
- * all, which a file beside the output could not promise. */
+/* The answer's id ends with the hash of its line. Readers accept any id, and the hash is written together with the
+ * answer or not at all, which a separate file could not guarantee. */
 static const char answer_prefix[] = "batch_req-kvfold-";
 
 static json_t *answer_id(uint64_t line, uint64_t hash) {
@@ -373,8 +373,8 @@ static json_t *envelope(uint64_t line, uint64_t hash, json_t *id, int status, js
     return o;
 }
 
-/* The error stands in both places where readers of such files look: as the body that a server would have sent, and as
- * the line's own. */
+/* The error is in both places where readers of such files look: in the body that a server would have sent, and in the
+ * line's own field. */
 static json_t *openai_error(uint64_t line, json_t *id, int status, const char *code, const char *param,
                             const char *text) {
     json_t *body = json_object(), *inner = json_object(), *error = json_object();

@@ -36,8 +36,8 @@ bool kvf__digest_read(const char *text, uint64_t *digest) {
 
 /* ---- The cache ------------------------------------------------------------------------------------------------ */
 
-/* The first half of a cache file's line: a change of the file changes it. Nobody can set the time of the last change of
- * a file's data or names (ctime), as can be done with mtime. */
+/* The first half of a cache file's line, which differs after any change of the file. Programs can set mtime, but not
+ * the time of the last change of data or names (ctime). */
 static void stamp_of(const struct stat *s, char *text, size_t capacity) {
     snprintf(text, capacity, "kvfold-digest 1 %llu %lld.%09ld %lld.%09ld ", (unsigned long long)s->st_size,
              (long long)s->st_mtim.tv_sec, s->st_mtim.tv_nsec, (long long)s->st_ctim.tv_sec, s->st_ctim.tv_nsec);

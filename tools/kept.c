@@ -78,8 +78,8 @@ static bool note_tokens(kvf__kept_prompt *p, const kvf__line *line) {
     return p->tokens != NULL;
 }
 
-/* A file that is not there, or is no sound one of this model and setting, is made of the line's prompt. One that has no
- * room here stays for who has. */
+/* If a file does not exist, is damaged, or belongs to another model or setting, it is made anew from the line's
+ * prompt. A file for which there is no room here is left for runs that have room. */
 static kvf_status load(kvf__kept *kept, kvf_engine *engine, kvf__kept_prompt *p, const kvf__line *line,
                        kvf__kept_prompt **out, kvf_error *err) {
     kvf_prompt_file file = file_of(kept, p);

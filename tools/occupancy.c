@@ -137,8 +137,8 @@ static void follow(kvf__occ *o, const kvf_profile_event *e, uint64_t *most) {
     if (o->now[e->layer] > o->peak[e->layer]) o->peak[e->layer] = o->now[e->layer];
 }
 
-/* The most within a step, of what its events say. With a prefix cache they do not tell when a block falls idle or is used
- * again; the high-water mark does where it rose, and bounds it where it did not. */
+/* The maximum within a step, by its events. With a prefix cache the events do not say when a block becomes idle or is
+ * used again; then the high-water mark gives it if it rose, and an upper bound if it did not. */
 static uint64_t most_of(uint64_t most, uint64_t held, uint64_t max_before, uint64_t max) {
     if (max > max_before || most > max) return max;
     return most > held ? most : held;

@@ -107,8 +107,8 @@ static bool make_room(kvf__reader *r) {
 
 /* Reads once; *n is 0 at the end of the input. */
 static kvf__read read_once(kvf__reader *r, bool wait, void *to, size_t capacity, size_t *n) {
-    /* It is poll() that waits: unlike read() it ends on a signal whose other calls go on (SA_RESTART), and it does wait
-     * where the descriptor is a non-blocking one. */
+    /* Waits with poll(). Unlike read() it is interrupted by a signal whose other calls are restarted (SA_RESTART),
+     * and it waits on a non-blocking descriptor too. */
     struct pollfd poll_fd = {r->fd, POLLIN, 0};
     int ready = poll(&poll_fd, 1, wait ? -1 : 0);
     if (ready == 0 || (ready < 0 && errno == EINTR)) return KVF__READ_LATER;

@@ -171,8 +171,8 @@ static void preempted(replay *r, request *q) {
     r->n_preempted++;
 }
 
-/* Of one request. Tables that share blocks need fresh ones: where there are too few the latest arrival makes room, which
- * may be the request itself: then its seq is 0. */
+/* Events of one request. Tables that share blocks need fresh ones. If there are too few the latest arrival is
+ * preempted; if that is the request itself, its seq becomes 0. */
 static bool compact(replay *r, const request *q) {
     kvf_compaction unused;
     kvf_status st;

@@ -340,8 +340,8 @@ kvf__resume_line kvf__resume_look(const kvf__resume *resume, const kvf__line *li
     return KVF__RESUME_OTHER;
 }
 
-/* Every line of the input that is answered must be the one that was. An input that can be read once only is looked at
- * line by line as it comes (pass.c). */
+/* Checks that every input line with an answer is the line that was answered. An input that can be read only once is
+ * checked line by line as it arrives (pass.c). */
 static bool check_input(const kvf__resume *resume, kvf__reader *r) {
     const kvf__line_rules rules = {0};
     kvf__ids seen = {0};

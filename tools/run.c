@@ -126,8 +126,8 @@ static bool open_sink(kvf__batch *r, kvf__sink *sink, const char *path, kvf__syn
     return !resumes || kvf__resume_read(&r->resume, sink, &r->reader, r->header, cli->quiet);
 }
 
-/* What the files hold stays until all of them are open. The last ones first: an earlier output is changed by reading it
- * (--resume). */
+/* The contents of files stay until all of them are open. The output comes last, because opening it with --resume
+ * changes it. */
 static bool open_sinks(kvf__batch *r, const char *const *paths, kvf__sink *const *sinks, size_t n) {
     const kvf__cli *cli = r->cli;
     kvf__sync sync = !strcmp(cli->sync, "line")    ? KVF__SYNC_LINE

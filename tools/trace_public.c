@@ -70,8 +70,8 @@ static int64_t days_of(int year, int month, int day) {
     return era * 146097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719468;
 }
 
-/* "2023-11-16 18:17:03.9799600", also with T, and with an offset (+00:00, Z). Days and seconds apart: a double holds
- * the seconds of a day to a tenth of a nanosecond. */
+/* "2023-11-16 18:17:03.9799600", also with T, and with an offset (+00:00, Z). Days and seconds are separate: a double
+ * holds the seconds of a day to a tenth of a nanosecond. */
 static bool read_date(const char *text, int64_t *day, double *second) {
     int year, month, date, hour, minute, used = 0;
     double seconds;

@@ -115,11 +115,12 @@ typedef struct kvf__cursor {
     bool v;
 } kvf__cursor;
 
-/* Reads an item's pieces, each some rows of a head in a block, and asks for those that follow meanwhile. Pieces of heads
- * that lie side by side in a page are a run, and so is one alone. While a run is worked on, a share of each of the STREAMS
- * runs after the next is asked for, a line of each in turn: the last lines of the one that is read soonest, the first of
- * the one that is read last. For the processor fetches ahead by itself, but only within a page and only once it has seen
- * some lines asked for; so as many pages as it can follow are under way at any time, and they begin one after the other. */
+/* Reads an item piece by piece and prefetches later pieces. A piece is some rows of a head in one block; pieces of
+ * heads that are adjacent in a page form a run, and so does a single piece. While one run is processed, cache lines
+ * of the STREAMS runs after the next are prefetched, one line of each in turn: of the run needed soonest its last
+ * lines, of the run needed latest its first. The processor prefetches by itself only within a page, and only after it
+ * has seen some accesses there. So as many pages as it can follow are in flight at any time, and they begin one after
+ * the other. */
 typedef struct kvf__reader {
     const kvf__call *c;
     const kvf__item *it;
@@ -340,8 +341,9 @@ static uint32_t take_sequences(kvf__decode *d, uint64_t capacity, bool *long_one
     return taken;
 }
 
-/* The most KV heads of an item, a divisor of all: heads of a block lie side by side, and pages that do are found faster. But
- * where their pieces do not fill pages, runs of one item share pages, and fewer of them are under way: then no more than a run. */
+/* The largest number of KV heads of an item, a divisor of all. Heads of a block are adjacent, and adjacent pages are
+ * found faster. But if a head's pieces do not fill pages, the runs of an item share pages and fewer pages are in
+ * flight; then an item has no more heads than one run. */
 static uint32_t most_heads(const kvf__call *c) {
     const kvf_pages *p = &c->pages;
     uint32_t heads = KVF__MIN(p->heads_per_group, (uint32_t)ITEM_HEADS);
@@ -359,8 +361,8 @@ static uint32_t heads_of_item(const kvf__decode *d) {
     return 1;
 }
 
-/* Whether items of all tiles keep every thread busy to the end, however the lengths differ, and each thread's tiles fit;
- * then also how many heads they have. */
+/* Whether items that cover all tiles of a sequence keep every thread busy to the end despite different lengths, and
+ * each thread's tiles fit in the workspace; if so also the number of heads per item. */
 static bool take_whole(kvf__decode *d, uint64_t capacity) {
     const kvf__call *c = d->c;
     uint32_t hpg = c->pages.heads_per_group, groups = c->view.n_groups;

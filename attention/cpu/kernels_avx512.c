@@ -400,8 +400,8 @@ static void dots(float *s, const float *q, uint32_t g, const kvf__rows *k) {
         dots_as(s, q, g, k, KVF_F32);
 }
 
-/* H heads by N vectors of the output from element `at` on, over all rows; the last 8 elements of a head are a vector
- * that is not wide. ahead: as above. */
+/* H heads by N vectors of the output from element `at` on, over all rows; the last 8 elements of a head may be half a
+ * vector. ahead: as above. */
 INLINE void add_block(float *o, size_t stride, const float *p, const kvf__rows *v, const unsigned char *const *ahead,
                       size_t at, kvf_dtype dtype, const bool wide, const int H, const int N) {
     const size_t row = v->d * size_of(dtype), step = 16 * (size_t)N * size_of(dtype);

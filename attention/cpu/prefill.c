@@ -150,8 +150,8 @@ static void logits(const kvf__prefill *p, const kvf__chunk *ch, const kvf__block
                          KVF__MIN(n_panels - j, p->k->panels));
 }
 
-/* Output part of k->rows rows over the columns that all of them see from the tile's first on in one go, the rest row by
- * row, so that none meets a slot it must not see. */
+/* The output of k->rows rows for one tile: columns that all of the rows see are computed together, the rest row by
+ * row, so that no row meets a slot it must not see. */
 static void values(const kvf__prefill *p, const kvf__block *b, uint32_t first, const uint32_t *n_seen,
                    const uint32_t *n_hidden) {
     uint32_t common = n_seen[first], hidden = n_hidden[first], n_panels = (uint32_t)b->pad / 16;
@@ -238,8 +238,8 @@ static kvf__block scratch(const kvf__prefill *p, uint32_t thread) {
     return b;
 }
 
-/* Where the columns of one item are added up. The probabilities of a query head, and what those of its group come to so
- * far, stand where the second pass packs no values. */
+/* Memory in which the columns of one item are added up. The probabilities of a query head and the sums over its group
+ * so far are stored where the second pass packs no values. */
 typedef struct kvf__cols {
     const kvf__chunk *ch;
     float *p, *reduced;  /* (KVF_TILE) */

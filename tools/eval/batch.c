@@ -47,8 +47,8 @@ static void stop_sample(sample *s, kvf_request request) {
     s->stopped = kvf_engine_abort_sample(s->pass->machine->engine, request, s->index) == KVF_OK;
 }
 
-/* Once a cell's sizes are known (its first token, or the one after that): one that would hold too much is stopped, with a
- * lower budget for later. */
+/* Once a cell's sizes are known (at its first token or the one after), a cell that would hold too much is stopped and
+ * scheduled again with a lower budget. */
 static void look_for_budget(sample *s, kvf_request request) {
     const pass *p = s->pass;
     kvf__eval_cell *c = s->cell;

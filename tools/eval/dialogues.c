@@ -132,8 +132,8 @@ static void free_dialogue(dialogue *d) {
 
 /* ---- Items ---------------------------------------------------------------------------------------------------- */
 
-/* The answers that fit the context are the prompt; those after them are scored, as long as they have no more than --scored
- * tokens together, the first of them whatever its length. */
+/* The turns that fit in the context are the prompt. The answers after them are scored as long as they have at most
+ * --scored tokens together; the first of them always is. */
 static bool add_item(const kvf__eval_inputs *in, const dialogue *d, uint32_t context, kvf__eval_items *items,
                      uint32_t *n_added) {
     uint32_t first = 0, last = 0, n_scored = 0;

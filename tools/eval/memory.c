@@ -57,8 +57,9 @@ typedef struct search {
     kvf_layer_size *sizes;     /* [n_layers] */
 } search;
 
-/* Blocks with that rho; infinite where that cannot be. Policies of equal layers are asked anew, since one that compresses
- * its prompt alone cannot be previewed once that has ended; of the others the running sequence has the weights. */
+/* Blocks held with that rho; infinite if the policy refuses it. Policies with equal layers are projected anew, since
+ * one that compresses only its prompt cannot be previewed after its prompt; for the others the running sequence has
+ * the layer weights. */
 static double would_hold(search *s, double rho) {
     int sized = 0;
     s->options.rho = rho;
@@ -90,8 +91,8 @@ static bool begin_search(search *s) {
     return s->sizes && (!equal || !kvf_policy_state_create(&config, &s->scratch, NULL));
 }
 
-/* Not everything falls with rho: below some full layers leave nothing for the others, and minima lift the total. So steps
- * downward, to the first that fits, and from there up as far as it goes. */
+/* Blocks do not always fall with rho: full layers may leave nothing for the others, and minima raise the total. So
+ * this steps downward to the first rho that fits, and from there upward as far as it still fits. */
 double kvf__eval_lower(const kvf__eval_shape *shape, const kvf_policy_options *options, kvf_policy_state *state,
                        uint32_t seq, double rho, double target) {
     search s = {.shape = shape, .options = *options, .running = state, .seq = seq};

@@ -34,8 +34,8 @@ typedef struct plan { /* of the whole run */
 
 /* ---- Batches -------------------------------------------------------------------------------------------------- */
 
-/* Called with every batch of the run, in order: the cells of an item, cut where they are too many or hold too much. False
- * ends the walk. */
+/* Called with every batch of the run, in order: the cells of an item, divided if they are too many or hold too much.
+ * False ends the iteration. */
 typedef bool (*batch_fn)(plan *p, kvf__eval_batch *batch, uint64_t blocks);
 
 typedef struct walk { /* over the cells of an item: policies that can be together, their rhos, their seeds */

@@ -152,8 +152,8 @@ static kvf__unit read_unit(input *in) {
     return unit;
 }
 
-/* The budget is the cell's own, found so that the memory is the target's. A policy that draws, over a text, is another
- * with each seed. */
+/* The budget is the cell's own, chosen so that the memory equals the target. A policy that makes random choices, over
+ * a text, counts as a different policy for each seed. */
 static uint32_t options_name(input *in) {
     static const char *const budget[] = {"rho", "budget_tokens", "budget_bytes", "budget_unit", "min_tokens"};
     const json_t *value = field(in, "policy_options");

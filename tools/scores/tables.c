@@ -118,8 +118,8 @@ static bool any_base(const kvf__section *s) {
     return false;
 }
 
-/* The policies of a section by the main figure at a rho, the best first, those without it last; an ablation's stay as
- * the paper has them. */
+/* The policies of a section, sorted by the main figure at a rho, best first, those without it last; an ablation keeps
+ * the paper's order. */
 static uint32_t *order_policies(const kvf__section *s, const kvf__group *g, uint32_t rho) {
     uint32_t *order = malloc((s->n_policies + 1) * sizeof *order);
     for (uint32_t p = 0; order && p < s->n_policies; p++) {
@@ -157,8 +157,8 @@ static void put_held(kvf__grid *grid, const kvf__score *score) {
         kvf__grid_add(grid, "%.1f%%%s", score->held * 100, score->n_over ? "!" : "");
 }
 
-/* Columns of write_rho(): the figures there are (the NLL itself only where nothing says how much is the full cache's),
- * the comparison behind the main one, and the main one by context. */
+/* Columns of write_rho(): the available figures (NLL itself only if nothing gives the full cache's), the comparison
+ * after the main figure, and the main figure by context. */
 typedef struct columns {
     kvf__figure figures[KVF__N_FIGURES];
     uint32_t n_figures, n_contexts;
