@@ -3,8 +3,10 @@
 
 Every KVF_API function has a comment that says what it does, names every parameter (@param a. @param b, c.), ownership
 (@own), threads (@threads), errors (@errors) and cost (@cost). Each has a line in tests/test_calls*.c, which try wrong
-arguments. Every header compiles alone, as C11 and as C++17. With
---library, the shared library exports what the headers declare and nothing else (kvf__ names are internal).
+arguments. Every header compiles alone, as C11 and as C++17. The example in a header's introduction compiles too: the
+lines after " * Simple use" that stand five spaces behind the star, either whole functions or the body of one that
+returns kvf_status. With --library, the shared library exports what the headers declare and nothing else (kvf__ names are
+internal).
 """
 import argparse
 import re
@@ -18,6 +20,8 @@ ENGINE_HEADERS = ("model.h", "engine.h")
 TAGS = ("own", "threads", "errors", "cost")
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
 DECLARATION = re.compile(r"(?P<comment>/\*\*(?:[^*]|\*(?!/))*\*/\s*)?^KVF_API\s(?P<text>[^;{]*);", re.M)
+EXAMPLE = re.compile(r"^ \* Simple use\n((?: \*     .*\n)+)", re.M)
+FUNCTION = re.compile(r"^(?!if\b|for\b|while\b|switch\b|do\b|else\b)\w[^;]*\)\s*\{", re.M)
 COMMENT_OR_STRING = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 
 
@@ -103,6 +107,30 @@ def compile_alone(headers, cc, cxx):
     return problems
 
 
+def example(text):
+    """The example in a header's introduction as a C file without its include; None when there is none."""
+    found = EXAMPLE.search(text)
+    if not found:
+        return None
+    code = "\n".join(line[7:] for line in found[1].splitlines()) + "\n"
+    if FUNCTION.search(code):
+        return code
+    return f"kvf_status simple_use(void);\nkvf_status simple_use(void) {{\n{code}return KVF_OK;\n}}\n"
+
+
+def compile_examples(headers, cc):
+    problems = []
+    for header in headers:
+        code = example(header.read_text(encoding="utf-8"))
+        if code is None:
+            continue
+        command = [cc, "-x", "c", "-std=c11", *WARNINGS, f"-I{ROOT / 'include'}", "-"]
+        run = subprocess.run(command, input=f'#include "kvfold/{header.name}"\n{code}', capture_output=True, text=True)
+        if run.returncode:
+            problems.append(f"{header.name}: its example does not compile:\n{run.stderr}")
+    return problems
+
+
 def exports(nm, library, declared):
     output = subprocess.run([nm, "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
     names = {line.split()[-1].split("@")[0] for line in output.splitlines()}
@@ -125,6 +153,13 @@ SELF_TEST = [  # header text, a part of each problem expected
      ["does not begin", "@own is empty", "@param c names no"]),
 ]
 
+EXAMPLE_SELF_TEST = [  # header text, a part of the code expected
+    ("/* x.h\n *\n * Simple use\n *     int a = 1;\n *     return a;\n *\n * Rules\n *     none\n */\n",
+     "(void) {\nint a = 1;\nreturn a;\nreturn KVF_OK;\n}\n"),
+    ("/* x.h\n *\n * Simple use\n *     int f(int a) {\n *         return a;\n *     }\n */\n",
+     "int f(int a) {\n    return a;\n}\n"),
+]
+
 
 def self_test():
     problems = []
@@ -138,6 +173,9 @@ def self_test():
     calls = 'V(kvf_a, "a", x) S(\'m\', kvf_b, "i-", x, y)'
     if len(untried({"kvf_a": 1, "kvf_b": 2, "kvf_c": 0}, calls)) or len(untried({"kvf_b": 3, "kvf_d": 1}, calls)) != 2:
         problems.append("self-test: untried")
+    for text, expected in EXAMPLE_SELF_TEST:
+        if (found := example(text)) is None or expected not in found:
+            problems.append(f"self-test: expected {expected!r} in the example, found {found!r}")
     return problems
 
 
@@ -162,6 +200,7 @@ def main():
     calls = "".join(p.read_text(encoding="utf-8") for p in sorted((ROOT / "tests").glob("test_calls*.c")))
     problems += untried(n_arguments, calls)
     problems += compile_alone(headers, options.cc, options.cxx)
+    problems += compile_examples(headers, options.cc)
     if options.library:
         problems += exports(options.nm, options.library, core)
     if options.engine_library:
