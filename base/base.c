@@ -58,8 +58,8 @@ void kvf__log(const kvf_log *log, kvf_log_level level, const char *format, ...) 
     log->write(log->ctx, level, line);
 }
 
-/* Large memory asks for huge pages: touching it first costs a fault for every 2 MiB instead of every 4 KiB, and kernels that
- * stream it miss the TLB less. */
+/* Large allocations ask for huge pages: the first touch costs one page fault per 2 MiB instead of one per 4 KiB, and kernels
+ * that stream the memory have fewer TLB misses. */
 enum { HUGE_PAGE = 2 << 20, LAZY_BYTES = 1 << 20 };
 
 static void *default_alloc(void *ctx, size_t bytes, size_t align) {
@@ -69,7 +69,7 @@ static void *default_alloc(void *ctx, size_t bytes, size_t align) {
     if (!kvf__add(bytes, align - 1, &rounded)) return NULL;
     rounded = rounded / align * align;
     void *p = aligned_alloc(align, rounded);
-    if (p && align == HUGE_PAGE) (void)madvise(p, rounded, MADV_HUGEPAGE); /* a wish: refusal is no failure */
+    if (p && align == HUGE_PAGE) (void)madvise(p, rounded, MADV_HUGEPAGE); /* a hint: it may fail */
     return p;
 }
 
@@ -89,7 +89,7 @@ kvf_status kvf__allocator_resolve(const kvf_allocator *in, kvf_allocator *out, k
     return KVF_OK;
 }
 
-/* The whole pages of [p, p + bytes); false: there is none, or their size is not known. */
+/* Finds the whole pages within [p, p + bytes). False if bytes is under two pages or the page size is unknown. */
 static bool whole_pages(void *p, size_t bytes, unsigned char **begin, size_t *n) {
     long page = sysconf(_SC_PAGESIZE);
     if (page <= 0 || bytes < 2 * (size_t)page) return false;
@@ -99,13 +99,13 @@ static bool whole_pages(void *p, size_t bytes, unsigned char **begin, size_t *n)
     return true;
 }
 
-/* Pages that are given back read as zeros, and take memory only when they are written: what is reserved for the largest
- * case costs what the case at hand writes. Only memory of the default allocator is known to be such. */
+/* Zeroes memory by giving its pages back to the system. They read as zeros and take memory only when they are written, so
+ * arrays sized for the largest case cost only what is written. This is valid only for memory of the default allocator. */
 static bool zero_lazily(const kvf_allocator *a, void *p, size_t bytes) {
     unsigned char *begin;
     size_t n;
     if (a->alloc != default_alloc || bytes < LAZY_BYTES || !whole_pages(p, bytes, &begin, &n)) return false;
-    if (madvise(begin, n, MADV_DONTNEED)) return false; /* locked memory, for one */
+    if (madvise(begin, n, MADV_DONTNEED)) return false; /* fails for locked memory, for instance */
     size_t before = (size_t)(begin - (unsigned char *)p);
     memset(p, 0, before);
     memset(begin + n, 0, bytes - before - n);
@@ -121,7 +121,7 @@ void *kvf__alloc(const kvf_allocator *a, size_t bytes) {
 void kvf__sparse(void *p, size_t bytes) {
     unsigned char *begin;
     size_t n;
-    if (whole_pages(p, bytes, &begin, &n)) (void)madvise(begin, n, MADV_NOHUGEPAGE); /* a wish, as above */
+    if (whole_pages(p, bytes, &begin, &n)) (void)madvise(begin, n, MADV_NOHUGEPAGE); /* a hint: it may fail */
 }
 
 void kvf__free(const kvf_allocator *a, void *p, size_t bytes) {
@@ -167,7 +167,7 @@ uint16_t kvf__f16_from_f32(float x) {
     uint32_t a = u & 0x7fffffffu;
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((a >> 13) & 0x3ffu));
     if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to 65536 or more */
-    if (a < 0x33000001u) return (uint16_t)sign;              /* at most half the least subnormal */
+    if (a < 0x33000001u) return (uint16_t)sign;              /* at most half the smallest subnormal */
     uint32_t e = a >> 23, m = (a & 0x7fffffu) | 0x800000u;
     uint32_t shift = e < 113 ? 126 - e : 13; /* subnormal results shift further */
     uint32_t h = m >> shift, rest = m & ((1u << shift) - 1), half = 1u << (shift - 1);
@@ -197,7 +197,7 @@ static kvf__cpu ask_cpu(void) {
     kvf__cpu c = {.avx2_fma_f16c = false};
 #if defined(__x86_64__)
     unsigned a, b, ecx = 0, d;
-    __builtin_cpu_init(); /* also asks whether the operating system saves the wide registers */
+    __builtin_cpu_init(); /* also checks that the operating system saves the wide registers */
     bool f16c = __get_cpuid(1, &a, &b, &ecx, &d) && (ecx & bit_F16C); /* clang has no builtin for it */
     c.avx2_fma_f16c = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     c.avx512 = c.avx2_fma_f16c && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -209,10 +209,10 @@ static kvf__cpu ask_cpu(void) {
     return c;
 }
 
-/* Asked once: under a hypervisor each question is a trap of microseconds, and every call of a kernel comes by here. What
- * is remembered is a fact of the machine, the same for whoever asks first. */
+/* CPUID runs once and its answer is kept: under a hypervisor each CPUID traps and takes microseconds, and every kernel call
+ * needs the answer. The answer is the same for all callers, so this is no global state that one could observe. */
 kvf__cpu kvf__cpu_detect(void) {
-    static atomic_uint known; /* 0: not yet; else 1 and the answers above it */
+    static atomic_uint known; /* 0: not asked yet; else bit 0 is set and the answers are in the bits above */
     unsigned bits = atomic_load_explicit(&known, memory_order_relaxed);
     if (!bits) {
         kvf__cpu c = ask_cpu();

@@ -1,4 +1,4 @@
-/* base/base.h: what every folder may use: errors, memory, checked sizes, threads, fp16 and bf16, clock.
+/* base/base.h: helpers that every folder may use: errors, memory, checked sizes, threads, fp16 and bf16, clock.
  * Internal: exported from libkvfold only so that libkvfold_engine can use it. */
 #ifndef KVF_BASE_BASE_H
 #define KVF_BASE_BASE_H
@@ -18,23 +18,23 @@
 KVF_API kvf_status kvf__fail(kvf_error *err, kvf_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* One line, cut at 511 bytes, to the log; nothing where it has no `write`. */
+/* Writes one line, cut at 511 bytes, to the log. Does nothing if the log has no `write`. */
 KVF_API void kvf__log(const kvf_log *log, kvf_log_level level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* The caller's allocator or the default; a half filled one is an error. */
+/* The caller's allocator, or the default one. An allocator with only one of its functions is an error. */
 KVF_API kvf_status kvf__allocator_resolve(const kvf_allocator *in, kvf_allocator *out, kvf_error *err);
-/* KVF__CACHE_LINE aligned, zeroed. Large memory of the default allocator takes pages only where it is written. */
+/* KVF__CACHE_LINE aligned, zeroed. With the default allocator, pages of large memory are allocated only when written. */
 KVF_API void *kvf__alloc(const kvf_allocator *a, size_t bytes);
-/* Of [p, p + bytes) little will be written, far apart: it asks for small pages. */
+/* Asks for small pages in [p, p + bytes), of which only a little will be written, in scattered places. */
 KVF_API void kvf__sparse(void *p, size_t bytes);
 KVF_API void kvf__free(const kvf_allocator *a, void *p, size_t bytes);
 
-/* A config struct as the caller's version knew it: copies struct_size bytes into dst (full_size),
- * zero-fills the rest, refuses a longer one whose rest is not zero. what: the struct's name. */
+/* Reads a config struct that may come from an older or newer version: copies struct_size bytes into dst (full_size
+ * bytes) and fills the rest with zeros. A longer struct is refused unless its rest is zero. what: the struct's name. */
 KVF_API kvf_status kvf__config_read(void *dst, size_t full_size, const void *src, const char *what, kvf_error *err);
 
-/* Checked arithmetic: false when the result wraps (out is then untouched). */
+/* Checked arithmetic: false if the result would wrap (out is then untouched). */
 static inline bool kvf__mul(size_t a, size_t b, size_t *out) {
     size_t r;
     if (__builtin_mul_overflow(a, b, &r)) return false;
@@ -49,8 +49,8 @@ static inline bool kvf__add(size_t a, size_t b, size_t *out) {
 }
 static inline uint32_t kvf__ceil_div(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
 
-/* Lays arrays out in one slab: first with base NULL to learn the size, then to carve it.
- * Every array starts on a cache line. bad is set when a size wraps; check it at the end. */
+/* Lays several arrays out in one allocation. Run it twice: with base NULL to learn the size, then with the memory.
+ * Every array starts on a cache line. bad is set if a size wraps; check it at the end. */
 typedef struct kvf__slab {
     unsigned char *base;
     size_t used;
@@ -58,19 +58,19 @@ typedef struct kvf__slab {
 } kvf__slab;
 KVF_API void *kvf__slab_take(kvf__slab *s, size_t n, size_t element_bytes);
 
-/* Runs fn(ctx, item, thread) for every item in [0, n); thread < kvf_stream_n_threads. Items are
- * handed out in ascending order, one at a time; returns when all are done. stream NULL: in place. */
+/* Runs fn(ctx, item, thread) for every item in [0, n); thread < kvf_stream_n_threads. Items start in ascending order,
+ * one at a time per thread. Returns when all are done. stream NULL: all run in the calling thread. */
 typedef void (*kvf__item_fn)(void *ctx, uint32_t item, uint32_t thread);
 KVF_API void kvf__stream_for(kvf_stream *stream, uint32_t n, kvf__item_fn fn, void *ctx);
 
-/* The caller's device or the CPU; one that lacks a function is an error. */
+/* The caller's device, or the CPU if there is none. A device that lacks a function is an error. */
 KVF_API kvf_status kvf__device_resolve(const kvf_device *in, kvf_device *out, kvf_error *err);
 
 /* IEEE half. Rounds to nearest even; overflow gives infinity; NaN stays NaN. */
 KVF_API uint16_t kvf__f16_from_f32(float x);
 KVF_API float kvf__f32_from_f16(uint16_t h);
 
-/* bfloat16: the upper half of an fp32. Rounds alike. */
+/* bfloat16: the upper half of an fp32. Rounds to nearest even; NaN stays NaN. */
 static inline uint16_t kvf__bf16_from_f32(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
@@ -84,7 +84,7 @@ static inline float kvf__f32_from_bf16(uint16_t h) {
     return x;
 }
 
-/* From and to the 2-byte type that dtype is. */
+/* Conversion from and to a 2-byte dtype. */
 static inline float kvf__widen(kvf_dtype dtype, uint16_t h) {
     return dtype == KVF_F16 ? kvf__f32_from_f16(h) : kvf__f32_from_bf16(h);
 }
@@ -92,12 +92,12 @@ static inline uint16_t kvf__narrow(kvf_dtype dtype, float x) {
     return dtype == KVF_F16 ? kvf__f16_from_f32(x) : kvf__bf16_from_f32(x);
 }
 
-/* What the running CPU can do (and the operating system saves). */
+/* Instruction sets that the CPU has and whose registers the operating system saves. */
 typedef struct kvf__cpu {
     bool avx2_fma_f16c;
     bool avx512;      /* F, BW, VL, DQ */
-    bool avx512_vnni; /* beside those */
-    bool avx_vnni;    /* beside AVX2 */
+    bool avx512_vnni; /* and avx512 */
+    bool avx_vnni;    /* and avx2_fma_f16c */
 } kvf__cpu;
 KVF_API kvf__cpu kvf__cpu_detect(void);
 

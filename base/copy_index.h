@@ -1,11 +1,11 @@
-/* base/copy_index.h: where the vectors of a copied block lie. Shared by C and CUDA.
+/* base/copy_index.h: the addresses that a copy of a block reads and writes. Shared by C and CUDA.
  *
- * All that belongs to a block or a score page lies in planes: arrays of blocks, each of rows of block_size slots. A copy
- * moves the leading slots of every row, in vectors of 16 bytes:
+ * The data of a block or a score page lies in planes (K, V, positions, ...). A plane is an array of blocks. A block is an
+ * array of rows of block_size slots. A copy moves the first n_slots slots of every row, in vectors of 16 bytes:
  *
  *     base -> | block 0         | block 1         | ...        block_stride bytes apart
  *             | row 0 | row 1 | |                              row_vectors * 16 bytes apart
- *             | s s s . . . . . |                              the first n_slots hold something
+ *             | s s s . . . . . |                              the first n_slots slots are copied
  */
 #ifndef KVF_BASE_COPY_INDEX_H
 #define KVF_BASE_COPY_INDEX_H
@@ -20,7 +20,7 @@
 
 enum { KVF__VECTOR_BYTES = 16 };
 
-enum { /* planes of a block, then that of a score page */
+enum { /* the planes of a block, then the one of a score page */
        KVF__PLANE_K,
        KVF__PLANE_V,
        KVF__PLANE_POS,
@@ -32,16 +32,16 @@ enum { /* planes of a block, then that of a score page */
 };
 
 typedef struct kvf__copy_plane {
-    unsigned char *base;   /* 16-byte aligned; NULL: not kept */
+    unsigned char *base;   /* 16-byte aligned; NULL: the plane does not exist */
     uint64_t block_stride; /* bytes, a multiple of 16 */
-    uint32_t n_rows;       /* of a block */
-    uint32_t row_vectors;  /* of a row */
-    uint32_t slot_vectors; /* of a slot; 0: a slot is 4 bytes, 4 slots a vector */
+    uint32_t n_rows;       /* rows of a block */
+    uint32_t row_vectors;  /* vectors of a row */
+    uint32_t slot_vectors; /* vectors of a slot; 0: a slot is 4 bytes, 4 slots a vector */
 } kvf__copy_plane;
 
-/* Everything the kernel needs. */
+/* The arguments of the copy kernel. */
 typedef struct kvf__copy_params {
-    const kvf_copy *items; /* [n_items], where the kernel runs */
+    const kvf_copy *items; /* [n_items], in memory that the kernel can read */
     uint32_t n_items;
     kvf__copy_plane planes[KVF__N_PLANES];
 } kvf__copy_params;
@@ -55,7 +55,7 @@ KVF__HOST_DEVICE static inline uint32_t kvf__copy_n_vectors(const kvf__copy_plan
     return plane->n_rows * kvf__copy_row_used(plane, n_slots);
 }
 
-/* Bytes from the block's begin to the i-th of them. */
+/* Bytes from the start of the block to the i-th of these vectors. */
 KVF__HOST_DEVICE static inline uint64_t kvf__copy_offset(const kvf__copy_plane *plane, uint32_t n_slots, uint32_t i) {
     uint32_t used = kvf__copy_row_used(plane, n_slots);
     return ((uint64_t)(i / used) * plane->row_vectors + i % used) * KVF__VECTOR_BYTES;

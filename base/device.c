@@ -1,4 +1,4 @@
-/* A caller's device, checked. */
+/* Checks a caller's device. */
 #include "base/base.h"
 
 kvf_status kvf__device_resolve(const kvf_device *in, kvf_device *out, kvf_error *err) {

@@ -1,8 +1,8 @@
-/* The CPU stream: a pool of threads that share out the items of one call.
+/* The CPU stream: a pool of threads that divide the items of one call among themselves.
  *
- * One call at a time. The caller publishes the job under the lock and works too; workers
- * take items from one atomic counter. A short spin before sleeping keeps the many small
- * calls of a decode step from paying for a wake-up each. */
+ * The stream runs one call at a time. The caller publishes the job under the lock and then works on it too.
+ * All threads take items from one atomic counter. Workers spin for a short time before they sleep, so that
+ * the many small calls of a decode step do not each pay for a wake-up. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -22,7 +22,7 @@ struct kvf_stream {
     void *ctx;
     uint32_t n;
     bool stop;
-    _Alignas(KVF__CACHE_LINE) atomic_uint job;  /* rises by one with each job */
+    _Alignas(KVF__CACHE_LINE) atomic_uint job;  /* number of jobs published so far */
     _Alignas(KVF__CACHE_LINE) atomic_uint next; /* next item */
     _Alignas(KVF__CACHE_LINE) atomic_uint busy; /* workers not yet done with this job */
     struct worker {

@@ -1,9 +1,9 @@
-/* The CPU as a device: copies are memcpy, a queue is a thread that carries out the lists in the order in which they came. */
+/* The CPU as a device: copies are memcpy, a queue is a thread that runs the lists in the order they were queued. */
 #include <pthread.h>
 
 #include "base/base.h"
 
-enum { CAPACITY = 16 }; /* lists that wait in a queue; who gives more waits */
+enum { CAPACITY = 16 }; /* lists that a queue holds; queue_copy waits while it is full */
 
 /* Invariant, under the lock: n_done <= n_posted <= n_done + CAPACITY; list number t, from 1, is lists[t % CAPACITY]. */
 struct kvf_device_queue {
@@ -18,7 +18,7 @@ struct kvf_device_queue {
 
 struct kvf_device_event {
     kvf_device_queue *queue;
-    uint64_t ticket; /* done when so many lists are */
+    uint64_t ticket; /* the event is done when n_done >= ticket */
 };
 
 static kvf_status cpu_alloc(void *ctx, const kvf_allocator *allocator, kvf_memory kind, size_t bytes, void **out,
@@ -129,7 +129,7 @@ static void cpu_event_destroy(void *ctx, kvf_device_event *event) {
     if (event) kvf__free(&event->queue->allocator, event, sizeof *event);
 }
 
-/* The caller alone changes n_posted. */
+/* Needs no lock: only the caller changes n_posted. */
 static kvf_status cpu_event_record(void *ctx, kvf_device_event *event, kvf_error *err) {
     (void)ctx;
     (void)err;

@@ -1,8 +1,8 @@
-/* Carries a copy list out on the device: K, V, slot metadata and score pages. */
+/* Runs a copy list on the device: K, V, slot metadata and score pages. */
 #include "base/copy_index.h"
 #include "base/cuda/launch.h"
 
-enum { THREADS = 256, SLICES = 4 }; /* SLICES blocks of threads share the vectors of one copy */
+enum { THREADS = 256, SLICES = 4 }; /* SLICES thread blocks divide the vectors of one copy */
 
 /* No copy reads what another one writes: the manager pins both ends until the list is done. */
 static __global__ void __launch_bounds__(THREADS) copy_blocks(const kvf__copy_params p) {

@@ -1,5 +1,6 @@
-/* base/cuda/launch.h: what every kernel source includes; the one place that knows how a kernel is launched.
- * <cuda_runtime.h> is CUDA's, or in the test build the stand-in of tests/cuda_on_cpu/, which brings its own launch. */
+/* base/cuda/launch.h: included by every kernel source; defines how a kernel is launched.
+ * <cuda_runtime.h> is CUDA's own. In the test build it is the substitute in tests/cuda_on_cpu/, which defines its own
+ * KVF__LAUNCH. */
 #ifndef KVF_BASE_CUDA_LAUNCH_H
 #define KVF_BASE_CUDA_LAUNCH_H
 

@@ -7,7 +7,7 @@
 
 cudaError_t kvf__cuda_copy_blocks(const kvf__copy_params *params, cudaStream_t stream);
 
-/* The module links no libkvfold, whose kvf__fail this would be. */
+/* A kvf__fail of its own: the module does not link libkvfold. */
 static kvf_status fail(kvf_error *err, kvf_status status, const char *what, unsigned long long value,
                        const char *remedy) {
     if (err) snprintf(err->text, sizeof err->text, "%s %llu: %s", what, value, remedy);
@@ -21,7 +21,7 @@ static kvf_status check(cudaError_t e, const char *what, kvf_error *err) {
 }
 
 static uint32_t n_devices(kvf_error *err) {
-    int n = 0; /* without a driver the call leaves it untouched */
+    int n = 0; /* without a driver cudaGetDeviceCount leaves it untouched */
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e == cudaSuccess && n > 0) return (uint32_t)n;
     if (err) snprintf(err->text, sizeof err->text, "no CUDA device: %s", e ? cudaGetErrorString(e) : "none is visible");

@@ -1,23 +1,36 @@
-/* kvfold/base.h: status codes, errors, allocator, log, data types, streams.
+/* kvfold/base.h: status codes, error texts, allocator, log, data types, streams.
+ * It also states the rules that every public header of kvfold follows.
+ * Block management begins in blockmgr.h.
  *
- * Every public header of kvfold follows the rules written here.
+ * Simple use
+ *     #include <kvfold/base.h>
+ *     #include <stdio.h>
+ *     int main(void) {
+ *         kvf_error err;
+ *         kvf_stream *stream; // threads for the kernels; 0: one for each CPU
+ *         kvf_status status = kvf_stream_create_cpu(NULL, 0, &stream, &err);
+ *         if (status) return fprintf(stderr, "%s: %s\n", kvf_status_name(status), err.text), 1;
+ *         printf("kvfold %s, %u threads\n", kvf_version(), kvf_stream_n_threads(stream));
+ *         kvf_stream_destroy(stream);
+ *     }
  *
- *  - A fallible call returns kvf_status: KVF_OK is 0, errors are negative and
- *    their numbers never change. On failure every output is untouched and the
- *    state is as before the call.
- *  - NULL for an object, a config or an output that the comment does not call
- *    optional is KVF_E_INVALID; a call that returns no status then returns
- *    nothing: 0, NULL, zeros. A number beyond what the comment allows is an
- *    error too. How long an array is, only the caller knows.
- *  - A call that creates takes an optional kvf_error for the detail text. An
- *    object keeps the text of its last failure (kvf_<noun>_error).
+ * Rules of every header
+ *  - A call that can fail returns kvf_status: KVF_OK is 0, errors are negative
+ *    and their numbers never change. On failure every output is untouched and
+ *    the state is as before the call.
+ *  - NULL is KVF_E_INVALID for an object, a config or an output, unless its
+ *    comment calls it optional. A call that returns no status then returns 0,
+ *    NULL or zeros. A number out of its documented range is an error too. The
+ *    length of an array is known only to the caller and is not checked.
+ *  - A call that creates an object takes an optional kvf_error for the detail
+ *    text. An object keeps the text of its last failure (kvf_<noun>_error).
  *  - The library never prints, exits, aborts or reads the environment.
- *  - Nothing is global: two objects in one process are strangers.
+ *  - There is no global state: objects in one process do not affect each other.
  *  - Objects are not thread-safe unless their comment says so.
  *  - A config struct begins with struct_size; kvf_<noun>_config_default()
  *    fills it. A zero field means its default. Structs only grow at the end:
  *    a shorter one is accepted, a longer one only if its rest is zero.
- *  - Counts are n_*, sizes in bytes *_bytes, ranges are half open.
+ *  - Counts are named n_*, sizes in bytes *_bytes. Ranges are half open.
  */
 #ifndef KVFOLD_BASE_H
 #define KVFOLD_BASE_H
@@ -44,7 +57,7 @@ extern "C" {
 #define KVF_CHECK
 #endif
 
-/* Name, number (pinned for ever), text. */
+/* Name, number (never changes), text. */
 #define KVF_STATUS_LIST(X)                           \
     X(KVF_OK, 0, "ok")                               \
     X(KVF_E_INVALID, -1, "invalid argument")         \
@@ -67,27 +80,27 @@ typedef enum kvf_status {
 #undef KVF_STATUS_ENUM
 } kvf_status;
 
-/* Detail of a failure: names the thing, its value and what would do. */
+/* Detail of a failure: names the thing, its value and the remedy. */
 typedef struct kvf_error {
     char text[480];
 } kvf_error;
 
-/** The fixed text of a status, "unknown status" for a number that is none.
+/** The fixed text of a status; "unknown status" for any other number.
  *  @param status any value.
  *  @own static storage. @threads any. @errors none. @cost O(1), no allocation. */
 KVF_API const char *kvf_status_text(kvf_status status);
 
-/** The symbolic name of a status ("KVF_E_NO_BLOCKS"), "KVF_E_?" for a number that is none.
+/** The symbolic name of a status ("KVF_E_NO_BLOCKS"); "KVF_E_?" for any other number.
  *  @param status any value.
  *  @own static storage. @threads any. @errors none. @cost O(1), no allocation. */
 KVF_API const char *kvf_status_name(kvf_status status);
 
-/** The version of the library that is linked, "0.1.0".
+/** The version of the linked library, "0.1.0".
  *  @own static storage. @threads any. @errors none. @cost O(1), no allocation. */
 KVF_API const char *kvf_version(void);
 
-/* Where a library object takes its memory from. Both functions or neither: all zero
- * means aligned_alloc and free. `alloc` returns NULL on failure; `align` is a power of two. */
+/* Where an object gets its memory. Set both functions or neither: all zero means
+ * aligned_alloc and free. `alloc` returns NULL on failure. `align` is a power of two. */
 typedef struct kvf_allocator {
     void *(*alloc)(void *ctx, size_t bytes, size_t align);
     void (*free)(void *ctx, void *p, size_t bytes);
@@ -96,8 +109,8 @@ typedef struct kvf_allocator {
 
 typedef enum kvf_log_level { KVF_LOG_DEBUG = 0, KVF_LOG_INFO = 1, KVF_LOG_WARN = 2 } kvf_log_level;
 
-/* Receives one line without its end, valid during the call alone. Called in the thread of the call that logs; it may not call
- * into the object that logs. */
+/* `write` receives one line without its newline. The line is valid only during the call. `write` runs in the thread of the
+ * call that logs. It must not call into the object that logs. */
 typedef struct kvf_log {
     void (*write)(void *ctx, kvf_log_level level, const char *line);
     void *ctx;
@@ -105,19 +118,18 @@ typedef struct kvf_log {
 
 typedef enum kvf_dtype { KVF_F32 = 0, KVF_F16 = 1, KVF_BF16 = 2 } kvf_dtype;
 
-/** Bytes of one element, 0 for a value that is no type.
+/** Bytes of one element; 0 for a value that is not a kvf_dtype.
  *  @param dtype element type.
  *  @own nothing. @threads any. @errors none. @cost O(1). */
 KVF_API size_t kvf_dtype_bytes(kvf_dtype dtype);
 
-/* A stream: where kernels run. The CPU stream is a pool of threads that runs each call
- * to its end before it returns; results never depend on the number of threads. Calls that take a stream take NULL too: they
- * run in the calling thread alone. */
+/* A stream runs kernels. The CPU stream is a pool of threads. Each call returns when all its work is done. Results never
+ * depend on the number of threads. Every call that takes a stream also accepts NULL: it then runs in the calling thread. */
 typedef struct kvf_stream kvf_stream;
 
-/** Creates a CPU stream: the calling thread and n_threads - 1 workers.
+/** Creates a CPU stream of the calling thread and n_threads - 1 workers.
  *  @param allocator memory for the stream, NULL for the default.
- *  @param n_threads 1..1024; 0 means the CPUs this process may run on.
+ *  @param n_threads 1..1024; 0: as many as this process has CPUs to run on.
  *  @param out the stream. @param err detail of a failure, or NULL.
  *  @own the caller, kvf_stream_destroy. @threads one call on a stream at a time.
  *  @errors KVF_E_INVALID, KVF_E_NO_MEMORY (also when a thread cannot be started).
@@ -130,8 +142,8 @@ KVF_API KVF_CHECK kvf_status kvf_stream_create_cpu(const kvf_allocator *allocato
  *  @own takes the stream. @threads none may use it. @errors none. @cost joins the workers. */
 KVF_API void kvf_stream_destroy(kvf_stream *stream);
 
-/** The number of threads, the caller's included.
- *  @param stream a stream, or NULL: 1.
+/** The number of threads, the caller's included; 1 for NULL.
+ *  @param stream a stream, or NULL.
  *  @own nothing. @threads any. @errors none. @cost O(1). */
 KVF_API uint32_t kvf_stream_n_threads(const kvf_stream *stream);
 

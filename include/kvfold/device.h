@@ -1,15 +1,27 @@
-/* kvfold/device.h: where KV memory lies and what copies it: a table of functions for memory, copies, queues and events.
+/* kvfold/device.h: the interface between kvfold and a device: it allocates KV memory and copies it.
+ * A device is a table of functions (kvf_device). The CPU is built in: kvf_device_cpu().
+ * Implement the table to place KV memory elsewhere; callers use it as shown here.
  *
- *     queue                one line of copies beside the caller; the caller goes on at once
- *     event                a mark in a queue: done when all that was given to the queue before its record is done
- *     list of copies       what next() gives out, piece by piece: so no list is ever held whole, and addresses are computed
- *                          where the copies are issued
+ * Simple use
+ *     kvf_status copy(const kvf_device *device, kvf_device_queue *queue, kvf_device_event *event, kvf_device_list *list) {
+ *         kvf_status status = device->queue_copy(device->ctx, queue, list, NULL); // the copies run while the caller goes on
+ *         if (!status) status = device->event_record(device->ctx, event, NULL);   // stands for all copies queued so far
+ *         // ... other work ...
+ *         if (!status) status = device->event_wait(device->ctx, event, NULL); // from here on their results may be read
+ *         return status;
+ *     }
  *
- *     queue_copy(queue, list);  event_record(queue, event);  ...  event_wait(event);   // then what it wrote may be read
+ * Nouns
+ *   queue         copies that run while the caller goes on.
+ *   event         a mark in a queue. It is done when all copies queued before its event_record are done.
+ *   list          a source of copies. The device calls next() for up to 64 copies at a time, until it returns 0. The whole
+ *                 list never exists in memory.
  *
- * Rules for who calls: no copy of a list reads or writes what another one of it writes, and the same holds for lists of a queue between
- * which no event was waited for; so a device may carry them out in any order and side by side. Whatever a list names, and
- * the list's ctx, stays as it is until an event behind it is done.
+ * Rules for the caller
+ *  - Within a list given to queue_copy, no copy reads or writes what another copy of it writes.
+ *  - The same holds between lists of one queue, unless the caller waited for an event between them. So the device may run
+ *    copies in any order and in parallel.
+ *  - The memory that a list names, and the list's ctx, stay valid and unchanged until an event recorded after it is done.
  */
 #ifndef KVFOLD_DEVICE_H
 #define KVFOLD_DEVICE_H
@@ -22,10 +34,10 @@ extern "C" {
 
 typedef enum kvf_memory {
     KVF_MEMORY_DEVICE = 0, /* where kernels run */
-    KVF_MEMORY_HOST = 1    /* the CPU's, fit to be copied from and to the device beside kernels (pinned) */
+    KVF_MEMORY_HOST = 1    /* CPU memory that can be copied to and from the device while kernels run (pinned) */
 } kvf_memory;
 
-/* n_rows runs of bytes, strides apart. */
+/* n_rows runs of `bytes` bytes each, dst_stride and src_stride bytes apart. */
 typedef struct kvf_device_copy {
     void *dst;
     const void *src;
@@ -33,43 +45,45 @@ typedef struct kvf_device_copy {
     uint32_t n_rows;
 } kvf_device_copy;
 
-enum { KVF_DEVICE_COPIES = 64 }; /* that a list gives out at once at most */
+enum { KVF_DEVICE_COPIES = 64 }; /* most copies that one call of next() returns */
 
 typedef struct kvf_device_list {
-    /* Writes the next copies to out [KVF_DEVICE_COPIES] and returns how many; 0: there are no more. Called in any thread,
-     * one call at a time. */
+    /* Writes the next copies to out [KVF_DEVICE_COPIES] and returns their number; 0: there are no more. Called in any
+     * thread, one call at a time. */
     uint32_t (*next)(void *ctx, kvf_device_copy *out);
     void *ctx;
 } kvf_device_list;
 
-typedef struct kvf_device_queue kvf_device_queue; /* a device's own */
+typedef struct kvf_device_queue kvf_device_queue; /* each device defines its own */
 typedef struct kvf_device_event kvf_device_event;
 
-/* All functions are required, and take ctx first. A failure is KVF_E_NO_MEMORY for what could not be allocated, else KVF_E_IO, with
- * its text in err (which may be NULL); outputs are untouched then. One caller at a time for each queue and its events. */
+/* All functions are required. Each takes ctx first. A failed allocation is KVF_E_NO_MEMORY, any other failure KVF_E_IO. The
+ * detail text goes to err, which may be NULL; outputs are then untouched. A queue and its events have one caller at a time. */
 typedef struct kvf_device {
     size_t struct_size;
     const char *name;
     void *ctx;
     int cpu_access; /* 1: the CPU may read and write device memory in place */
-    /* 64-byte aligned, or more; not cleared. allocator: for memory of the CPU's that the device has no other way to get. */
+    /* At least 64-byte aligned, not cleared. allocator: for CPU memory that the device cannot get otherwise. */
     kvf_status (*alloc)(void *ctx, const kvf_allocator *allocator, kvf_memory kind, size_t bytes, void **out,
                         kvf_error *err);
     void (*free)(void *ctx, const kvf_allocator *allocator, kvf_memory kind, void *p, size_t bytes);
-    /* One after another, in the list's order (here a copy may read what an earlier one wrote); returns when done. */
+    /* Runs the copies one after another in the list's order, so that a copy may read what an earlier one wrote. Returns
+     * when all are done. */
     kvf_status (*copy)(void *ctx, const kvf_device_list *list, kvf_error *err);
     kvf_status (*queue_create)(void *ctx, const kvf_allocator *allocator, kvf_device_queue **out, kvf_error *err);
-    /* Returns when all that was given to it is done; its events are destroyed before. */
+    /* Waits for all copies of the queue. Its events must have been destroyed before. */
     void (*queue_destroy)(void *ctx, kvf_device_queue *queue);
     kvf_status (*queue_copy)(void *ctx, kvf_device_queue *queue, const kvf_device_list *list, kvf_error *err);
     kvf_status (*event_create)(void *ctx, kvf_device_queue *queue, kvf_device_event **out, kvf_error *err);
     void (*event_destroy)(void *ctx, kvf_device_event *event);
-    kvf_status (*event_record)(void *ctx, kvf_device_event *event, kvf_error *err); /* behind all of its queue so far */
+    kvf_status (*event_record)(void *ctx, kvf_device_event *event, kvf_error *err);
     kvf_status (*event_query)(void *ctx, kvf_device_event *event, int *done, kvf_error *err);
     kvf_status (*event_wait)(void *ctx, kvf_device_event *event, kvf_error *err);
 } kvf_device;
 
-/** The CPU: both kinds of memory are the allocator's (the default one asks for huge pages), a queue is a thread.
+/** The CPU as a device. Both kinds of memory come from the allocator (the default one asks for huge pages); a queue is a
+ *  thread.
  *  @own static storage. @threads any. @errors none. @cost O(1). */
 KVF_API const kvf_device *kvf_device_cpu(void);
 
