@@ -1,37 +1,51 @@
-/* kvfold/prefix.h: the prefix cache: blocks that stay findable by the tokens they hold.
+/* kvfold/prefix.h: the prefix cache. It finds blocks by the tokens they hold, so that prompts that begin alike share them.
+ * Turn it on with kvf_manager_config.prefix_cache. If it is off, it takes no memory and its calls return
+ * KVF_E_UNSUPPORTED.
  *
- * Switched on by kvf_manager_config.prefix_cache; off, it takes no memory and its calls are KVF_E_UNSUPPORTED.
+ * Simple use
+ *     kvf_status start(kvf_manager *manager, kvf_seq seq, const uint32_t *prompt, uint32_t n, uint32_t *n_cached) {
+ *         kvf_prefix_key key = {.struct_size = sizeof key, .tokens = prompt, .n_tokens = n};
+ *         kvf_prefix_match match;
+ *         kvf_status status = kvf_prefix_lookup(manager, &key, NULL, &match);
+ *         if (!status) status = kvf_prefix_attach(manager, seq, &key, &match, NULL); // seq shares the blocks of the hit
+ *         if (status) return status;
+ *         kvf_append_item rest = {seq, n - match.n_tokens};
+ *         *n_cached = match.n_tokens; // run the model on the tokens from here on
+ *         return kvf_append(manager, &rest, 1, NULL);
+ *     } // when K and V of the prompt are written: kvf_prefix_store(manager, seq, &key, n, NULL, NULL)
  *
  * Nouns
- *   node         one block position of one content, in all tables (layers x head groups) at once: so many block ids,
- *                and the tokens they hold. Nodes form chains, from a prompt's first block on: a node's parent is the
- *                node one block earlier. Its hash covers all tokens so far; a hit also needs the very same parent and
- *                equal token ids, so a collision of hashes is never a hit.
- *   partial node a node of fewer tokens than block_size; the end of a chain.
- *   salt         up to 64 bytes that divide the cache, of a tenant for instance: only equal salts meet.
- *   extra        what else than its token ids a prompt's K and V depend on, by position: a LoRA id at 0, the hash of an
- *                image at its first token. It counts from its block on.
- *   idle         a cached block that no table, hold or pending copy refers to. Idle blocks are handed out when no
- *                others are free: their nodes are then evicted, the tail of a chain before its head.
- *   snapshot     what a policy that observes prompts must know beside K and V: column sums over all tokens up to a node's
- *                end. The caller's memory in pages of block_size tokens, all layers; here are the page ids. It belongs to the
- *                node wherever its blocks lie: what ends at a snapshot does so for a node on the host as well.
- *   host copy    of a node, where there is a host tier (n_host_blocks): kvf_prefix_offload makes them. When the device's
- *                blocks of such a node are needed it stays findable on the host alone; a hit brings it back. Both tiers
- *                evict in the same order, each for itself, the tail of a chain before its head; a node that goes from the
- *                device without a copy takes with it what lies on the host behind it.
+ *   node         the blocks of one block position in all tables (layers x head groups), and the tokens they hold. The nodes
+ *                of a prompt form a chain: the parent of a node is the node one block earlier. A node's hash covers
+ *                all tokens from the prompt's start. A hit also requires the same parent and equal token ids, so two prompts
+ *                with the same hash are never confused.
+ *   partial node a node with fewer than block_size tokens. It is the end of its chain.
+ *   salt         up to 64 bytes that partition the cache, by tenant for instance. Prompts share blocks only if their salts
+ *                are equal.
+ *   extra        anything besides token ids that K and V of a prompt depend on, with its position: a LoRA id at 0, the
+ *                hash of an image at its first token. It affects the block at its position and all later ones.
+ *   idle         a cached block that no table, hold or pending copy refers to. Idle blocks are handed out when no block
+ *                is free. Their nodes are then evicted, the tail of a chain before its head.
+ *   snapshot     column sums over all tokens up to the end of a node. A policy that observes prompts needs them besides K and
+ *                V. Snapshots lie in the caller's memory, in pages of block_size tokens for all layers; the cache
+ *                keeps the page ids. A snapshot belongs to its node, whether the node is on the device or the host.
+ *   host copy    a copy of a node's blocks in the host tier (n_host_blocks), made by kvf_prefix_offload. If the device
+ *                needs the blocks of such a node, the node stays findable on the host, and a hit copies it back. Each tier
+ *                evicts for itself, both in the same order, the tail of a chain before its head. When a node without a
+ *                host copy is evicted from the device, the nodes below it on the host are evicted too.
  *
- * The cache holds no reference. A block that one table holds and that is cached counts as this table's own (private) for
- * what is promised and needed, but is not written: an append copies it when its node covers tokens beyond the table's, a
- * compaction goes to fresh blocks or, when too few are spare, first takes the table's blocks out of the cache.
- *
- * A request, in a server that calls the manager from one thread
- *   lookup               as often as it waits: counts nothing, changes nothing
- *   kvf_seq_create, attach with its reservation: all or nothing, counted once, a miss too
- *   [carry out the copies of what came from the host]
- *   [snapshot_get        reads the pages before any other call on the manager]
- *   append, run; then store what is written, [snapshot_put], at each chunk's end
- *   kvf_seq_free         its blocks stay findable until their memory is needed
+ * Rules
+ *   - The cache holds no reference. A cached block that one table holds counts as private to that table in promises.
+ *   - The tokens that a node covers are never overwritten. An append copies the block if its node covers slots beyond
+ *     the table's. A compaction writes to fresh blocks or, if too few are available, first removes the table's blocks from
+ *     the cache.
+ *   - One thread calls the manager. For each request it calls, in this order:
+ *     1. kvf_prefix_lookup, as often as needed while the request waits: it changes and counts nothing.
+ *     2. kvf_seq_create and kvf_prefix_attach with the reservation: all or nothing. A miss is attached too, and counted.
+ *     3. With a host tier: run the copies that attach returned.
+ *     4. With snapshots: kvf_prefix_snapshot_get, and read the pages before any other call on the manager.
+ *     5. kvf_append, and run the model; after each chunk kvf_prefix_store and, with snapshots, kvf_prefix_snapshot_put.
+ *     6. kvf_seq_free. The blocks stay findable until their memory is needed.
  */
 #ifndef KVFOLD_PREFIX_H
 #define KVFOLD_PREFIX_H
@@ -44,13 +58,13 @@ extern "C" {
 
 #define KVF_PREFIX_SALT_MAX 64u
 
-/* Which node goes first when a block is needed (kvf_manager_config.prefix_eviction). Whatever the order says, a node's
- * descendants go before it. LRU is O(1) a node; the others, and all with a host tier, are O(log nodes). */
+/* Which node is evicted first when a block is needed (kvf_manager_config.prefix_eviction). In every order, a node's
+ * descendants are evicted before it. LRU costs O(1) per node; the others, and every order with a host tier, O(log nodes). */
 typedef enum kvf_prefix_eviction {
     KVF_PREFIX_LRU = 0,     /* the longest idle */
     KVF_PREFIX_FIFO = 1,    /* the first stored */
-    KVF_PREFIX_LFU = 2,     /* the least often attached; of these the longest idle */
-    KVF_PREFIX_PRIORITY = 3 /* the lowest priority (kvf_prefix_store); of these the longest idle */
+    KVF_PREFIX_LFU = 2,     /* the least often attached; among equals the longest idle */
+    KVF_PREFIX_PRIORITY = 3 /* the lowest priority (kvf_prefix_store); among equals the longest idle */
 } kvf_prefix_eviction;
 
 typedef struct kvf_prefix_extra {
@@ -59,42 +73,42 @@ typedef struct kvf_prefix_extra {
     uint32_t reserved; /* 0 */
 } kvf_prefix_extra;
 
-/* What a prompt is found by. All memory is the caller's and is read during the call only. */
+/* The key of a prompt. All memory is the caller's and is read only during the call. */
 typedef struct kvf_prefix_key {
     size_t struct_size;
     const uint32_t *tokens;         /* [n_tokens] */
     uint32_t n_tokens;              /* 1 or more */
-    uint32_t salt_bytes;            /* at most KVF_PREFIX_SALT_MAX: of a longer one give a hash */
+    uint32_t salt_bytes;            /* at most KVF_PREFIX_SALT_MAX: for a longer salt give its hash */
     const void *salt;               /* [salt_bytes] */
-    const kvf_prefix_extra *extras; /* [n_extras], ascending in position */
+    const kvf_prefix_extra *extras; /* [n_extras], ascending by position */
     uint32_t n_extras;
 } kvf_prefix_key;
 
 typedef struct kvf_prefix_options {
     size_t struct_size;
-    uint32_t max_tokens; /* most tokens of a hit; 0: n_tokens - 1, since the last token's query has to run */
-    int need_snapshot;   /* only where a snapshot is: a policy that observes prompts */
-    int partial;         /* also part of a block: the next append copies it (without need_snapshot) */
-    int host;            /* also what lies on the host alone: attach then needs a copy list (kvf_prefix_attach_tiers) */
-    int again;           /* the request was preempted and is computed again: counted apart from first queries */
+    uint32_t max_tokens; /* most tokens of a hit; 0: n_tokens - 1, since the query of the last token has to run */
+    int need_snapshot;   /* 1: a hit ends only where a snapshot exists, for a policy that observes prompts */
+    int partial; /* 1: a hit may end inside a block; the next append copies that block (not with need_snapshot) */
+    int host;    /* 1: also nodes that are only on the host; use kvf_prefix_attach_tiers with a copy list */
+    int again;   /* 1: the request was preempted and is recomputed; counted in the again_* figures */
 } kvf_prefix_options;
 
-/* A hit, or none (n_tokens 0). Plain values; good until the nodes that it names go, which attach and get check.
- * A hit on the whole prompt, with max_tokens 0: n_tokens is n_tokens - 1 of the key, whole is 1, and the snapshot, when one
- * was needed, covers all tokens of the key: the last query runs again for its logits only. */
+/* A hit, or a miss (n_tokens 0). Plain values. A match is valid until its nodes are evicted; attach and snapshot_get check
+ * that. If the cache knows the whole prompt, whole is 1. With max_tokens 0 a hit then ends one token before the key's end
+ * (without partial and need_snapshot, at the whole block before it), because the last query must run for its logits. The
+ * snapshot, if one was needed, covers all tokens of the key. */
 typedef struct kvf_prefix_match {
     size_t struct_size;
-    uint32_t n_tokens;  /* what the tables will hold after attach */
-    uint32_t n_blocks;  /* whole blocks of it */
-    uint32_t n_partial; /* tokens of a further block, partly used: n_tokens = n_blocks * block_size + n_partial */
-    uint32_t whole;     /* 1: the cache knows every token of the key */
+    uint32_t n_tokens;          /* slots of each table after attach */
+    uint32_t n_blocks;          /* whole blocks of the hit */
+    uint32_t n_partial;         /* tokens in one more block: n_tokens = n_blocks * block_size + n_partial */
+    uint32_t whole;             /* 1: the cache knows every token of the key */
     uint32_t n_snapshot_tokens; /* tokens that the snapshot covers, n_tokens or the key's; 0: none was asked for */
     uint32_t n_snapshot_pages;
-    uint32_t n_idle; /* idle blocks of it, over all tables: attach takes so many of those to be had */
-    uint32_t
-        n_host_blocks; /* of it that lie on the host alone, over all tables: attach takes as many here, and copies */
+    uint32_t n_idle;         /* idle blocks of the hit, over all tables: attach takes them from the available blocks */
+    uint32_t n_host_blocks;  /* blocks that are only on the host, over all tables: attach takes as many device blocks */
     uint64_t node, snapshot; /* opaque */
-    uint32_t again;          /* as the options said: attach counts it so */
+    uint32_t again;          /* kvf_prefix_options.again */
     uint32_t reserved;
 } kvf_prefix_match;
 
@@ -102,59 +116,60 @@ typedef struct kvf_prefix_match {
  *  @own a plain value. @threads any. @errors none. @cost O(1). */
 KVF_API kvf_prefix_options kvf_prefix_options_default(void);
 
-/** The longest prefix of a prompt that is cached in all layers. Changes nothing and counts nothing, so a request that
- *  waits may ask at each step.
+/** Finds the longest prefix of a prompt that is cached in all layers. Changes nothing and counts nothing, so a waiting
+ *  request may call it at every step.
+ *  Without need_snapshot the hit has all cached tokens up to max_tokens, rounded down to whole blocks unless `partial`
+ *  is set. With `partial` only the 64 newest children of the last whole node are searched.
+ *  With need_snapshot the hit ends at the deepest whole node that ends at or before max_tokens and has a snapshot without
+ *  KVF_SNAPSHOT_WHOLE. If a node with any snapshot ends where the key ends, the hit ends there.
  *  @param manager a manager. @param key the prompt. @param options NULL: the default.
- *  @param match result, filled wholly (struct_size too); n_tokens 0 when nothing is found.
- *  Without need_snapshot: as many tokens as there are, up to max_tokens, rounded down to whole blocks unless `partial`
- *  is set (of the last node's children the 64 newest are looked at). With it: the end of the deepest
- *  whole node that has a snapshot, not only for whole prompts, and ends at most at max_tokens; or, when a node with any
- *  snapshot ends where the key ends, that.
+ *  @param match result; every field is set (struct_size too). n_tokens is 0 if nothing is found.
  *  @own nothing is kept. @threads as the manager.
  *  @errors KVF_E_INVALID (0 tokens, extras unsorted or beyond the tokens), KVF_E_LIMIT (salt), KVF_E_UNSUPPORTED (no
- *  prefix cache). @cost O(n_tokens + n_extras), of which each block is hashed once; no allocation. */
+ *  prefix cache). @cost O(n_tokens + n_extras): each block is hashed once; no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_lookup(const kvf_manager *manager, const kvf_prefix_key *key,
                                                const kvf_prefix_options *options, kvf_prefix_match *match);
 
-/** Gives an empty sequence the blocks of a match and sets its reservation, in one decision: the tables and next_pos become
- *  match->n_tokens. Counts one query and, unless n_tokens is 0 (a miss, which is counted by this call too), one hit; with
- *  match->again both are counted among the again_* figures instead.
+/** Gives an empty sequence the blocks of a match and sets its reservation, all or nothing: its tables have match->n_tokens
+ *  slots then, and next_pos is match->n_tokens. Counts one query and, unless the match is a miss (n_tokens 0), one hit. With
+ *  match->again the again_* figures count them instead.
  *  @param manager a manager. @param seq a sequence with empty tables.
- *  @param key that of the lookup: its tokens are compared again. @param match a result of kvf_prefix_lookup.
- *  @param reserve the reservation that the sequence has from then on; NULL: keeps the one it has, reduced by what it
- *  now holds as kvf_seq_reserve would.
+ *  @param key the key of the lookup; its tokens are compared again. @param match a result of kvf_prefix_lookup.
+ *  @param reserve the sequence's new reservation; NULL: it keeps its own. Either way the promises are what the reservation
+ *  has beyond the blocks attached, as in kvf_seq_reserve.
  *  @own nothing is kept; the references are the sequence's. @threads as the manager.
- *  @errors KVF_E_NO_BLOCKS (the promises, these included, would not be covered any more), KVF_E_STALE (the sequence; or a
- *  node of the match has gone: look up again), KVF_E_STATE (tables not empty), KVF_E_INVALID, KVF_E_LIMIT,
- *  KVF_E_UNSUPPORTED; KVF_E_LIMIT also when something of the match lies on the host alone by now: that needs a copy list.
- *  On any of them nothing has changed, nothing is counted.
+ *  @errors KVF_E_NO_BLOCKS (too few blocks for all promises, this one included), KVF_E_STALE (the sequence; or a node of the
+ *  match is no longer cached: look up again), KVF_E_STATE (tables not empty), KVF_E_INVALID, KVF_E_LIMIT (salt; or a node of
+ *  the match is now only on the host: use kvf_prefix_attach_tiers), KVF_E_UNSUPPORTED.
+ *  After an error nothing has changed and nothing is counted.
  *  @cost O(n_tokens + blocks of the hit), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_attach(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key,
                                                const kvf_prefix_match *match, const kvf_reserve *reserve);
 
-/** kvf_prefix_attach with a host tier: what of the match lies on the host alone gets blocks here, and copies that fill them.
- *  From this call on others find it here. It keeps its copies on the host as long as there is room.
- *  @param manager a manager. @param seq a sequence with empty tables. @param key that of the lookup.
+/** kvf_prefix_attach with a host tier. Nodes of the match that are only on the host get device blocks, and copies that fill
+ *  them. From this call on lookups find these nodes on the device. Their host copies stay as long as there is room.
+ *  @param manager a manager. @param seq a sequence with empty tables. @param key the key of the lookup.
  *  @param match a result of kvf_prefix_lookup. @param reserve as kvf_prefix_attach.
- *  @param copies copies to carry out before the sequence is read or written (KVF_COPY_BLOCK_IN); they pin their ends.
+ *  @param copies copies to run before the sequence is read or written (KVF_COPY_BLOCK_IN); both ends of each are pinned.
  *  @own nothing is kept; the references are the sequence's. @threads as the manager.
- *  @errors those of kvf_prefix_attach: KVF_E_NO_BLOCKS also when the blocks here are too few; KVF_E_LIMIT (list capacity).
+ *  @errors those of kvf_prefix_attach; KVF_E_NO_BLOCKS also if device blocks are too few; KVF_E_LIMIT (list capacity).
  *  @cost O(n_tokens + blocks of the hit), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_attach_tiers(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key,
                                                      const kvf_prefix_match *match, const kvf_reserve *reserve,
                                                      kvf_copy_list *copies);
 
-/** Gives idle nodes on the device copies on the host: those that are idle in all their blocks and have none, the first in
- *  the order of eviction first, and before each what follows on it. Such a node keeps its place in the order; its blocks
- *  here can be had once the copies are done. When the host is full, copies of what is in use here make room first, then
- *  nodes that lie on the host alone, in the order of eviction, as long as they go before what is to be copied. As many as
- *  there is room for, on the host, in the list, and in what is not promised here (a pinned block keeps no promise); fewer
- *  or none is no error.
- *  @param manager a manager. @param max_nodes how many at most.
- *  @param copies copies to carry out (KVF_COPY_BLOCK_OUT), one a table for each node. @param n_nodes how many, or NULL.
+/** Copies up to max_nodes idle nodes from the device to the host: nodes whose blocks are all idle and that have no host copy,
+ *  in the order of eviction, descendants before their ancestor. A copied node keeps its place in the order of eviction. Its
+ *  device blocks are available again when the copies are done.
+ *  If the host is full, host copies of nodes that are in use on the device are dropped first. Then nodes that are only on the
+ *  host are evicted, in the order of eviction, as long as they come before the node to be copied.
+ *  The call stops early, without an error, if the host or the list has no more room, or if too few device blocks are left
+ *  beside the promises (blocks pinned by a copy cannot serve a promise).
+ *  @param manager a manager. @param max_nodes most nodes to copy.
+ *  @param copies copies to run (KVF_COPY_BLOCK_OUT), one per table for each node. @param n_nodes nodes copied, or NULL.
  *  @own nothing is kept. @threads as the manager.
  *  @errors KVF_E_UNSUPPORTED (no prefix cache, no host tier), KVF_E_INVALID.
- *  @cost O(log nodes) and its blocks for each, and the nodes passed that follow on a chosen one; no allocation. */
+ *  @cost for each node O(log nodes + its blocks + descendants visited); no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_offload(kvf_manager *manager, uint32_t max_nodes, kvf_copy_list *copies,
                                                 uint32_t *n_nodes);
 
@@ -163,110 +178,112 @@ enum { KVF_PREFIX_PARTIAL = 1 }; /* kvf_prefix_store_options.flags: also the par
 typedef struct kvf_prefix_store_options {
     size_t struct_size;
     uint32_t flags;
-    uint32_t priority; /* 0..100; a node keeps the highest that it was stored with */
-    uint64_t duration; /* ticks of kvf_prefix_tick's clock until that counts as 0; 0: for ever */
+    uint32_t priority; /* 0..100; a node keeps the highest priority it was stored with */
+    uint64_t duration; /* ticks of kvf_prefix_tick's clock until the priority becomes 0; 0: it stays */
 } kvf_prefix_store_options;
 
-/** Makes the blocks of a sequence's first n_tokens findable: every whole block of them and, with KVF_PREFIX_PARTIAL, the
- *  partly filled last one. The caller promises that K and V of these tokens ARE written, in all layers, and that they
- *  follow from the key. Takes nothing and cannot run out.
- *  One node per content: where it exists already, the sequence's own block is not cached; but if nobody refers
- *  to any of the node's blocks, the node adopts the sequence's and its own fall free. A partial node that has no
- *  snapshot grows with its block. Blocks that a whole other content's node holds end the walk.
+/** Adds the blocks of a sequence's first n_tokens to the prefix cache: every whole block and, with KVF_PREFIX_PARTIAL, the
+ *  partly filled last one. The caller guarantees that K and V of these tokens HAVE been written, in all layers, and that they
+ *  depend on nothing but the key. Takes no blocks and cannot run out of them.
+ *  The same content has only one node. If the node exists already, the sequence's own block is not cached. But if all blocks
+ *  of the existing node are idle, the node takes over the sequence's blocks and its own become free (adoption). A partial
+ *  node without a snapshot grows when its block has more tokens. The call stops at a block that already belongs to a node of
+ *  other content.
  *  @param manager a manager. @param seq a sequence none of whose tables was compacted.
  *  @param key the sequence's tokens, at least n_tokens of them. @param n_tokens at most the tables' slots.
- *  @param options NULL: no flags, priority 0. @param n_stored nodes that became findable, or NULL.
+ *  @param options NULL: no flags, priority 0. @param n_stored nodes added or grown, or NULL.
  *  @own nothing is kept. @threads as the manager.
  *  @errors KVF_E_STALE, KVF_E_INVALID (n_tokens beyond the key or the tables; tokens, salt or extras that differ from what
  *  the sequence was attached or stored with; options), KVF_E_LIMIT (salt), KVF_E_STATE (a table was compacted, or a
  *  compaction of the sequence is under way), KVF_E_UNSUPPORTED.
- *  @cost O(n_tokens) to compare, new blocks x tables to enter; no allocation. */
+ *  @cost O(n_tokens) to compare + O(new blocks * tables) to add; no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key,
                                               uint32_t n_tokens, const kvf_prefix_store_options *options,
                                               uint32_t *n_stored);
 
-/** The caller's clock, for priorities that end: any unit, never back.
+/** Sets the caller's clock, for priorities with a duration. Any unit; the clock never goes back.
  *  @param manager a manager. @param now ticks; less than before is KVF_E_INVALID.
  *  @own nothing. @threads as the manager. @errors KVF_E_INVALID, KVF_E_UNSUPPORTED.
  *  @cost O(log nodes) for each priority that ends; no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_tick(kvf_manager *manager, uint64_t now);
 
 enum {
-    KVF_SNAPSHOT_KEEP_LONG = 1, /* it is known that others will share it: a request's prefix_end */
-    KVF_SNAPSHOT_WHOLE = 2      /* serves only a hit on the whole prompt: its end is no end of a chunk otherwise */
+    KVF_SNAPSHOT_KEEP_LONG = 1, /* evicted last: other requests are known to share it (a request's prefix_end) */
+    KVF_SNAPSHOT_WHOLE = 2      /* used only by a hit on the whole prompt, since its end is not the end of a chunk */
 };
 
-/** Takes ceil(n_tokens / block_size) pages for a snapshot of the first n_tokens and ties them to the node that ends there,
- *  which has to be stored already. Other snapshots are evicted for it: first those without KEEP_LONG, the longest
- *  unused first; then, only for one with KEEP_LONG, those that have it. The caller writes the pages before the next call
- *  on the manager. A snapshot goes with its node, or before it.
- *  @param manager a manager. @param seq a sequence that holds the prompt (the walk begins where it stored last).
- *  @param key the prompt. @param n_tokens where the snapshot stands, at most the key's.
- *  @param flags KVF_SNAPSHOT_*; one in the middle of a block is always WHOLE.
- *  @param ids result, pages in the order of their tokens. @param capacity room in ids.
- *  @param n_pages how many were written to ids; 0 when the node has its snapshot already: nothing is to be written.
+/** Takes ceil(n_tokens / block_size) pages for a snapshot of the first n_tokens. The snapshot belongs to the node that ends
+ *  there, which must have been stored. If pages are missing, other snapshots are evicted, the longest unused first: those
+ *  without KEEP_LONG and then, only for a snapshot with KEEP_LONG, those with it. The caller writes the pages before the next
+ *  call on the manager. A snapshot is evicted with its node or before it.
+ *  @param manager a manager. @param seq a sequence that holds the prompt (the search begins where it stored last).
+ *  @param key the prompt. @param n_tokens tokens that the snapshot covers, at most the key's.
+ *  @param flags KVF_SNAPSHOT_*; a snapshot that ends inside a block is always WHOLE.
+ *  @param ids result: pages in the order of their tokens. @param capacity room in ids.
+ *  @param n_pages ids written; 0 if the node has a snapshot already: then there is nothing to write.
  *  @own the pages are the manager's. @threads as the manager.
- *  @errors KVF_E_STALE, KVF_E_NOT_FOUND (no node ends there), KVF_E_NO_BLOCKS (more pages than may be had),
- *  KVF_E_LIMIT (capacity, salt), KVF_E_INVALID, KVF_E_UNSUPPORTED (no prefix cache, no snapshot pages); on any of them
+ *  @errors KVF_E_STALE, KVF_E_NOT_FOUND (no node ends there), KVF_E_NO_BLOCKS (more pages than are available),
+ *  KVF_E_LIMIT (capacity, salt), KVF_E_INVALID, KVF_E_UNSUPPORTED (no prefix cache, no snapshot pages). After an error
  *  nothing has changed.
  *  @cost O(n_tokens), O(pages); no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_snapshot_put(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key,
                                                      uint32_t n_tokens, uint32_t flags, uint32_t *ids,
                                                      uint32_t capacity, uint32_t *n_pages);
 
-/** The pages of a match's snapshot; to be read before the next call on the manager that stores, puts, appends or attaches.
+/** The pages of a match's snapshot. Read them before the next store, snapshot_put, append or attach on the manager.
  *  @param manager a manager. @param match a match with n_snapshot_pages.
- *  @param ids result, pages in the order of their tokens. @param capacity room in ids. @param n_pages how many.
+ *  @param ids result: pages in the order of their tokens. @param capacity room in ids. @param n_pages ids written.
  *  @own the pages are the manager's. @threads as the manager.
- *  @errors KVF_E_STALE (the node or its snapshot has gone), KVF_E_LIMIT (capacity), KVF_E_INVALID, KVF_E_UNSUPPORTED.
+ *  @errors KVF_E_STALE (the node or its snapshot was evicted), KVF_E_LIMIT (capacity), KVF_E_INVALID, KVF_E_UNSUPPORTED.
  *  @cost O(pages), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_snapshot_get(kvf_manager *manager, const kvf_prefix_match *match, uint32_t *ids,
                                                      uint32_t capacity, uint32_t *n_pages);
 
-/** Forgets everything of one salt: idle blocks fall free, held ones are only not found any more.
+/** Removes all nodes of one salt from the cache. Idle blocks become free; held blocks stay with their holders.
  *  @param manager a manager. @param salt its bytes, NULL with 0. @param salt_bytes at most KVF_PREFIX_SALT_MAX.
  *  @own nothing is kept. @threads as the manager. @errors KVF_E_INVALID, KVF_E_LIMIT, KVF_E_UNSUPPORTED.
  *  @cost O(first blocks of all chains, and the blocks that are taken out), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_drop(kvf_manager *manager, const void *salt, uint32_t salt_bytes);
 
-/** Forgets everything, for new weights for instance.
+/** Removes all nodes from the cache, after loading new weights for instance.
  *  @param manager a manager. @own nothing. @threads as the manager. @errors KVF_E_INVALID, KVF_E_UNSUPPORTED.
  *  @cost O(cached blocks), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_clear(kvf_manager *manager);
 
-/* Since create, each thing counted once; the second half is of now. */
+/* Counters since create, each event counted once. n_nodes to snapshot_bytes and the n_* of the host tier are the current
+ * state. */
 typedef struct kvf_prefix_stats {
     size_t struct_size;
-    uint64_t queries, hits;            /* calls of attach for a prompt's first time; those with tokens */
+    uint64_t queries, hits;            /* calls of attach, except those with again; of these, the ones with tokens */
     uint64_t query_tokens, hit_tokens; /* tokens of their keys; of their matches */
-    uint64_t stored;                   /* nodes that became findable */
-    uint64_t evicted;                  /* nodes taken out because a block of either tier was needed */
-    uint64_t removed;                  /* nodes taken out by compactions, drop and clear */
-    uint64_t adopted;                  /* nodes that took over a sequence's blocks and let their own fall free */
-    uint64_t duplicates;               /* blocks left uncached since their content was, or could not be, entered */
-    uint64_t snapshots_put;            /* snapshots that took pages */
-    uint64_t snapshots_evicted;        /* of them those gone, with their node or before it */
-    uint32_t n_nodes, n_nodes_max;     /* now; the high-water mark */
-    uint32_t n_cached, n_idle;         /* blocks here; of them those that nobody refers to */
+    uint64_t stored;                   /* nodes added or grown by a store */
+    uint64_t evicted;                  /* nodes evicted because a block of either tier was needed */
+    uint64_t removed;                  /* nodes removed by compactions, drop and clear */
+    uint64_t adopted;                  /* nodes that took over a sequence's blocks (kvf_prefix_store) */
+    uint64_t duplicates;           /* block positions not cached: their content was cached already or could not be */
+    uint64_t snapshots_put;        /* snapshots that took pages */
+    uint64_t snapshots_evicted;    /* snapshots that ended, with their node or before it */
+    uint32_t n_nodes, n_nodes_max; /* now; the high-water mark */
+    uint32_t n_cached, n_idle;     /* cached blocks on the device; of these, the idle ones */
     uint32_t n_snapshots, n_snapshot_pages;
     uint64_t snapshot_bytes; /* n_snapshot_pages * snapshot_page_bytes */
     /* With a host tier. */
-    uint64_t offloaded;       /* copies of nodes made there */
-    uint64_t left_device;     /* nodes whose blocks here were needed, and that stayed there */
-    uint64_t left_host;       /* copies given up for room there; of a node that was there alone it is evicted, too */
-    uint64_t loaded;          /* nodes brought back by hits */
-    uint64_t host_hit_tokens; /* of hit_tokens: those in them */
-    uint32_t n_host_nodes, n_host_only; /* nodes with a copy; of them those without blocks here */
-    uint32_t n_bare;                    /* idle nodes without a copy: what an offload would take */
+    uint64_t offloaded;   /* nodes copied to the host */
+    uint64_t left_device; /* nodes whose device blocks were needed and that stayed on the host */
+    uint64_t left_host;   /* host copies dropped to make room there; a node that was only there counts as evicted too */
+    uint64_t loaded;      /* nodes copied back by hits */
+    uint64_t host_hit_tokens;           /* the part of hit_tokens in those nodes */
+    uint32_t n_host_nodes, n_host_only; /* nodes with a host copy; of these, the ones without device blocks */
+    uint32_t n_bare;                    /* idle nodes without a host copy: candidates for an offload */
     uint32_t reserved;
-    uint64_t evicted_blocks; /* blocks here that fell free because one was needed */
-    /* Attaches of requests that are computed again (kvf_prefix_options.again): not counted above. */
+    uint64_t evicted_blocks; /* device blocks that became free by eviction */
+    /* Attaches of recomputed requests (kvf_prefix_options.again), which are not counted above. */
     uint64_t again_queries, again_tokens; /* their number; tokens of their keys */
-    uint64_t again_hit_tokens;            /* of them those found: computation saved */
+    uint64_t again_hit_tokens;            /* tokens of these found in the cache: computation saved */
 } kvf_prefix_stats;
 
-/** The cache's figures.
- *  @param manager a manager. @param out struct_size set by the caller; all zero without a prefix cache.
+/** The figures of the cache.
+ *  @param manager a manager. @param out struct_size set by the caller; all figures are 0 without a prefix cache.
  *  @own plain values. @threads as the manager. @errors KVF_E_INVALID. @cost O(1), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_stats_read(const kvf_manager *manager, kvf_prefix_stats *out);
 
