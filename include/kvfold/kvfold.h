@@ -1,6 +1,17 @@
-/* kvfold/kvfold.h: the core library, libkvfold: block manager, attention, policies, scheduler. It needs libc alone.
- * Read in this order: base.h, device.h, blockmgr.h, prefix.h, attention.h, policy.h, scheduler.h; profile.h at any time.
- * libkvfold_engine adds model.h and engine.h. */
+/* kvfold/kvfold.h: includes every header of the core library, libkvfold, which needs nothing but libc.
+ * Block manager, prefix cache, attention, policies, scheduler. libkvfold_engine adds model.h and engine.h.
+ * examples/embed.c uses all parts in one program.
+ *
+ * Simple use
+ *     #include <kvfold/kvfold.h>
+ *     #include <stdio.h>
+ *     int main(void) {
+ *         printf("kvfold %s on %s\n", kvf_version(), kvf_device_cpu()->name);
+ *     } // cc app.c $(pkg-config --cflags --libs kvfold)
+ *
+ * Reading order: base.h, device.h, blockmgr.h, prefix.h, attention.h, policy.h, scheduler.h. profile.h needs only
+ * blockmgr.h. Each header begins with an example.
+ */
 #ifndef KVFOLD_KVFOLD_H
 #define KVFOLD_KVFOLD_H
 
