@@ -199,12 +199,12 @@ static kvf_status check_table(const kvf_manager *m, uint32_t t, kvf_error *err) 
                       table->reserve, table->page_reserve);
     if (!seq->alive && (m->n_slots[t] || n_pages || table->reserve || table->page_reserve))
         return BROKEN("table %u: holds something, but its sequence was freed", t);
-    if (table->n_aside) return BROKEN("table %u: n_aside %u was left", t, table->n_aside);
+    if (table->n_for_cached) return BROKEN("table %u: n_for_cached %u was left", t, table->n_for_cached);
     if (!m->compacting && (table->compacting || table->n_fresh || table->fresh_promise))
         return BROKEN("table %u: marked for a compaction that is not under way", t);
     kvf_status s = check_host(m, t, err);
     if (s || seq->swapped || t / m->seq_tables >= m->n_seqs_max)
-        return s; /* rows that were never used are not written */
+        return s; /* rows of an index that was never used hold nothing */
     s = count_row(m, &m->blocks[kvf__class_of(m, t)], kvf__row(m, t), n_blocks, t, err);
     if (!s) s = count_row(m, &m->pages, kvf__score_row(m, t), n_pages, t, err);
     if (!s) s = check_private(m, t, err);

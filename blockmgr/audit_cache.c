@@ -22,9 +22,10 @@ static kvf_status check_tiers(const kvf__cache *c, uint32_t node, kvf_error *err
     if (!n->tiers || n->tiers > 3 || (on_host && !c->host)) return BROKEN("node %u: tiers %u", node, n->tiers);
     if (here && n->parent != KVF__NO_NODE && !kvf__is_here(c, n->parent))
         return BROKEN("node %u: here, but its parent %u is not", node, n->parent);
-    if ((!here && (n->n_idle || n->parked)) || (!on_host && n->n_host_idle) || (n->parked && n->n_idle == c->n_tables))
-        return BROKEN("node %u: tiers %u, but n_idle %u and %u, parked %d", node, n->tiers, n->n_idle, n->n_host_idle,
-                      n->parked);
+    if ((!here && (n->n_idle || n->keeps_place)) || (!on_host && n->n_host_idle) ||
+        (n->keeps_place && n->n_idle == c->n_tables))
+        return BROKEN("node %u: tiers %u, but n_idle %u and %u, keeps_place %d", node, n->tiers, n->n_idle,
+                      n->n_host_idle, n->keeps_place);
     bool bare = c->host && n->tiers == KVF__HERE && n->n_idle == c->n_tables;
     if (bare != (n->place[KVF__BARE] != KVF__NO_NODE)) return BROKEN("node %u: bare %d, but not so noted", node, bare);
     if ((n->n_host_idle != 0) != (n->place[KVF__HOST_ORDER] != KVF__NO_NODE))

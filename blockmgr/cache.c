@@ -225,7 +225,7 @@ static void give_here(kvf__cache *c, uint32_t node) {
         for (uint32_t t = c->n_tables; t-- > 0;) (void)kvf__pool_uncache(kvf__cache_pool(c, t), blocks[t]);
     descent_leave(c, &c->descent, node);
     n->n_idle = 0;
-    n->parked = false;
+    n->keeps_place = false;
     n->tiers &= ~(uint32_t)KVF__HERE;
     c->n_here--;
 }
@@ -321,10 +321,10 @@ static void idle_here(kvf__cache *c, uint32_t node) {
     n->n_idle++;
     if (n->n_idle == 1) {
         kvf__order_enter(c, node);
-    } else if (n->n_idle == c->n_tables && !n->parked) {
+    } else if (n->n_idle == c->n_tables && !n->keeps_place) {
         kvf__order_touch(c, node);
     }
-    if (n->n_idle == c->n_tables) n->parked = false;
+    if (n->n_idle == c->n_tables) n->keeps_place = false;
     if (c->host) kvf__order_settle(c, node);
 }
 
@@ -340,6 +340,6 @@ void kvf__node_attached(kvf__cache *c, uint32_t node) {
     n->hits += n->hits != UINT32_MAX;
     if (n->n_idle) kvf__order_leave(c, node);
     n->n_idle = 0;
-    n->parked = false;
+    n->keeps_place = false;
     if (c->host) kvf__order_settle(c, node);
 }

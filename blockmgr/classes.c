@@ -1,4 +1,4 @@
-/* Classes of layers whose blocks have equal bytes: their config, their pools over one space of ids, their figures. */
+/* Classes of layers whose blocks have equal bytes: their config, their pools over one range of ids, their figures. */
 #include "blockmgr/manager.h"
 #include "blockmgr/profile.h"
 
@@ -57,7 +57,7 @@ kvf_status kvf__classes_check(const kvf_manager_config *c, kvf_error *err) {
 
 /* ---- Pools ---------------------------------------------------------------------------------------------- */
 
-/* The first has been carved with all ids; the others get their part of its stack. */
+/* The first pool was laid out with all ids; the other pools get their part of its free stack. */
 static void split(const kvf_manager *m, kvf__pool *pools, bool host) {
     kvf__pool all = pools[0];
     uint32_t first = 0;

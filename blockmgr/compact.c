@@ -8,7 +8,7 @@ static uint32_t first_table(const kvf_manager *m, uint32_t index, uint32_t layer
 
 static bool shrinks(const kvf_manager *m, uint32_t t) { return m->tables[t].n_keep < m->n_slots[t]; }
 
-/* What each table of an item keeps. */
+/* Reads how many slots each table of an item keeps. */
 static kvf_status read_keep(kvf_manager *m, const kvf_compact_item *item, uint32_t i, uint32_t first) {
     bool any = false;
     for (uint32_t g = 0; g < m->n_groups; g++) {
@@ -24,7 +24,7 @@ static kvf_status read_keep(kvf_manager *m, const kvf_compact_item *item, uint32
     return kvf__fail(m->error, KVF_E_INVALID, "items[%u]: every table keeps all its slots: one must shrink", i);
 }
 
-/* Marks the tables of one item and notes its entry. */
+/* Marks the tables of one item and adds its entry. */
 static kvf_status enter_item(kvf_manager *m, const kvf_compact_item *item, uint32_t i) {
     uint32_t index = 0;
     kvf_status s = kvf__seq_find(m, item->seq, &index);
@@ -47,7 +47,7 @@ static kvf_status enter_item(kvf_manager *m, const kvf_compact_item *item, uint3
     return KVF_OK;
 }
 
-/* Takes the marks off: nothing is under way any more. */
+/* Clears the marks: no compaction is under way any more. */
 static void leave_all(kvf_manager *m) {
     for (uint32_t e = 0; e < m->n_entries; e++) {
         uint32_t first = m->entries[e].table;
@@ -61,8 +61,8 @@ static void leave_all(kvf_manager *m) {
     m->compacting = false;
 }
 
-/* Whether a table is written, and may not be in place. Owners that come earlier in the batch and go to fresh rows count as gone
- * (scratch), so the last one stays. A pin counts: a pending copy still reads or fills the block. */
+/* Whether a table shrinks and must not be written in place. Holders that come earlier in the batch and go to fresh rows no
+ * longer count (scratch), so the last one is written in place. A pin counts: a pending copy still reads or writes the block. */
 static bool needs_fresh(kvf_manager *m, uint32_t t) {
     if (!shrinks(m, t) || kvf__is_private(m, t)) return false;
     (void)kvf__table_private(m, t);
@@ -73,7 +73,7 @@ static bool needs_fresh(kvf_manager *m, uint32_t t) {
     return false;
 }
 
-/* Decides fresh or in place for every table; returns the blocks that are wanted beyond the promises. */
+/* Decides fresh or in place for every table. Returns the fresh blocks needed beyond the promises. */
 static kvf__counts decide(kvf_manager *m) {
     kvf__counts wanted = {{0}};
     for (uint32_t e = 0; e < m->n_entries; e++) {
@@ -99,7 +99,8 @@ static uint32_t node_of(const kvf_manager *m, uint32_t t, uint32_t i) {
     return kvf__pool_node(m->blocks, kvf__row(m, t)[i]);
 }
 
-/* An event in place writes any of a table's blocks: what receives a merge is changed where it is, before it moves. */
+/* Whether any block of the table is cached. A compaction in place may write any block: a slot that receives a merge is
+ * changed where it is, before it moves. */
 static bool any_cached(const kvf_manager *m, uint32_t t) {
     if (!m->cache.on || kvf__is_private(m, t)) return false;
     for (uint32_t i = 0, n = kvf__n_blocks(m, t); i < n; i++)
@@ -114,16 +115,16 @@ static void take_out_of_cache(kvf_manager *m, uint32_t t) {
     }
 }
 
-/* Tables that would be written in place where the cache holds their blocks; returns the fresh blocks beyond the promises
- * that would spare these. */
-static kvf__counts find_aside(kvf_manager *m) {
+/* Finds the tables that would be written in place although blocks of them are cached, and sets n_for_cached. Returns the
+ * fresh blocks beyond the promises that would keep those blocks cached. */
+static kvf__counts want_for_cached(kvf_manager *m) {
     kvf__counts wanted = {{0}};
     for (uint32_t e = 0; e < m->n_entries; e++)
         for (uint32_t t = m->entries[e].table; t < m->entries[e].table + m->n_groups; t++) {
             kvf__table *table = &m->tables[t];
             uint32_t n = kvf__blocks_for(m, table->n_keep);
             if (table->n_fresh || !shrinks(m, t) || !any_cached(m, t)) continue;
-            table->n_aside = n;
+            table->n_for_cached = n;
             wanted.of[kvf__class_of(m, t)] += kvf__promise_owed(n, m->promise[t]);
         }
     return wanted;
@@ -135,24 +136,25 @@ static bool exceeds(const kvf_manager *m, const kvf__counts *wanted, const kvf__
     return false;
 }
 
-/* Spares what is cached when there is room for all of it; else takes it out, sequence by sequence, until there is. */
-static void spare_cached(kvf_manager *m, const kvf__counts *room) {
-    kvf__counts wanted = find_aside(m);
+/* Gives tables with cached blocks fresh rows, if there are enough spare blocks for all of them. If not, removes the cached
+ * blocks of one sequence after another from the cache, until the spare blocks suffice for the rest. */
+static void keep_cached(kvf_manager *m, const kvf__counts *room) {
+    kvf__counts wanted = want_for_cached(m);
     for (uint32_t e = 0; e < m->n_entries && exceeds(m, &wanted, room); e++) {
         uint32_t first = m->entries[e].table / m->seq_tables * m->seq_tables;
         for (uint32_t t = first; t < first + m->seq_tables; t++) {
-            uint32_t n = m->tables[t].n_aside;
+            uint32_t n = m->tables[t].n_for_cached;
             if (!n) continue;
             take_out_of_cache(m, t);
             wanted.of[kvf__class_of(m, t)] -= kvf__promise_owed(n, m->promise[t]);
-            m->tables[t].n_aside = 0;
+            m->tables[t].n_for_cached = 0;
         }
     }
     for (uint32_t e = 0; e < m->n_entries; e++)
         for (uint32_t t = m->entries[e].table; t < m->entries[e].table + m->n_groups; t++) {
             kvf__table *table = &m->tables[t];
-            if (table->n_aside && any_cached(m, t)) table->n_fresh = table->n_aside;
-            table->n_aside = 0;
+            if (table->n_for_cached && any_cached(m, t)) table->n_fresh = table->n_for_cached;
+            table->n_for_cached = 0;
         }
 }
 
@@ -172,7 +174,7 @@ static void take_fresh(kvf_manager *m) {
         }
 }
 
-/* Decides where every table goes, and sees that there are blocks for it. */
+/* Decides where every table is written, and checks that there are enough blocks. */
 static kvf_status find_room(kvf_manager *m) {
     kvf__counts wanted = decide(m), room = {{0}};
     for (uint32_t i = 0; i < m->config.n_classes; i++) {
@@ -183,7 +185,7 @@ static kvf_status find_room(kvf_manager *m) {
                              (unsigned long long)wanted.of[i], spare);
         room.of[i] = spare - wanted.of[i];
     }
-    if (m->cache.on) spare_cached(m, &room);
+    if (m->cache.on) keep_cached(m, &room);
     return KVF_OK;
 }
 
@@ -210,7 +212,7 @@ kvf_status kvf_compact_begin(kvf_manager *manager, const kvf_compact_item *items
     return KVF_OK;
 }
 
-/* Sets a promise to what is owed now; of what is missing only the limit is made good. */
+/* Lowers a promise to `owed`, or raises it towards `owed` by at most `limit`. */
 static void settle(kvf__pool *p, uint32_t *promise, uint32_t owed, uint32_t limit) {
     if (*promise > owed) kvf__promise_set(p, promise, owed);
     kvf__promise_raise(p, promise, owed, limit);
@@ -222,7 +224,7 @@ static void settle_table(kvf_manager *m, uint32_t t, uint32_t limit, uint32_t pa
     settle(&m->pages, &m->page_promise[t], kvf__promise_owed(table->page_reserve, m->n_pages[t]), page_limit);
 }
 
-/* One table takes its fresh row or keeps its own, and gives up the rest. */
+/* Gives one table its fresh row, or shortens its own row, and frees the blocks that it no longer needs. */
 static void commit_table(kvf_manager *m, uint32_t t, const uint32_t *fresh) {
     uint32_t n_slots = m->n_slots[t], n_keep = m->tables[t].n_keep, n_after = kvf__blocks_for(m, n_keep),
              pages_after = KVF__MIN(m->n_pages[t], n_after);
@@ -232,7 +234,7 @@ static void commit_table(kvf_manager *m, uint32_t t, const uint32_t *fresh) {
     if (fresh) {
         is_private = true;
         memcpy(kvf__row(m, t), fresh, n_after * sizeof *fresh);
-        for (uint32_t i = 0; i < n_after; i++) /* held since begin? */
+        for (uint32_t i = 0; i < n_after; i++) /* a block may have been held since begin */
             is_private &= *kvf__state(m->blocks, fresh[i]) == KVF__ROW;
     }
     m->private_at[t] = m->tail_at[t] = is_private ? m->epoch : 0;
@@ -254,9 +256,9 @@ kvf_status kvf_compact_commit(kvf_manager *manager) {
             if (shrinks(manager, t))
                 commit_table(manager, t, manager->dst_row[(size_t)e * manager->n_groups + g]);
             else
-                manager->tables[t].n_keep = 0; /* left as it is */
+                manager->tables[t].n_keep = 0; /* unchanged */
         }
-    for (uint32_t e = 0; e < manager->n_entries; e++) /* blocks that only a later owner let fall free */
+    for (uint32_t e = 0; e < manager->n_entries; e++) /* again, since later tables have freed more blocks */
         for (uint32_t g = 0; g < manager->n_groups; g++) {
             uint32_t t = manager->entries[e].table + g;
             if (!manager->tables[t].n_keep) continue;

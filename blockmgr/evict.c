@@ -72,7 +72,7 @@ static void list_leave(kvf__cache *c, uint32_t node) {
 }
 
 void kvf__order_enter(kvf__cache *c, uint32_t node) {
-    if (c->eviction != KVF_PREFIX_FIFO && !c->nodes[node].parked) c->nodes[node].stamp = ++c->clock;
+    if (c->eviction != KVF_PREFIX_FIFO && !c->nodes[node].keeps_place) c->nodes[node].stamp = ++c->clock;
     if (c->listed) {
         list_enter(c, node);
     } else {

@@ -4,12 +4,12 @@
 
 /* ---- Copy lists ---------------------------------------------------------------------------------- */
 
-/* The pools at both ends of a copy, which are of one class. */
+/* The pools of a copy's src and dst; both are of the same class. */
 typedef struct ends {
     kvf__pool *from, *to;
 } ends;
 
-/* Of any ids; of those that are none, or of two classes, ends that no copy is pending between. */
+/* Accepts any ids. If one is out of range, or they are of two classes, the result is a pair of pools without such a copy. */
 static ends ends_of(kvf_manager *m, const kvf_copy *copy) {
     kvf__pool *const from[] = {m->blocks, &m->pages, m->blocks, m->host_blocks, &m->pages, &m->host_pages};
     kvf__pool *const to[] = {m->blocks, &m->pages, m->host_blocks, m->blocks, &m->host_pages, &m->pages};
@@ -43,7 +43,8 @@ kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list *copies) {
     for (uint32_t i = 0; i < copies->n; i++) {
         const kvf_copy *c = &copies->items[i];
         if (is_pending(manager, c)) {
-            kvf__pool_copy_unset(ends_of(manager, c).to, c->dst); /* a second item for it is not pending */
+            kvf__pool_copy_unset(ends_of(manager, c).to,
+                                 c->dst); /* so that a second item with the same dst is found not pending */
             continue;
         }
         for (uint32_t j = 0; j < i; j++) {
@@ -66,18 +67,18 @@ kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list *copies) {
 
 /* ---- Append ---------------------------------------------------------------------------------------- */
 
-/* Three passes: look at all sequences, take the marks off, grow all. The first and the last read and write the tables'
- * figures as arrays; a row is touched only where a block is taken. */
+/* Three passes over the batch: check all sequences, clear the marks, grow all. The first and the last read and write the
+ * tables' figures as arrays. They touch a row only if a block is taken. */
 
-/* What a batch takes: blocks and pages beyond the promises, and copies. freed: blocks that windows give up first and that
- * are not promised again. */
+/* What a batch needs: blocks and pages beyond the promises, and copies. freed: blocks that windows drop first and that are
+ * not promised again. */
 typedef struct need {
     kvf__counts blocks, freed;
     uint64_t pages;
     uint32_t copies;
 } need;
 
-/* How an append of n_tokens changes a table of so many slots. */
+/* An append of n_tokens, with the block size as a mask and a shift. */
 typedef struct step {
     uint32_t n_tokens, mask, shift;
 } step;
@@ -107,7 +108,7 @@ bool kvf__leaves_shared(const kvf_manager *m, uint32_t t) {
     return kvf__pool_holders(m->blocks, id) - m->blocks->entries[id].scratch > 1 || kvf__tail_covered(m, t);
 }
 
-/* The blocks that a table takes, whose last block may be shared. */
+/* The blocks that a table takes if its last block may be shared. */
 static uint32_t count_shared(const kvf_manager *m, uint32_t t, step s, need *out) {
     uint32_t n_blocks = blocks_before(s, m->n_slots[t]), blocks = blocks_after(s, m->n_slots[t]) - n_blocks;
     if (!kvf__leaves_shared(m, t)) return blocks;
@@ -116,7 +117,7 @@ static uint32_t count_shared(const kvf_manager *m, uint32_t t, step s, need *out
     return blocks + 1;
 }
 
-/* Of the blocks that the tables of a sequence were counted to leave or to drop. */
+/* Clears scratch of the blocks that the tables of a sequence were counted to leave or drop. */
 static void clear_scratch(const kvf_manager *m, uint32_t index) {
     uint32_t first = index * m->seq_tables;
     for (uint32_t t = first; m->seqs[index].may_share && t < first + m->seq_tables; t++)
@@ -129,9 +130,9 @@ static void clear_scratch(const kvf_manager *m, uint32_t index) {
         }
 }
 
-/* What one pass over the tables of a sequence tells. */
+/* The result of one pass over the tables of a sequence. */
 typedef struct seen {
-    uint32_t longest; /* slots */
+    uint32_t longest; /* slots of the longest table */
     uint32_t unknown; /* not 0: a last block may be shared */
     uint32_t taken;   /* not 0: blocks are taken */
     uint64_t beyond;  /* blocks beyond the promises, of one class */
@@ -151,7 +152,7 @@ static seen look_at_tables(const uint32_t *restrict n_slots, const uint32_t *res
     return (seen){longest, unknown, taken, beyond};
 }
 
-/* Tables that first drop blocks; they take as many as they would without. */
+/* The same for tables of a window, which drop blocks first. They take as many blocks as without dropping. */
 static seen look_at_window(const kvf_manager *m, uint32_t first, const kvf__run *run, step s) {
     seen all = {0, 0, 0, 0};
     for (uint32_t t = first; t < first + run->n_tables; t++) {
@@ -190,7 +191,7 @@ static seen look_at_runs(const kvf_manager *m, uint32_t first, step s, kvf__coun
     return all;
 }
 
-/* The score pages that are taken at all, and beyond the promises. */
+/* Counts the score pages: those taken, and those beyond the promises. */
 static bool count_pages(const kvf_manager *m, size_t first, uint32_t n, step s, uint64_t *beyond) {
     const uint32_t *n_slots = m->n_slots + first, *n_pages = m->n_pages + first, *promise = m->page_promise + first;
     uint32_t taken = 0;
@@ -229,7 +230,7 @@ static kvf_status count_item(const kvf_manager *m, const kvf_append_item *item, 
     return KVF_OK;
 }
 
-/* Whether an append only moves on in blocks that the sequence has to itself, as most steps do. */
+/* Whether an append only fills last blocks that are not shared, as in most steps. */
 static bool fits(const kvf_manager *m, const kvf__seq *seq, uint32_t n_tokens) {
     return seq->known_at == m->epoch && n_tokens <= seq->room && n_tokens <= m->config.max_slots - seq->longest;
 }
@@ -251,7 +252,7 @@ static uint64_t lack(uint64_t wanted, const kvf__pool *p, uint64_t freed) {
     return wanted > kvf__pool_spare(p) + freed ? wanted - kvf__pool_spare(p) - freed : 0;
 }
 
-/* All that can fail, before anything changes. */
+/* All checks, before anything changes. */
 static kvf_status plan(const kvf_manager *m, const kvf_append_item *items, uint32_t n_items, need *n,
                        uint32_t *n_missing) {
     if (n_items && !items) return kvf__fail(m->error, KVF_E_INVALID, "items: is NULL");
@@ -285,7 +286,7 @@ kvf_status kvf_can_append(const kvf_manager *manager, const kvf_append_item *ite
     return manager ? plan(manager, items, n_items, &n, n_missing) : KVF_E_INVALID;
 }
 
-/* Fresh blocks in place of last ones that others hold. From then on the last blocks are known to be nobody else's. */
+/* Replaces shared last blocks by fresh ones. After that no last block of the sequence is shared. */
 static void leave_shared(kvf_manager *m, uint32_t first, kvf_copy_list *copies) {
     for (uint32_t t = first; t < first + m->seq_tables; t++) {
         if (kvf__leaves_shared(m, t)) {
@@ -307,7 +308,7 @@ static uint32_t count_rows(const uint32_t *restrict n_slots, uint32_t n, step s)
     return blocks;
 }
 
-/* Blocks for tables of one sequence: one store a block, one to its row. */
+/* Takes blocks for tables of one sequence. A block costs one store to its state and one to its row. */
 static void take_rows(kvf_manager *m, kvf__pool *p, uint32_t first, uint32_t n_tables, step s) {
     const uint32_t *restrict top = p->free_ids + p->n_free, *restrict n_slots = m->n_slots + first;
     uint32_t *restrict row = kvf__row(m, first), row_capacity = m->row_capacity;
@@ -326,13 +327,13 @@ static void take_rows(kvf_manager *m, kvf__pool *p, uint32_t first, uint32_t n_t
     p->n_free = (uint32_t)(top - p->free_ids);
 }
 
-/* The figures that follow: promises, blocks of the layers, the most of each (sequence, layer), slots. */
+/* Growing a run of tables updates promises, blocks per layer, maxima per (sequence, layer) and slots, and returns this. */
 typedef struct grown {
-    uint32_t promised; /* of the blocks taken, those that were */
-    uint32_t filled;   /* the last slot of a last block, at most */
+    uint32_t promised; /* blocks taken that had been promised */
+    uint32_t filled;   /* the highest index of a last slot within its block */
 } grown;
 
-/* Of layers of one group, the usual case, in a form that compilers make vectors of; counts of blocks are under 2^31. */
+/* The usual case, one group per layer, in a form that compilers vectorise. Counts of blocks are under 2^31. */
 static grown grow_layers(uint32_t *restrict n_slots, uint32_t *restrict promise, uint32_t *restrict layer_blocks,
                          uint32_t *restrict most, uint32_t n, step s) {
     uint32_t promised = 0;
@@ -371,7 +372,7 @@ static grown grow_groups(uint32_t *restrict n_slots, uint32_t *restrict promise,
     return all;
 }
 
-/* Tables of a run take what they lack. Returns the last slot of a last block, at most. */
+/* The tables of a run take the blocks that they need. Returns the highest index of a last slot within its block. */
 static uint32_t take_and_grow(kvf_manager *m, kvf__pool *p, uint32_t first, uint32_t n, step s) {
     uint32_t n_groups = m->n_groups, seq_layer = first / n_groups, layer = seq_layer % m->config.n_layers;
     uint32_t *n_slots = m->n_slots + first, *promise = m->promise + first;
@@ -393,7 +394,7 @@ static void take_pages(kvf_manager *m, uint32_t first, uint32_t n_tables, step s
     }
 }
 
-/* Within last blocks. */
+/* Grows tables within their last blocks. Returns the highest index of a last slot within its block. */
 static uint32_t add_slots(uint32_t *restrict n_slots, uint32_t n, step s) {
     uint32_t filled = 0;
     for (uint32_t k = 0; k < n; k++) {
@@ -403,7 +404,7 @@ static uint32_t add_slots(uint32_t *restrict n_slots, uint32_t n, step s) {
     return filled;
 }
 
-/* Whether an append would drop blocks, so that it has to look at the tables. */
+/* Whether the next append may drop blocks, so that it has to look at the tables. */
 static bool drops_next(const kvf_manager *m, uint32_t first, const kvf__run *run) {
     uint32_t most = 0;
     for (uint32_t k = 0; k < run->n_tables; k++) most = KVF__MAX(most, m->n_slots[first + k]);
@@ -430,7 +431,7 @@ static void grow(kvf_manager *m, const kvf_append_item *item, kvf_copy_list *cop
     seq->next_pos += s.n_tokens;
 }
 
-/* The figures of a whole batch, which only grows from here. */
+/* Updates the figures of the whole batch. */
 static void count_append(kvf_manager *m, const kvf_append_item *items, uint32_t n_items) {
     uint64_t n_slots = 0;
     for (uint32_t i = 0; i < n_items; i++) n_slots += (uint64_t)items[i].n_tokens * m->n_groups;
@@ -460,8 +461,8 @@ kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32
 
 /* ---- Rollback ---------------------------------------------------------------------------------------- */
 
-/* What a table gives up it is promised again, as long as its reservation is not exceeded: an append is undone. So is the
- * copy that the next append makes when the cache covers what has been taken back. */
+/* Shortens a table and promises it again the blocks that it gives up, up to its reservation, so that an append is undone. If
+ * the cache covers the slots that were rolled back, the next append copies the last block; that block is promised too. */
 static void shrink_table(kvf_manager *m, uint32_t t, uint32_t n_tokens) {
     uint32_t n_slots = m->n_slots[t], n_after = kvf__blocks_for(m, n_slots - n_tokens), n_blocks = kvf__n_blocks(m, t);
     uint32_t n_pages = m->n_pages[t], pages_after = KVF__MIN(n_pages, n_after);
@@ -471,7 +472,7 @@ static void shrink_table(kvf_manager *m, uint32_t t, uint32_t n_tokens) {
     kvf__row_cut(m, t, n_after, pages_after);
     m->n_slots[t] -= n_tokens;
     m->n_pages[t] = pages_after;
-    if (!kvf__is_private(m, t)) m->tail_at[t] = 0; /* another block is the last now */
+    if (!kvf__is_private(m, t)) m->tail_at[t] = 0; /* another block may be the last now */
     uint32_t owed = kvf__promise_owed(m->tables[t].reserve, kvf__table_kept(m, t));
     uint32_t owed_pages = kvf__promise_owed(m->tables[t].page_reserve, pages_after);
     owed = KVF__MIN(owed, m->promise[t] + n_blocks - n_after + kvf__tail_covered(m, t));
@@ -481,7 +482,7 @@ static void shrink_table(kvf_manager *m, uint32_t t, uint32_t n_tokens) {
     kvf__table_count(m, t, n_slots);
 }
 
-/* What it has stored ends at most where its tokens do. */
+/* Moves the sequence's node up to the last one that ends at or before next_pos. */
 static void leave_nodes(kvf_manager *m, uint32_t index) {
     const kvf__cache *c = &m->cache;
     uint32_t node = kvf__node_of(c, m->seqs[index].node);
@@ -489,7 +490,7 @@ static void leave_nodes(kvf_manager *m, uint32_t index) {
     m->seqs[index].node = node == KVF__NO_NODE ? 0 : kvf__node_handle(c, node);
 }
 
-/* Every table must have the tokens and, of a window, keep those that the next one sees. */
+/* Every table must have the tokens. A window's table must keep the slots that the next token sees. */
 static kvf_status check_rollback(const kvf_manager *m, uint32_t index, uint32_t n_tokens) {
     uint32_t next_pos = m->seqs[index].next_pos;
     for (uint32_t k = 0; k < m->seq_tables; k++) {

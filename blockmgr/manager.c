@@ -91,8 +91,9 @@ static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
     m->seq_tables = c->n_layers * m->n_groups;
     m->block_shift = (uint32_t)__builtin_ctz(c->block_size);
     m->row_capacity = kvf__blocks_for(m, c->max_slots);
-    if (!c->view_copies) m->row_capacity = KVF__MIN(m->row_capacity, c->n_blocks); /* else the mirror's size counts */
-    uint64_t tables = (uint64_t)c->max_seqs * m->seq_tables;                       /* at most 2^40 */
+    if (!c->view_copies)
+        m->row_capacity = KVF__MIN(m->row_capacity, c->n_blocks); /* else the device copy's size depends on it */
+    uint64_t tables = (uint64_t)c->max_seqs * m->seq_tables;      /* at most 2^40 */
     if (tables >= UINT32_MAX)
         return kvf__fail(err, KVF_E_OVERFLOW, "max_seqs %u, n_layers %u, %u groups: must make under 2^32 - 1 tables",
                          c->max_seqs, c->n_layers, m->n_groups);
@@ -175,7 +176,7 @@ static void start(kvf_manager *m) {
         m->seqs[i].generation = (uint32_t)(m->tag >> 36) | 1; /* 1..2^28 - 1 */
     }
     size_t row_bytes = (size_t)c->max_seqs * m->seq_tables * m->row_capacity * sizeof *m->rows;
-    kvf__sparse(m->rows, row_bytes); /* those of a sequence are written when there is first one in its place */
+    kvf__sparse(m->rows, row_bytes); /* seq_open writes the rows of an index when it is first used */
     kvf__sparse(m->score_rows, row_bytes);
     if (c->view_copies) kvf__views_init(m);
 }

@@ -3,15 +3,15 @@
  * Glossary, beyond kvfold/blockmgr.h and pool.h
  *   table index  t = (seq index * n_layers + layer) * n_groups + group; a table's row is rows[t * row_capacity ..].
  *   seq layer    the groups of one (sequence, layer): sl = t / n_groups.
- *   run          layers next to each other that keep slots, all of one class and of one window or of none; k-th tables of
- *                a sequence.
- *   blocks       the pools of the classes, which share their arrays by id: m->blocks alone tells of any block.
- *   fresh row    blocks taken by kvf_compact_begin for a table that may not be written in place.
- *   private      a block whose only holder is the table at hand, and which it may write behind its slots: a cached one is
- *                private unless it is the table's last and its node covers slots beyond the table's.
+ *   run          adjacent layers that keep slots and have the same class and the same window (or none).
+ *   blocks       m->blocks: the pools of the classes. They share the arrays indexed by id, so the first pool can read the
+ *                state of any block.
+ *   fresh row    blocks taken by kvf_compact_begin for a table that must not be written in place.
+ *   private      a block whose only holder is the table at hand, and whose free slots the table may write. A cached block
+ *                is private unless it is the table's last block and its node covers slots beyond the table's.
  *   swapped      a sequence whose tables are empty and whose rows name ids of the host's pools (tier.c).
  *
- * The slab
+ * Memory: one allocation (slab)
  *   kvf_manager | error | blocks: free_ids, states, heads, entries | host_blocks, pages, host_pages: likewise
  *   | layer_class, with several classes | seqs
  *   | free_seqs
@@ -21,22 +21,23 @@
  *   | views: row_offset, n_slots, next_pos, seq_index (twice; with view_copies: rows, score_rows, what they know, ranges)
  *   | cache (cache.c), where there is one | profile, likewise
  *
- * What a promise is worth (R: the table's reservation in blocks, p: its promise, "private": its private blocks)
- *   - reserve sets p = max(0, R - private); a fork gives the child p = R, since it holds nothing privately.
- *   - taking a block for the table lowers p first; a taking beyond p needs a spare block.
- *   - rollback raises p again by the blocks given up, to at most R - private; so it undoes an append.
- *   - commit sets p = max(0, R - blocks held), which are all private then. What p lacks comes first out of what this
- *     table itself let fall free, then, table by table in the order of the batch, out of the spare blocks there are.
- *   - attach, of cached blocks to an empty table, sets p = max(0, R - private) too: an idle block that it takes is paid for
- *     by the promise, or by a spare one.
- *   - what a window drops of its own blocks is promised to it again, to at most R - private; that comes out of the blocks
- *     that fall free so.
- *   With growth, read "kept" for private: all blocks of the table but a last one that an append would have to copy.
- *   So p + private >= R holds from reserve, attach, fork (child) or commit on, until one of its private blocks becomes
- *   shared (by a fork of this sequence, a hold, a hit of another), is given up while pinned, or is cached and rolled back
- *   in part (with growth, also: is given up while shared). As long as it holds, a growth up to R blocks
- *   never fails for want of blocks: it takes at most R - private, the copy of a shared last block included. Who forks
- *   and wants the same for the parent reserves for it again. Score pages are always private; they have a promise too.
+ * Promises (R: the table's reservation in blocks, p: its promise, private: the number of its private blocks)
+ *   - reserve sets p = max(0, R - private). A fork gives the child p = R, because it has no private blocks (with
+ *     growth: R - the shared whole blocks).
+ *   - Taking a block for the table lowers p. If p is 0, it needs a spare block.
+ *   - rollback raises p by the blocks given up, to at most R - private: it undoes an append.
+ *   - commit sets p = max(0, R - blocks held); all blocks held are private then. If p has to rise, the blocks that this
+ *     table freed are used first, then spare blocks, table by table in the order of the batch.
+ *   - attach, of cached blocks to an empty table, sets p = max(0, R - private). An idle block that it takes uses up the
+ *     promise or a spare block.
+ *   - Private blocks that a window drops are promised to it again, to at most R - private. They come from the blocks that
+ *     become free by this.
+ *   With growth, replace private by kept: all blocks of the table except a last one that an append would have to copy.
+ *   So p + private >= R holds after reserve, attach, fork (child) or commit. It ends when a private block of the table
+ *   becomes shared (by a fork of this sequence, a hold, a prefix hit of another), is given up while pinned, or is cached and
+ *   rolled back in part (with growth, also: is given up while shared). While it holds, growing to R blocks never fails for
+ *   lack of blocks: it takes at most R - private blocks, including the copy of a shared last block. To restore it for
+ *   the parent of a fork, reserve again. Score pages are always private. They have promises of the same kind.
  */
 #ifndef KVF_BLOCKMGR_MANAGER_H
 #define KVF_BLOCKMGR_MANAGER_H
@@ -46,33 +47,34 @@
 #include "blockmgr/pool.h"
 #include "kvfold/blockmgr.h"
 
-/* What of a table is not needed to append to it; that lies in arrays of the manager, so that one pass reads many.
- * Invariant: n_fresh and fresh_promise are 0 outside a compaction; promise + fresh_promise <= reserve. */
+/* The fields of a table that an append does not need. Those that it needs are arrays of the manager, so that one pass reads
+ * many tables. Invariant: n_fresh and fresh_promise are 0 outside a compaction; promise + fresh_promise <= reserve. */
 typedef struct kvf__table {
-    uint32_t reserve, page_reserve; /* held and promised in all, as kvf_seq_reserve asked */
-    uint32_t n_fresh;               /* blocks of the fresh row; 0: in place */
-    uint32_t fresh_promise;         /* how many of them the promise paid for, to be given back by a cancel */
-    uint32_t n_keep;                /* while compacting: slots to shrink to, or all that there are */
-    uint32_t n_aside;               /* within kvf_compact_begin: fresh blocks wanted to spare cached ones; else 0 */
+    uint32_t reserve, page_reserve; /* blocks and score pages of the reservation */
+    uint32_t n_fresh;               /* blocks of the fresh row; 0: the table is written in place */
+    uint32_t fresh_promise;         /* how many of them came from the promise; a cancel gives them back */
+    uint32_t n_keep;                /* while compacting: slots to keep, possibly all */
+    uint32_t n_for_cached; /* within kvf_compact_begin: fresh blocks wanted because blocks are cached; else 0 */
     bool compacting;
-    bool growth; /* of the reservation: shared blocks count as held */
+    bool growth; /* the reservation counts shared blocks as held (kvf_reserve.growth) */
 } kvf__table;
 
-/* Invariant: a dead sequence has empty tables and no promise; its index is on free_seqs. A swapped one has empty tables and no
- * promise either; it is in no compaction, and not known at any epoch. */
+/* Invariant: a dead sequence has empty tables and no promise; its index is on free_seqs. A swapped sequence has empty tables
+ * and no promise, is in no compaction, and known_at is not the epoch. */
 typedef struct kvf__seq {
     uint32_t generation; /* 1..2^28 - 1, rises with each free */
     uint32_t next_pos;
     uint32_t n_compacting; /* items of the compaction under way */
-    uint64_t node; /* handle of the node at the end of what it has attached or stored in whole blocks; 0: none */
+    uint64_t node;         /* handle of the last node of whole blocks that it has attached or stored; 0: none */
     bool alive, has_scores;
-    bool compacted; /* a table of it, or of a parent before the fork, was */
+    bool compacted; /* one of its tables was compacted, or one of a parent before the fork */
     bool swapped;
     bool mark; /* within one call: seen already; false between calls */
-    /* Within one append, of its tables: one takes an id; a last block may be shared. */
+    /* Within one append: whether any of its tables takes an id; whether any last block may be shared. */
     bool takes, may_share;
-    /* known_at = epoch: every table has at least `room` slots left in its last block, which is its own, at most `longest`
-     * slots, and a score page a block if any; so appends within that need not look at the tables. */
+    /* A cache for appends. It is valid while known_at == epoch. Then in every table the last block is not shared and has at
+     * least `room` free slots, the table has at most `longest` slots, and has a score page for each block, if it has score
+     * pages. An append of up to `room` tokens then need not look at the tables. */
     uint32_t known_at, room, longest;
 } kvf__seq;
 
@@ -83,19 +85,19 @@ typedef struct kvf__compact_entry {
 typedef struct kvf__profile kvf__profile; /* profile.h */
 
 typedef struct kvf__run {
-    uint32_t first, n_tables; /* of a sequence's tables */
+    uint32_t first, n_tables; /* the tables [first, first + n_tables) of a sequence */
     uint32_t window;          /* 0: none */
     uint32_t block_class;
 } kvf__run;
 
-/* A number for each class. */
+/* One number for each class. */
 typedef struct kvf__counts {
     uint64_t of[KVF_BLOCK_CLASSES_MAX];
 } kvf__counts;
 
-/* What a buffer's copy of the rows, or of the score rows, knows. Invariant: the first known[t] entries are as the table's own
- * and at most as many; those from filled[t] on are KVF_NO_BLOCK. Whoever changes an entry of a row, or lets it end earlier,
- * says so (kvf__row_cut); what is added behind its end needs no word. */
+/* A view buffer's copy of the rows, or of the score rows. Invariant: the first known[t] entries equal the table's own, and
+ * the table has at least that many; the entries from filled[t] on are KVF_NO_BLOCK. Code that changes or removes an entry of
+ * a row calls kvf__row_cut. Adding entries at the end needs no call. */
 typedef struct kvf__row_copy {
     uint32_t *rows; /* (seq, layer, group, row_capacity) */
     uint32_t *known, *filled;
@@ -114,44 +116,45 @@ typedef struct kvf__view_buffer {
 struct kvf_manager {
     kvf_manager_config config; /* resolved */
     size_t slab_bytes;
-    kvf_error *error; /* behind a pointer: calls on a const manager note their failure too */
+    kvf_error *error; /* a pointer, so that calls on a const manager can write their failure too */
     uint32_t n_groups;
     uint32_t seq_tables;                     /* tables of one sequence */
-    uint32_t row_capacity;                   /* blocks of a table of max_slots; at most all there are */
+    uint32_t row_capacity;                   /* blocks of a table of max_slots; without view_copies at most n_blocks */
     uint32_t block_shift;                    /* log2 of block_size */
-    uint64_t tag;                            /* hash of the manager's address: tells its handles from another's */
-    kvf__profile *profile;                   /* NULL: keeps none; here, where every call looks anyway */
+    uint64_t tag;                            /* hash of the manager's address: marks its handles */
+    kvf__profile *profile;                   /* NULL: none; in a cache line that every call reads anyway */
     kvf__pool blocks[KVF_BLOCK_CLASSES_MAX]; /* [config.n_classes] */
     kvf__pool pages;
     kvf__seq *seqs; /* [max_seqs] */
     uint32_t *free_seqs;
     uint32_t n_seqs, n_seqs_max; /* free_seqs holds max_seqs - n_seqs */
-    kvf__table *tables;          /* (seq, layer, group), as the next six */
-    /* Invariant: a row has ceil(n_slots / block_size) blocks; n_pages is at most that, 0 without scores; entries beyond
-     * are KVF_NO_BLOCK. Of a window, slot j has position next_pos - n_slots + j, whole blocks are missing before it, and
-     * n_slots >= min(window - 1, next_pos). In no run: 0. Of a swapped sequence both are 0, and the rows have ids of the
-     * host's pools: as many as host_slots and n_host_pages say, which are 0 of any other. */
+    kvf__table *tables;          /* (seq, layer, group), like the next six arrays */
+    /* Invariant: a row has ceil(n_slots / block_size) blocks, and n_pages is at most that, 0 without scores. The entries
+     * after them are KVF_NO_BLOCK. In a window's table slot j has position next_pos - n_slots + j, the table begins at a
+     * multiple of block_size, and n_slots >= min(window - 1, next_pos). A table in no run has 0 slots. In a swapped sequence
+     * both are 0, and the rows have the ids of host_slots slots and n_host_pages score pages in the host's pools; in other
+     * sequences host_slots and n_host_pages are 0. */
     uint32_t *n_slots, *n_pages;
-    uint32_t *promise, *page_promise; /* blocks and score pages still to come of the reserve */
-    /* private_at = epoch: every block of the table is in state ROW. tail_at = epoch: no other holder has its last block.
-     * Anything else: not known, a look will tell. A fork unsets them; a hold on a block that a table has, which may be any
-     * table, begins a new epoch. */
+    uint32_t *promise, *page_promise; /* blocks and score pages that are still promised */
+    /* Caches of what a scan of a row finds. private_at == epoch: every block of the table is in state ROW. tail_at == epoch:
+     * no other holder has its last block. Any other value: unknown, scan the row. A fork resets them. A hold on a block of a
+     * table starts a new epoch, because the table is not known. */
     uint32_t *private_at, *tail_at;
     uint32_t epoch;           /* 1 or more */
-    uint32_t *seq_blocks_max; /* (seq, layer): most blocks of the groups together since its creation */
+    uint32_t *seq_blocks_max; /* (seq, layer): most blocks of all its groups together since the sequence was created */
     /* Invariant: sums over all tables of the layer; layer_blocks_max >= layer_blocks. */
     uint32_t *layer_blocks, *layer_blocks_max; /* (layer) */
-    uint64_t *layer_slots;                     /* (layer): used */
+    uint64_t *layer_slots;                     /* (layer): slots used */
     uint32_t *rows, *score_rows;               /* (seq, layer, group, row_capacity) */
     uint32_t *windows;                         /* (layer), as in the config; NULL: all 0 */
-    kvf__run *runs;                            /* ascending; without windows one of all tables */
+    kvf__run *runs;                            /* ascending; without windows and classes one run of all tables */
     uint32_t n_runs;
-    bool windowed;   /* some run has a window */
+    bool windowed;   /* a run has a window */
     bool compacting; /* between begin and commit or cancel */
     uint32_t n_entries;
     kvf__compact_entry *entries; /* [max_seqs * n_layers] */
     const uint32_t **dst_row;    /* [max_seqs * n_layers * n_groups], in the order of the items */
-    uint32_t *fresh;             /* [n_blocks]: the fresh rows, one behind the other */
+    uint32_t *fresh;             /* [n_blocks]: the fresh rows, one after another */
     kvf__view_buffer views[2];
     kvf__cache cache;
     kvf__pool host_blocks[KVF_BLOCK_CLASSES_MAX];
@@ -165,7 +168,7 @@ struct kvf_manager {
 /* The index of a live sequence, or KVF_E_STALE. */
 kvf_status kvf__seq_find(const kvf_manager *m, kvf_seq seq, uint32_t *index);
 
-/* The index in a handle that was found before. */
+/* The index in a handle that kvf__seq_find has accepted. */
 #define KVF__SEQ_INDEX_BITS 20u
 static inline uint32_t kvf__seq_index(kvf_seq seq) { return (uint32_t)(seq & ((1u << KVF__SEQ_INDEX_BITS) - 1)); }
 
@@ -180,32 +183,32 @@ static inline uint32_t *kvf__score_row(const kvf_manager *m, uint32_t t) {
 static inline uint32_t kvf__class_of(const kvf_manager *m, uint32_t t) {
     return m->layer_class ? m->layer_class[t % m->seq_tables / m->n_groups] : 0;
 }
-/* The pool that table t takes its blocks from. */
+/* The pool of table t's blocks. */
 static inline kvf__pool *kvf__pool_at(kvf_manager *m, uint32_t t) { return &m->blocks[kvf__class_of(m, t)]; }
 static inline bool kvf__is_private(const kvf_manager *m, uint32_t t) { return m->private_at[t] == m->epoch; }
 
-/* Carries a table's change, already made, into the figures of its layer and sequence. */
+/* Updates the figures of the layer and sequence after table t has changed from n_slots_before slots. */
 void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before);
 
-/* How many blocks of a table are private. Notes it when all are and none is pinned or cached. */
+/* How many blocks of table t are private. Sets private_at and tail_at if all are private and none is pinned or cached. */
 uint32_t kvf__table_private(kvf_manager *m, uint32_t t);
 
-/* Whether the last block of table t, partly filled, is cached by a node that covers slots beyond the table's. */
+/* Whether the last block of table t is partly filled and cached by a node that covers slots beyond the table's. */
 static inline bool kvf__tail_covered(const kvf_manager *m, uint32_t t) {
     uint32_t filled = m->n_slots[t] & (m->config.block_size - 1);
     return m->cache.on && filled && kvf__cache_covers(&m->cache, kvf__row(m, t)[kvf__n_blocks(m, t) - 1]) > filled;
 }
 
-/* Whether an append to table t would write into a block that another holder has, or whose node covers those slots: its
- * last, when partly filled. An append counts in scratch the tables of its batch that have left the block, so that the last
- * holder writes in place. */
+/* Whether an append to table t must copy the table's last block: it is partly filled, and has another holder or a node that
+ * covers the slots to be written. During an append, scratch counts the tables of the batch that have left the block already,
+ * so that the last holder writes in place. */
 bool kvf__leaves_shared(const kvf_manager *m, uint32_t t);
 
 /* ---- Classes (classes.c) ---------------------------------------------------------------------------------- */
 
-/* Reads the classes: n_classes is 1 or more then, n_blocks and n_host_blocks are the sums. */
+/* Reads the classes. Then n_classes is 1 or more, and n_blocks and n_host_blocks are the sums. */
 kvf_status kvf__classes_resolve(kvf_manager_config *c, kvf_error *err);
-/* Of a config whose n_layers is in range. */
+/* Checks layer_class; n_layers must have been checked before. */
 kvf_status kvf__classes_check(const kvf_manager_config *c, kvf_error *err);
 void kvf__classes_carve(kvf_manager *m, kvf__slab *slab);
 void kvf__classes_init(kvf_manager *m);
@@ -219,33 +222,35 @@ void kvf__views_carve(kvf_manager *m, kvf__slab *slab, size_t n_tables, size_t n
 void kvf__views_init(kvf_manager *m);
 void kvf__views_cut(kvf_manager *m, uint32_t t, uint32_t n_blocks, uint32_t n_pages);
 kvf_status kvf__views_audit(const kvf_manager *m, kvf_error *err);
-/* Of table t, only the first n_blocks of the row and n_pages of the score row are certainly as they were. */
+/* Reports that of table t only the first n_blocks entries of the row and n_pages of the score row are unchanged. */
 static inline void kvf__row_cut(kvf_manager *m, uint32_t t, uint32_t n_blocks, uint32_t n_pages) {
     if (m->config.view_copies) kvf__views_cut(m, t, n_blocks, n_pages);
 }
 
 /* ---- Windows (window.c) ------------------------------------------------------------------------------ */
 
-/* That of the k-th table of a sequence. */
+/* The window of the k-th table of a sequence. */
 static inline uint32_t kvf__window_of(const kvf_manager *m, uint32_t k) {
     return m->windows ? m->windows[k / m->n_groups] : 0;
 }
-/* Leading blocks that no token after n_slots of them sees any more. */
+/* How many leading blocks of a table of n_slots slots are out of the window for all tokens still to come. */
 static inline uint32_t kvf__window_drops(const kvf_manager *m, uint32_t window, uint32_t n_slots) {
     return window && n_slots >= window ? (n_slots + 1 - window) >> m->block_shift : 0;
 }
 kvf_status kvf__windows_check(const kvf_manager_config *config, kvf_error *err);
-/* Fills the runs from the windows. */
+/* Computes the runs from the windows and classes. */
 void kvf__runs_fill(kvf_manager *m);
 
-/* What the dropping of leading blocks brings: how many fall free or idle, how many of these the table is promised again. */
+/* The effect of dropping leading blocks: how many become free or idle, and how many of these are promised to the table
+ * again. */
 typedef struct kvf__dropping {
     uint32_t freed, promised;
 } kvf__dropping;
 
-/* Of n of table t; what others of its batch drop or leave counts as gone (scratch). A batch-mate's dropping that comes first may make it more freed, never more promised than freed. */
+/* The effect of dropping the first n blocks of table t. Blocks that earlier tables of the batch drop or leave count as dropped
+ * already (scratch). More blocks may become free than this says; promised never exceeds freed. */
 kvf__dropping kvf__window_look(const kvf_manager *m, uint32_t t, uint32_t n);
-/* Drops what the next tokens of a sequence do not see. */
+/* Drops the blocks that the next tokens of a sequence do not see. */
 void kvf__window_drop(kvf_manager *m, uint32_t index);
 
 /* ---- Reservations (seq.c) --------------------------------------------------------------------------- */
@@ -255,46 +260,47 @@ typedef struct kvf__reservation {
     bool growth;
 } kvf__reservation;
 
-/* What tables are to be promised, and what they were promised before. */
+/* The promises that tables are to get, and those that they have. */
 typedef struct kvf__owed {
     kvf__counts blocks, blocks_before;
     uint64_t pages, pages_before;
 } kvf__owed;
 
 kvf_status kvf__reserve_read(const kvf_manager *m, const kvf_reserve *in, kvf_reserve *out);
-/* That of the k-th table of a sequence, as the caller wants it; that of table t, as it is. */
+/* The reservation that the caller wants for the k-th table of a sequence; the present reservation of table t. */
 kvf__reservation kvf__reservation_of(const kvf_manager *m, const kvf_reserve *reserve, uint32_t k);
 kvf__reservation kvf__table_reservation(const kvf_manager *m, uint32_t t);
-/* Whether the pools can bear it when taken idle blocks are held besides. */
+/* Whether the pools have enough blocks for the promises if `taken` more blocks are taken besides. */
 kvf_status kvf__check_owed(const kvf_manager *m, const kvf__owed *owed, kvf__counts taken);
-/* Sets it, and the table's promises; the caller has seen that the pools can bear it. */
+/* Sets the reservation and promises of table t; the caller has called kvf__check_owed. */
 void kvf__table_reserve(kvf_manager *m, uint32_t t, kvf__reservation r, uint32_t owed);
-/* Blocks of a table that count against its reservation: the private ones or, with growth, all that it keeps. */
+/* Blocks of a table that count against its reservation: the private ones or, with growth, all but a last one that an append
+ * would copy. */
 uint32_t kvf__table_kept(kvf_manager *m, uint32_t t);
 
 /* The audit's part for the prefix cache. */
 kvf_status kvf__cache_audit(const kvf_manager *m, kvf_error *err);
 
-/* KVF_E_STATE, for a call that a swapped sequence is not allowed. */
+/* Fails with KVF_E_STATE: the call is not allowed on a swapped sequence. */
 kvf_status kvf__fail_swapped(const kvf_manager *m, const char *call);
-/* Gives up what a swapped sequence has on the host; its rows are empty then. */
+/* Frees what a swapped sequence has on the host and empties its rows. */
 void kvf__swap_drop(kvf_manager *m, uint32_t index);
 
-/* The d-th node of the cache's chain, on the host alone, gets blocks here in the rows of a sequence that attaches it. The
- * caller has seen that they are to be had, and room for the copies. */
+/* Gives device blocks to the d-th node of the cache's chain, which is only on the host, and enters them in the rows of the
+ * sequence that attaches it. The caller has checked that blocks and room for the copies are available. */
 void kvf__node_load(kvf_manager *m, uint32_t index, uint32_t d, kvf_copy_list *copies);
 
-/* KVF_E_UNSUPPORTED without a prefix cache. */
+/* Fails with KVF_E_UNSUPPORTED if there is no prefix cache. */
 kvf_status kvf__prefix_check(const kvf_manager *m);
 
-/* A block has got a second holder, and no table is named: none is known to be private any more. */
+/* Starts a new epoch: a block of an unknown table has a second holder now, so no table is known to be private. */
 void kvf__epoch_begin(kvf_manager *m);
 
-/* Room in the caller's list; NULL is a list of no room. */
+/* Room in the caller's list; 0 for NULL. */
 static inline uint32_t kvf__copies_room(const kvf_copy_list *copies) {
     return copies && copies->items && copies->capacity > copies->n ? copies->capacity - copies->n : 0;
 }
-/* Appends a copy and pins its ends; the caller has seen that there is room. */
+/* Appends a copy and pins its src and dst; the caller has checked that there is room. */
 void kvf__copies_add(kvf_manager *m, kvf_copy_list *copies, kvf_copy_kind kind, uint32_t src, uint32_t dst,
                      uint32_t n_slots);
 

@@ -57,7 +57,7 @@ static void copy_out(kvf_manager *m, uint32_t node, kvf_copy_list *copies) {
     kvf__order_leave(c, node);
     for (uint32_t i = 0; i < m->config.n_classes; i++) m->blocks[i].n_idle -= c->class_tables[i];
     n->n_idle = 0;
-    n->parked = true;
+    n->keeps_place = true;
     kvf__node_copied(c, node, c->ids);
     for (uint32_t k = 0; k < c->n_tables; k++) {
         kvf__copies_add(m, copies, KVF_COPY_BLOCK_OUT, kvf__node_blocks(c, node)[k], c->ids[k], n->n_tokens);

@@ -1,19 +1,19 @@
-/* blockmgr/pool.h: a pool of ids with reference counts and promises; used for blocks and for score pages, on the device and
- * on the host.
+/* blockmgr/pool.h: a pool of ids with reference counts and promises. It is used for blocks and for score pages, on the
+ * device and on the host.
  *
  *   holder    a table or a handle (kvf_block_take, kvf_block_hold). Holders = references - pins.
- *   pin       one end of a pending copy. It keeps the id out of the free list, but it is no holder: the last holder of
- *             a pinned block appends to it in place.
- *   promise   ids that a table may still take without asking. A count, not ids.
- *   cached    an id that a node of the prefix cache names (cache.h). That is no reference: one without any is idle, neither
- *             free nor held, and is handed out when the free stack is too short.
- *   spare     ids that may be had and are promised to nobody: n_free + n_idle - n_promised.
+ *   pin       a pending copy pins its src and dst. A pin keeps an id from being handed out. It is not a holder: the last
+ *             holder of a pinned block appends to it in place.
+ *   promise   how many ids a table may still take without a check. A count, not particular ids.
+ *   cached    an id that a node of the prefix cache names (cache.h). This is not a reference. A cached id without references
+ *             is idle: neither free nor held. It is handed out when the free stack is too short.
+ *   spare     ids that are available and not promised: n_free + n_idle - n_promised.
  *
  *       free_ids  [ 7 | 3 | 9 | 0 | . . . . . ]    a stack, so taking and freeing are O(1)
  *                                 ^ n_free
- *       states    [ one byte per id: all that a life in one table's row ever touches; kvf__state ]
- *       heads     [ generation, alone ]                  per id, one word: all that a handle alone touches
- *       entries   [ refs pins holds copy_src scratch ]   per id, the rest
+ *       states    [ one byte per id ]                    all that is touched if an id is only ever in one row; kvf__state
+ *       heads     [ generation, KVF__ALONE ]             one word per id: all that is touched if only one handle holds it
+ *       entries   [ refs pins holds copy_src scratch ]   per id: used in all other cases
  */
 #ifndef KVF_BLOCKMGR_POOL_H
 #define KVF_BLOCKMGR_POOL_H
@@ -21,54 +21,58 @@
 #include "base/base.h"
 #include "kvfold/blockmgr.h"
 
-/* Most ids live and die in one row. For them the state says it all, their refs, pins and holds are 0 and nobody looks:
- * a byte per id stays in the nearest cache where eight do not. An id that one handle alone holds is known by its head. */
+/* Most ids are taken into one row and freed from it. Then the state is enough; refs, pins and holds stay 0 and are not read.
+ * One byte per id stays in the L1 cache where eight do not. An id held only by one handle is described by its
+ * head. */
 enum {
-    KVF__APART,   /* in no row: free, or one reference, a hold (KVF__ALONE in its head); not cached */
+    KVF__APART,   /* in no row, not cached: free, or its only reference is a hold (KVF__ALONE in its head) */
     KVF__IDLE,    /* no reference, but cached */
     KVF__ROW,     /* one reference: an appearance in a table or fresh row; not cached */
     KVF__CACHED,  /* one reference: an appearance in a row; cached */
-    KVF__COUNTED, /* refs, pins and holds count: all that is none of the above, cached or not */
+    KVF__COUNTED, /* any other case, cached or not: refs, pins and holds are valid */
 };
 
-/* A head is generation << 1, which rises with the release of the last hold, so that older handles are stale; with KVF__ALONE
- * while one hold is the id's only reference, and it is not cached. A handle is head | KVF__ALONE over the id. So the release of
- * one compares a word and adds 1 to it. */
+/* A head is generation << 1. The generation rises when the last hold is released, so that older handles are stale. Bit
+ * KVF__ALONE is set while one hold is the id's only reference and the id is not cached. The upper word of a handle is
+ * head | KVF__ALONE, the lower one the id. So releasing such a handle compares one word and adds 1 to it. */
 #define KVF__ALONE 1u
 
 typedef struct kvf__entry {
     uint32_t refs;
     uint32_t pins;
-    uint32_t holds;    /* handles given out and not released */
-    uint32_t copy_src; /* the pending copy into this id reads that one; KVF_NO_BLOCK: none is pending; of the other tier
-                        * with KVF__OTHER_TIER */
-    uint32_t scratch;  /* counts within one call */
+    uint32_t holds; /* handles given out and not released */
+    uint32_t
+        copy_src; /* source of the pending copy into this id; KVF_NO_BLOCK: none. With KVF__OTHER_TIER the source is an
+                        * id of the other tier */
+    uint32_t scratch; /* a counter within one call */
 } kvf__entry;
 
 #define KVF__OTHER_TIER (1u << 31) /* ids are below it, and below 2^31 - 1 where there is a host tier */
 
 struct kvf__cache;
 
-/* Invariant: n_promised <= n_free + n_idle <= n; n_promised is the sum over the tables; n_shared counts ids with two or
- * more holders, n_idle cached ones without references. Of a counted id, refs = appearances in tables and fresh rows + holds
- * + pins, and that is two or more or a pin, or the hold of a cached id; of another, refs = pins = holds = 0. pins = (copy_src is
- * set) + pending copies that read this id; scratch = 0 between calls. */
+/* Invariant: n_promised <= n_free + n_idle <= n. n_promised is the sum over the tables. n_shared counts ids with two or more
+ * holders, n_idle cached ids without references.
+ * A counted id has refs = appearances in tables and fresh rows + holds + pins. It has two or more references, or a pin, or is
+ * cached and held by a handle. Any other id has refs = pins = holds = 0.
+ * pins = (copy_src is set) + pending copies that read this id. scratch = 0 between calls. */
 typedef struct kvf__pool {
     uint32_t first; /* its ids are [first, first + n) */
     uint32_t n, n_free, n_promised, n_shared, n_idle;
-    uint32_t n_least; /* fewest that were free or idle */
+    uint32_t n_least; /* lowest n_free + n_idle so far */
     uint32_t *free_ids;
-    /* By id. Pools of one kind share these arrays, so that any of them tells of any id; who changes what an id is must name its own
-     * pool, which has the counts. */
+    /* Indexed by id. The pools of all classes share these arrays, so any of them can read the state of any id. Code that
+     * changes an id's state must use the id's own pool, which has the counters. */
     uint8_t *states;
     uint32_t *heads;
     kvf__entry *entries;
     struct kvf__cache *cache; /* NULL: nothing is ever cached */
-    uint32_t *nodes;          /* (id) the node that names it, KVF_NO_BLOCK: not cached; NULL without a cache */
+    uint32_t *nodes;          /* (id) the node that names the id, KVF_NO_BLOCK: not cached; NULL without a cache */
 } kvf__pool;
 
-/* Where an id's state lies: among its 4,096 neighbours, with the next 6 bits of the id mixed into the number of the cache
- * line. Sequences that grow in step have ids a power of two apart, which would share few of the cache's sets. */
+/* The place of an id's state in the array. Within groups of 4,096 ids, the next 6 bits of the id are mixed into the number of
+ * the cache line. Sequences that grow together have ids that differ by a power of two; without the mixing their states
+ * would fall into few sets of the CPU cache. */
 #define KVF__STATE_GROUP 4096u
 static inline size_t kvf__state_at(uint32_t id) { return id ^ (id >> 6 & 0xfc0u); }
 static inline uint8_t *kvf__state(const kvf__pool *p, uint32_t id) { return p->states + kvf__state_at(id); }
@@ -93,7 +97,7 @@ static inline uint32_t kvf__pool_holds(const kvf__pool *p, uint32_t id) {
 }
 
 static inline bool kvf__pool_has(const kvf__pool *p, uint32_t id) { return id - p->first < p->n; }
-/* Of several of one kind, that of an id which one of them has. */
+/* The pool of an id among the pools of all classes. */
 static inline kvf__pool *kvf__pool_of(kvf__pool *pools, uint32_t id) {
     while (!kvf__pool_has(pools, id)) pools++;
     return pools;
@@ -101,33 +105,33 @@ static inline kvf__pool *kvf__pool_of(kvf__pool *pools, uint32_t id) {
 
 /* Lays the pool out in a slab. */
 void kvf__pool_carve(kvf__pool *p, kvf__slab *slab, uint32_t n);
-/* All ids free, the first on top. Generations start at a number of the manager's, so that handles of another are stale. */
+/* Makes all ids free, the first on top. `generation` differs between managers, so that a handle of another one is stale. */
 void kvf__pool_init(kvf__pool *p, uint32_t generation);
 
-/* Evicts from the cache until n ids of this pool are free; the caller has seen that there are so many, idle ones included. */
+/* Evicts from the cache until n ids of this pool are free. The caller has checked n <= n_free + n_idle. */
 void kvf__pool_make_room(kvf__pool *p, uint32_t n);
-/* n free ids into a row, one reference each; the caller has seen that there are so many, and sees to the promises. */
+/* Takes n ids into a row, one reference each. The caller has checked n <= n_free + n_idle, and updates the promises. */
 void kvf__pool_take(kvf__pool *p, uint32_t *row, uint32_t n);
-/* The same inside a loop over rows: from below `top` of the free stack. */
+/* The same inside a loop over rows: takes the n ids below `top` in the free stack. */
 void kvf__pool_take_run(const uint32_t *top, uint8_t *states, uint32_t *row, uint32_t n);
-/* One holder more. */
+/* Adds a holder. */
 void kvf__pool_share(kvf__pool *p, uint32_t id);
-/* An appearance less; true when it was the last: the id fell free or became idle. */
+/* Removes one appearance in a row. True if it was the last reference: the id is free or idle now. */
 bool kvf__pool_drop(kvf__pool *p, uint32_t id);
-/* Drops the tail of a row of n ids down to n_new; returns how many fell free or became idle. is_private: all are in state
- * ROW. */
+/* Shortens a row from n ids to n_new. Returns how many ids became free or idle. is_private: all are in state ROW. */
 uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *row, uint32_t n, uint32_t n_new, bool is_private);
 
-/* One hold more on an id that has a holder; one less on a counted id. */
+/* Adds a hold to an id that has a holder; removes a hold from a counted id. */
 void kvf__pool_hold(kvf__pool *p, uint32_t id);
 void kvf__pool_release(kvf__pool *p, uint32_t id);
 
-/* What a handle that is given out now says. */
+/* The handle of an id. */
 static inline uint64_t kvf__pool_handle(const kvf__pool *p, uint32_t id) {
     return (uint64_t)(p->heads[id] | KVF__ALONE) << 32 | id;
 }
 
-/* A free id for one hold, its only reference, by its handle; and back: false when that is not what the handle is. */
+/* Takes a free id for one hold, its only reference, and returns its handle. kvf__pool_release_held undoes this; it returns
+ * false if the handle is stale or its hold is not the id's only reference. */
 static inline uint64_t kvf__pool_take_held(kvf__pool *p) {
     uint32_t id = p->free_ids[--p->n_free], head = p->heads[id] | KVF__ALONE;
     p->heads[id] = head;
@@ -142,48 +146,49 @@ static inline bool kvf__pool_release_held(kvf__pool *p, uint64_t handle) {
     return true;
 }
 
-/* A pending copy, from one pool into the same or that of the other tier, pins both ends until it is done. At most one is
- * pending per dst, since dst is always fresh. The caller sees to n_idle when src is an idle id. */
+/* Pins src and dst of a pending copy, within one pool or between the pools of two tiers. At most one copy is pending per dst,
+ * because dst is always fresh. The caller updates n_idle if src is idle. */
 void kvf__pool_pin(kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst);
 bool kvf__pool_copy_pending(const kvf__pool *from, uint32_t src, const kvf__pool *to, uint32_t dst);
-/* Between these, a copy counts as done. */
+/* Between unset and set the copy counts as done. */
 void kvf__pool_copy_unset(kvf__pool *to, uint32_t dst);
 void kvf__pool_copy_set(const kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst);
 void kvf__pool_unpin(kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst);
 
-/* A node takes ids that somebody holds. It lets one go: 1 when the id was idle and falls free, else 0. */
+/* Marks ids as cached by a node; each has a holder. */
 void kvf__pool_cache(kvf__pool *p, const uint32_t *ids, uint32_t n, uint32_t node);
-/* Likewise of ids that are all in state ROW. */
+/* The same for ids that are all in state ROW. */
 void kvf__pool_cache_rows(kvf__pool *p, const uint32_t *ids, uint32_t n, uint32_t node);
+/* Ends the caching of an id. Returns 1 if the id was idle and is free now, otherwise 0. */
 uint32_t kvf__pool_uncache(kvf__pool *p, uint32_t id);
-/* One holder more of a cached id, which may be idle; the caller sees to n_idle and n_least. */
+/* Adds a holder to a cached id, which may be idle. The caller updates n_idle and n_least. */
 static inline void kvf__pool_attach(kvf__pool *p, uint32_t id) {
     uint8_t *state = kvf__state(p, id);
     if (*state != KVF__IDLE) kvf__pool_share(p, id);
     if (*state == KVF__IDLE) *state = KVF__CACHED;
 }
-/* Likewise of ids that are all idle. */
+/* The same for ids that are all idle. */
 void kvf__pool_attach_idle(kvf__pool *p, const uint32_t *ids, uint32_t n);
 
-/* ---- Promises: a number of the table's; the pool keeps the sum ---------------------------------------------- */
+/* ---- Promises: each table has a number; the pool keeps their sum -------------------------------------------- */
 
-/* What is still to come of a reservation when so many ids are held. */
+/* The promise that a reservation needs if `held` ids are held. */
 static inline uint32_t kvf__promise_owed(uint32_t reserve, uint32_t held) {
     return reserve > held ? reserve - held : 0;
 }
-/* A taking of n uses the promise up first. */
+/* Lowers the promise after n ids were taken. */
 static inline void kvf__promise_use(kvf__pool *p, uint32_t *promise, uint32_t n) {
     uint32_t used = KVF__MIN(*promise, n);
     *promise -= used;
     p->n_promised -= used;
 }
-/* Raises a promise towards owed, by at most limit; the caller has seen that limit <= spare. */
+/* Raises a promise towards `owed`, by at most `limit`. The caller has checked limit <= spare. */
 static inline void kvf__promise_raise(kvf__pool *p, uint32_t *promise, uint32_t owed, uint32_t limit) {
     uint32_t more = KVF__MIN(kvf__promise_owed(owed, *promise), limit);
     *promise += more;
     p->n_promised += more;
 }
-/* The caller has seen that the pool can bear it. */
+/* Sets a promise. The caller has checked that the pool has enough ids. */
 static inline void kvf__promise_set(kvf__pool *p, uint32_t *promise, uint32_t count) {
     p->n_promised = p->n_promised - *promise + count;
     *promise = count;

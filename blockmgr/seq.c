@@ -34,10 +34,10 @@ static kvf_status check_new(kvf_manager *m, const kvf_seq *out) {
     return KVF_OK;
 }
 
-/* Its tables are empty: free leaves them so. */
+/* The tables of a dead sequence are empty already. */
 static uint32_t seq_open(kvf_manager *m) {
     uint32_t i = m->free_seqs[m->config.max_seqs - 1 - m->n_seqs++];
-    if (m->n_seqs > m->n_seqs_max) { /* the first one in its place: those that are free again are taken first */
+    if (m->n_seqs > m->n_seqs_max) { /* an index that was never used: used ones are taken first */
         size_t first = (size_t)i * m->seq_tables * m->row_capacity, n = (size_t)m->seq_tables * m->row_capacity;
         memset(m->rows + first, 0xff, n * sizeof *m->rows); /* KVF_NO_BLOCK */
         memset(m->score_rows + first, 0xff, n * sizeof *m->score_rows);
@@ -59,14 +59,15 @@ kvf_status kvf_seq_create(kvf_manager *manager, kvf_seq *out) {
     return KVF_OK;
 }
 
-/* What a child is promised for table t of its parent: all of the reservation, since it holds nothing privately. */
+/* The child's promise for table t of its parent: the whole reservation, because the child has no private blocks. With growth
+ * the shared whole blocks count against it. */
 static uint32_t fork_promise(const kvf_manager *m, uint32_t t) {
     const kvf__table *table = &m->tables[t];
     if (!table->growth) return table->reserve;
     return kvf__promise_owed(table->reserve, m->n_slots[t] >> m->block_shift);
 }
 
-/* What a fork of tables [first, first + seq_tables) takes: score pages, and promises in both pools. */
+/* What a fork of tables [first, first + seq_tables) needs: score pages, and promises in both kinds of pools. */
 static kvf_status check_fork(kvf_manager *m, uint32_t first, const kvf_copy_list *copies) {
     kvf__counts blocks = {{0}};
     uint64_t pages = 0, n_copies = 0;
@@ -260,16 +261,15 @@ kvf__reservation kvf__table_reservation(const kvf_manager *m, uint32_t t) {
     return (kvf__reservation){m->tables[t].reserve, m->tables[t].page_reserve, m->tables[t].growth};
 }
 
-/* Whether a pool can bear owed in place of what these tables were promised so far. */
+/* Whether a pool has enough ids if these tables are promised `owed` in place of `before` and n_taken more are taken. */
 static kvf_status check_owed(const kvf_manager *m, const kvf__pool *p, const char *what, uint64_t owed, uint64_t before,
                              uint64_t n_taken) {
-    uint64_t others = p->n_promised - before, to_be_had = (uint64_t)p->n_free + p->n_idle;
-    if (others + owed + n_taken <= to_be_had) return KVF_OK;
+    uint64_t others = p->n_promised - before, n_available = (uint64_t)p->n_free + p->n_idle;
+    if (others + owed + n_taken <= n_available) return KVF_OK;
     return kvf__fail(
         m->error, KVF_E_NO_BLOCKS,
-        "reservation: %llu %s are to be promised beside %llu idle ones of a hit, %llu are to be had and not "
-        "promised",
-        (unsigned long long)owed, what, (unsigned long long)n_taken, (unsigned long long)(to_be_had - others));
+        "reservation: %llu %s to promise and %llu idle or new ones of a prefix hit to take, but %llu are available",
+        (unsigned long long)owed, what, (unsigned long long)n_taken, (unsigned long long)(n_available - others));
 }
 
 kvf_status kvf__check_owed(const kvf_manager *m, const kvf__owed *owed, kvf__counts taken) {
@@ -289,8 +289,8 @@ void kvf__table_reserve(kvf_manager *m, uint32_t t, kvf__reservation r, uint32_t
     kvf__promise_set(&m->pages, &m->page_promise[t], kvf__promise_owed(r.pages, m->n_pages[t]));
 }
 
-/* What table t keeps under a reservation, which need not be its own yet. Before a first event a table that shares keeps
- * nothing: it goes to fresh blocks whole. */
+/* How many blocks of table t would count against reservation r. fresh (kvf_reserve.fresh): none if any block is shared,
+ * because the first compaction moves the whole table to fresh blocks. */
 static uint32_t kept_under(kvf_manager *m, uint32_t t, kvf__reservation r, bool fresh) {
     bool growth = m->tables[t].growth;
     m->tables[t].growth = r.growth;

@@ -111,13 +111,13 @@ kvf_status kvf_prefix_snapshot_put(kvf_manager *manager, kvf_seq seq, const kvf_
         return KVF_OK;
     }
     uint32_t n = kvf__ceil_div(n_tokens, c->block_size);
-    uint64_t to_be_had =
+    uint64_t n_available =
         (uint64_t)c->pages.n_free + c->snapshots[0].n_pages + (keep_long ? c->snapshots[1].n_pages : 0);
     s = check_room(manager, capacity, n);
     if (s) return s;
-    if (n > to_be_had)
+    if (n > n_available)
         return kvf__fail(manager->error, KVF_E_NO_BLOCKS, "snapshot: %u pages are needed, %llu of %u may be had", n,
-                         (unsigned long long)to_be_had, c->pages.n);
+                         (unsigned long long)n_available, c->pages.n);
     while (c->pages.n_free < n)
         kvf__snapshot_drop(c, c->snapshots[0].first != KVF__NO_NODE ? c->snapshots[0].first : c->snapshots[1].first);
     c->nodes[node].keep_long = keep_long;

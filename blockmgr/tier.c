@@ -1,5 +1,5 @@
-/* The host tier: sequences that are moved out of the device's pools and back. Nothing is copied here: a call fills a copy
- * list, whose items pin both ends until they are done. */
+/* The host tier: sequences are swapped out of the device's pools and in again. Nothing is copied here: a call fills a copy
+ * list, whose items pin src and dst until they are done. */
 #include "blockmgr/manager.h"
 #include "blockmgr/profile.h"
 
@@ -38,12 +38,13 @@ static kvf_status check_batch(const kvf_manager *m, const kvf_seq *seqs, uint32_
     return s;
 }
 
-/* The slots that a table has, on the device or on the host. */
+/* The number of slots of a table, on the device or on the host. */
 static uint32_t slots_of(const kvf_manager *m, uint32_t t, bool swapped) {
     return swapped ? m->host_slots[t] : m->n_slots[t];
 }
 
-/* Appearances of each id in the rows of the batch: scratch. Returns how many ids there are. p: the pools of the tier. */
+/* Counts in scratch how often each id appears in the rows of the batch. Returns the number of distinct ids. p: the pools of
+ * the tier. */
 static kvf__counts count_ids(const kvf_manager *m, const kvf__pool *p, const kvf_seq *seqs, uint32_t n_seqs,
                              bool swapped) {
     kvf__counts n_ids = {{0}};
@@ -65,7 +66,7 @@ static void clear_ids(const kvf_manager *m, const kvf__pool *p, const kvf_seq *s
     }
 }
 
-/* What may be had without taking it from anybody, of each class of a tier. */
+/* The spare blocks of each class of a tier. */
 static kvf__counts spare(const kvf_manager *m, const kvf__pool *pools) {
     kvf__counts n = {{0}};
     for (uint32_t i = 0; i < m->config.n_classes; i++) n.of[i] = kvf__pool_spare(&pools[i]);
@@ -84,7 +85,7 @@ static kvf_status check_room(const kvf_manager *m, const char *where, kvf__count
     for (uint32_t i = 0; i < m->config.n_classes; i++) fits &= blocks.of[i] <= n_blocks.of[i];
     if (fits) return KVF_OK;
     return kvf__fail(m->error, KVF_E_NO_BLOCKS,
-                     "%s: %llu blocks and %llu score pages are needed, %llu and %llu are to be had", where,
+                     "%s: %llu blocks and %llu score pages are needed, %llu and %llu are available", where,
                      (unsigned long long)sum(&blocks), (unsigned long long)pages, (unsigned long long)sum(&n_blocks),
                      (unsigned long long)n_pages);
 }
@@ -97,21 +98,21 @@ static kvf_status check_list(const kvf_manager *m, const kvf_copy_list *copies, 
 
 /* ---- Moving a row ----------------------------------------------------------------------------------- */
 
-/* From one pool to that of the other tier. */
+/* A direction: from a pool of one tier to the pool of the other. */
 typedef struct way {
     kvf__pool *from, *to;
     kvf_copy_kind kind;
-    bool alone; /* of one sequence */
+    bool single; /* the batch is a single sequence */
 } way;
 
-/* That of a class, of ways between the pools of the first. */
+/* The way of a class, given the way of the first class. */
 static way way_of(way first, uint32_t block_class) {
-    return (way){first.from + block_class, first.to + block_class, first.kind, first.alone};
+    return (way){first.from + block_class, first.to + block_class, first.kind, first.single};
 }
 
-/* What several rows of the batch share is copied once: scratch is 1 + where it went, while the copy pins it. Another of the
- * batch may have slots beyond this table's; so all of it is copied. Of one by itself only its own slots are: who goes on
- * with the block may write behind them at once. */
+/* Moves one row to the other tier. A block that several rows of the batch share is copied once; scratch of the source is
+ * then 1 + its destination. Such a block is copied whole, because another sequence may have slots beyond this table's. For a
+ * single sequence only its own slots are copied, because another holder of the block may write behind them at once. */
 static void move_row(kvf_manager *m, way w, uint32_t *row, uint32_t n, uint32_t n_slots, kvf_copy_list *copies) {
     uint32_t bs = m->config.block_size;
     for (uint32_t i = 0; i < n; i++) {
@@ -120,7 +121,7 @@ static void move_row(kvf_manager *m, way w, uint32_t *row, uint32_t n, uint32_t 
             row[i] = *moved - 1;
             kvf__pool_share(w.to, row[i]);
         } else {
-            bool shared = !w.alone && kvf__pool_holders(w.from, src) > 1;
+            bool shared = !w.single && kvf__pool_holders(w.from, src) > 1;
             kvf__pool_take(w.to, &row[i], 1);
             *moved = row[i] + 1;
             kvf__copies_add(m, copies, w.kind, src, row[i], shared ? bs : KVF__MIN(bs, n_slots - i * bs));
@@ -184,17 +185,18 @@ kvf_status kvf_swap_out(kvf_manager *manager, const kvf_seq *seqs, uint32_t n_se
 
 /* ---- In --------------------------------------------------------------------------------------------------- */
 
-#define LEFT (1u << 31) /* in scratch: others of the batch leave the block before this one */
+#define LEFT (1u << 31) /* in scratch: an earlier table of the batch will copy the block */
 
-/* Whether a table will leave its partly filled last block to others of the batch, as an append in the batch's order has it:
- * the last one writes in place. */
+/* Whether an append, in the order of the batch, will make a table copy its partly filled last block. The last table that
+ * shares the block writes in place. */
 static bool leaves_next(uint32_t *scratch) {
     if ((*scratch & ~LEFT) == 1) return false;
     *scratch = (*scratch - 1) | LEFT;
     return true;
 }
 
-/* Blocks and score pages of a table beyond those it has on the host: its promise, or its growth where that is more. */
+/* Adds the blocks and score pages that a table needs beyond those it has on the host: its promise, or what an append of
+ * n_tokens takes, whichever is more. */
 static void count_growth(const kvf_manager *m, uint32_t t, uint32_t n_tokens, kvf__counts *blocks, uint64_t *pages) {
     const kvf__table *table = &m->tables[t];
     const uint32_t *row = kvf__row(m, t);
@@ -220,7 +222,7 @@ static void table_in(kvf_manager *m, uint32_t t, way blocks, way pages, kvf_copy
     kvf__table_count(m, t, 0);
 }
 
-/* When all of the batch is back, so that it is known what is shared. */
+/* Restores a table's promises. Called when the whole batch is back, because then it is known which blocks are shared. */
 static void promise_again(kvf_manager *m, uint32_t t) {
     const kvf__table *table = &m->tables[t];
     kvf__promise_set(kvf__pool_at(m, t), &m->promise[t], kvf__promise_owed(table->reserve, kvf__table_kept(m, t)));

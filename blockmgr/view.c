@@ -1,5 +1,5 @@
-/* The all-layers view of a batch, in one of two buffers; with view_copies, rows of the buffer's own and a list of what a fill
- * has changed in it. */
+/* The view of a batch in all layers, in one of two buffers. With view_copies each buffer has rows of its own and lists what a
+ * fill has changed in them. */
 #include "blockmgr/manager.h"
 
 /* ---- The slab ------------------------------------------------------------------------------------------ */
@@ -21,7 +21,7 @@ void kvf__views_carve(kvf_manager *m, kvf__slab *slab, size_t n_tables, size_t n
         if (!m->config.view_copies) continue;
         carve_copy(&v->blocks, slab, n_tables, n_rows);
         carve_copy(&v->pages, slab, n_tables, n_rows);
-        /* At most: a row, a score row and its slots of each table; of each sequence its offsets, position, index. */
+        /* At most, for each table: a row, a score row, n_slots; for each sequence: offsets, next_pos, seq_index. */
         v->ranges = kvf__slab_take(slab, 3 * (n_tables + n_seqs), sizeof *v->ranges);
     }
 }
@@ -59,7 +59,7 @@ void kvf__views_cut(kvf_manager *m, uint32_t t, uint32_t n_blocks, uint32_t n_pa
 
 /* ---- Fill ------------------------------------------------------------------------------------------------ */
 
-/* What is next to the last range becomes part of it. */
+/* Adds changed entries to the list; entries next to the last range are merged into it. */
 static void note(kvf__view_buffer *v, kvf_view_array array, uint64_t first, uint32_t n) {
     kvf_view_range *last = v->n_ranges ? &v->ranges[v->n_ranges - 1] : NULL;
     v->n_bytes += (uint64_t)n * (array == KVF_VIEW_ROW_OFFSET ? sizeof(uint64_t) : sizeof(uint32_t));
@@ -70,7 +70,8 @@ static void note(kvf__view_buffer *v, kvf_view_array array, uint64_t first, uint
     }
 }
 
-/* A table's row has n entries and KVF_NO_BLOCK behind them. Those in the middle that are what they were are not told apart. */
+/* Copies a table's row, which has n entries and KVF_NO_BLOCK after them, and lists one range from the first changed entry to
+ * the last one. */
 static void copy_row(const kvf_manager *m, kvf__view_buffer *v, kvf_view_array array, kvf__row_copy *c,
                      const uint32_t *rows, uint32_t t, uint32_t n) {
     uint64_t at = (uint64_t)t * m->row_capacity;
@@ -93,7 +94,7 @@ static void copy_word(kvf__view_buffer *v, kvf_view_array array, uint32_t *words
 
 static uint32_t index_at(const kvf_seq *seqs, uint32_t i) { return kvf__seq_index(seqs[i]); }
 
-/* Array by array, so that what is next to each other becomes one range. */
+/* Fills array by array, so that adjacent changes become one range. */
 static void fill_copies(kvf_manager *m, kvf__view_buffer *v, const kvf_seq *seqs, uint32_t n_seqs) {
     uint32_t n = m->seq_tables;
     v->n_ranges = 0;
@@ -129,7 +130,7 @@ static void fill(const kvf_manager *m, const kvf__view_buffer *v, const kvf_seq 
     }
 }
 
-/* All that can fail, before the buffer changes. */
+/* All checks, before the buffer changes. */
 static kvf_status check(const kvf_manager *m, uint32_t which, const kvf_seq *seqs, uint32_t n_seqs,
                         const kvf_view *out) {
     if (which > 1) return kvf__fail(m->error, KVF_E_INVALID, "which %u: must be 0 or 1", which);

@@ -1,4 +1,4 @@
-/* Layers of a window: the runs of layers, and what their tables give up at the front. */
+/* Layers with a window: the runs of layers, and dropping blocks at the front of their tables. */
 #include "blockmgr/manager.h"
 #include "blockmgr/profile.h"
 
@@ -34,8 +34,8 @@ void kvf__runs_fill(kvf_manager *m) {
     }
 }
 
-/* Of the blocks behind the first n, those that count against the reservation. Other tables of a batch count as they are
- * before it: what they drop or leave makes it more, and the table is owed less. */
+/* How many blocks after the first n count against the reservation. Other tables of the batch count as they are before the
+ * append. What they drop or leave can only raise this number, so that the table needs a smaller promise. */
 static uint32_t kept_behind(const kvf_manager *m, uint32_t t, uint32_t n) {
     uint32_t n_blocks = kvf__n_blocks(m, t), n_private = 0;
     if (kvf__is_private(m, t)) return n_blocks - n;
@@ -75,7 +75,7 @@ static void drop_leading(kvf_manager *m, kvf__pool *p, uint32_t t, uint32_t n) {
 }
 
 void kvf__window_drop(kvf_manager *m, uint32_t index) {
-    if (!m->seqs[index].takes) return; /* it only moves on in blocks that it has */
+    if (!m->seqs[index].takes) return; /* the append only fills blocks that the sequence has */
     for (uint32_t r = 0; r < m->n_runs; r++) {
         const kvf__run *run = &m->runs[r];
         uint32_t first = index * m->seq_tables + run->first;

@@ -195,8 +195,8 @@ KVF_API KVF_CHECK kvf_status kvf_copies_done(kvf_manager *manager, kvf_copy_list
 KVF_API KVF_CHECK kvf_status kvf_seq_create(kvf_manager *manager, kvf_seq *out);
 
 /** Forks a sequence. The child shares every block of its parent. Score pages are copied (the copies are appended to the
- *  list). In every table with a reservation the child is promised the whole reservation again, because its first compaction
- *  needs fresh blocks.
+ *  list). Where the parent's table has a reservation, the child's table gets the same one. The child is promised all of it,
+ *  because its first compaction needs fresh blocks; with kvf_reserve.growth, all of it beyond the shared whole blocks.
  *  @param manager a manager. @param parent a sequence with no compaction under way.
  *  @param copies score page copies to carry out. @param out the child.
  *  @own the caller, kvf_seq_free. @threads as the manager.
