@@ -10,64 +10,73 @@ typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE 
 
 /* X(name, field, kind, least, most, values, summary), in the order of the docs. The words of a CHOICE are its enum in
  * order. A test keeps docs/options.md equal. */
-#define OPTIONS(X)                                                                                                     \
-    X(rho, rho, REAL, 0, 1, "(0, 1]", "Share of the prompt's tokens that a layer keeps on average; 1 never evicts.")   \
-    X(budget_tokens, budget_tokens, COUNT, 0, KVF__MAX_TOKENS, "0 or [16, 1073741824]",                                \
-      "Tokens that a layer keeps on average, in place of rho; 0 means rho.")                                           \
-    X(budget_bytes, budget_bytes, BYTES, 0, 0, "bytes, as 0 or 64MiB",                                                 \
-      "K and V of a sequence over all layers, in place of rho; 0 means rho.")                                          \
-    X(min_tokens, min_tokens, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]",                                            \
-      "Least budget per layer; without effect where redistribute is 0.")                                               \
-    X(metric, metric, CHOICE, 0, 0, "head_minmax|raw|layer_minmax|mass|entropy",                                       \
-      "Density of a layer from its column sums: their variance (raw is one-hot on long prompts), or how many tokens "  \
-      "count.")                                                                                                        \
-    X(metric_share, metric_share, REAL, 0, 1, "(0, 1]", "Share of the column sums that metric mass counts tokens of.") \
-    X(layer_sign, layer_sign, SIGN, 0, 0, "1|-1", "1 gives less to layers of high density, as published; -1 more.")    \
-    X(layer_strength, layer_strength, REAL, 0, 1e6, "[0, 1000000]", "Factor of the density; 0 makes layers equal.")    \
-    X(redistribute, redistribute, FLAG, 0, 0, "0|1",                                                                   \
-      "1: sizes add up to the budget exactly; 0: the authors' clamped ratios.")                                        \
-    X(budget_unit, budget_unit, CHOICE, 0, 0, "token|block", "What sizes are dealt out in; block fills blocks.")       \
-    X(full_layers, full_layers, LAYERS, 0, 0, "none or a list as 0,1,last",                                            \
-      "Layers that are never compressed; the others pay for them, nobody where redistribute is 0.")                    \
-    X(head_budget, head_budget, CHOICE, 0, 0, "equal|adaptive",                                                        \
-      "How the head groups of a layer (heads_per_group) share its slots: alike, or by what their slots are worth.")    \
-    X(head_floor, head_floor, REAL, 0, 1, "[0, 1]",                                                                    \
-      "Share of the equal budget that every group keeps where head_budget is adaptive.")                               \
-    X(nm, n_parts, PARTS, 0, 1000000, "N:M, N in [0, 1000000], M in [1, 1000000]",                                     \
-      "Heavy hitters, sinks included, to recent window; streaming ignores it.")                                        \
-    X(window, window, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]", "Recent window in tokens; 0: what N:M gives.")     \
-    X(sinks, sinks, COUNT, 0, 1u << 20, "[0, 1048576]", "First tokens, which are always kept.")                        \
-    X(sinks_extra, sinks_extra, FLAG, 0, 0, "0|1", "1: N:M divides what is left beside the sinks.")                    \
-    X(score, score, CHOICE, 0, 0, "accumulate|prompt_plus_current|mean|sqrt|window",                                   \
-      "Rows that count: all; the prompt's and the newest; all, by the queries that saw the token or their root; the "  \
-      "last.")                                                                                                         \
-    X(score_window, score_window, COUNT, 1, 1u << 20, "[1, 1048576]",                                                  \
-      "w: queries whose rows score window counts, in decode the last w to 2w - 1.")                                    \
-    X(score_norm, score_norm, CHOICE, 0, 0, "none|v", "v: the score is multiplied by the norm of the token's value.")  \
-    X(score_pool, score_pool, COUNT, 1, KVF__MAX_POOL - 1, "odd, in [1, 63]",                                          \
-      "Kernel of an average of the score over neighbours; 1 means none.")                                              \
-    X(score_decay, score_decay, REAL, 0, 1, "[0, 1]",                                                                  \
-      "Factor of the former score at the end of a later prompt segment.")                                              \
-    X(gqa, gqa, CHOICE, 0, 0, "sum|max|first", "How the query heads of a KV head become one score.")                   \
-    X(merge, merge, CHOICE, 0, 0, "paper|authors|average|mass|none|attention",                                         \
-      "Weights of a merge; mass and attention take pages with weight and bias.")                                       \
-    X(merge_keys, merge_keys, FLAG, 0, 0, "0|1", "0: only values are merged.")                                         \
-    X(match, match, CHOICE, 0, 0, "key|value", "Whose cosines match evicted tokens with kept ones.")                   \
-    X(scope, scope, CHOICE, 0, 0, "head|layer", "Who shares the threshold and the decision.")                          \
-    X(beta_new, beta_new, REAL, 0, 1, "[0, 1]", "Weight of an event's mean cosine in tau.")                            \
-    X(beta_old, beta_old, REAL, 0, 1, "[0, 1]", "Weight of the former tau.")                                           \
-    X(gate, gate, GATE, -1, 1, "tau or [-1, 1]", "Least cosine that merges: tau, which moves, or a number.")           \
-    X(cam_tokens, cam_tokens, COUNT, 1, KVF__MAX_CAM_TOKENS, "[1, 128]",                                               \
-      "cam: how many of the tokens that come next take an evicted value in.")                                          \
-    X(cam_mode, cam_mode, CHOICE, 0, 0, "expected|sample",                                                             \
-      "cam: an evicted value is scaled by its probability, or taken in whole with it.")                                \
-    X(cam_seed, cam_seed, COUNT, 0, UINT32_MAX, "[0, 4294967295]", "cam: seed of the draws of cam_mode sample.")       \
-    X(evict_every, evict_every, COUNT, 0, 1u << 20, "[0, 1048576]",                                                    \
-      "k: a decode event evicts k tokens at once; 0 means half a block.")                                              \
-    X(defer_first_decode, defer_first_decode, FLAG, 0, 0, "0|1",                                                       \
-      "1: the prompt is compressed after the first decode step, as the authors do.")                                   \
-    X(budget_may_change, budget_may_change, FLAG, 0, 0, "0|1",                                                         \
-      "1: with rho 1 attention is observed all the same, so that the budget can be tightened later.")
+#define OPTIONS(X)                                                                                                    \
+    X(rho, rho, REAL, 0, 1, "(0, 1]",                                                                                 \
+      "Share of the prompt's tokens that a layer keeps, on average over the layers; 1 never evicts.")                 \
+    X(budget_tokens, budget_tokens, COUNT, 0, KVF__MAX_TOKENS, "0 or [16, 1073741824]",                               \
+      "Tokens that a layer keeps on average, in place of rho; 0 means rho.")                                          \
+    X(budget_bytes, budget_bytes, BYTES, 0, 0, "bytes, as 0 or 64MiB",                                                \
+      "Bytes of K and V that a sequence keeps over all layers, in place of rho; 0 means rho.")                        \
+    X(min_tokens, min_tokens, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]",                                           \
+      "Smallest budget of a layer; no effect with redistribute 0.")                                                   \
+    X(metric, metric, CHOICE, 0, 0, "head_minmax|raw|layer_minmax|mass|entropy",                                      \
+      "How a layer's density follows from its column sums: their variance, scaled over its heads (head_minmax), "     \
+      "over the layers (layer_minmax) or not at all (raw; one-hot on long prompts), or a number of tokens "           \
+      "(mass, entropy).")                                                                                             \
+    X(metric_share, metric_share, REAL, 0, 1, "(0, 1]",                                                               \
+      "metric mass: the share of the column sums whose tokens it counts.")                                            \
+    X(layer_sign, layer_sign, SIGN, 0, 0, "1|-1",                                                                     \
+      "1: layers of high density get smaller budgets, as published; -1: larger ones.")                                \
+    X(layer_strength, layer_strength, REAL, 0, 1e6, "[0, 1000000]",                                                   \
+      "Factor of the density; 0 makes all layers equal.")                                                             \
+    X(redistribute, redistribute, FLAG, 0, 0, "0|1",                                                                  \
+      "1: layer sizes add up to the budget exactly; 0: the authors' clamped ratios.")                                 \
+    X(budget_unit, budget_unit, CHOICE, 0, 0, "token|block", "Unit of the layer sizes; block gives whole blocks.")    \
+    X(full_layers, full_layers, LAYERS, 0, 0, "none or a list as 0,1,last",                                           \
+      "Layers that are never compressed; the other layers get less for it, except with redistribute 0.")              \
+    X(head_budget, head_budget, CHOICE, 0, 0, "equal|adaptive",                                                       \
+      "How the head groups of a layer (heads_per_group) share its slots: equally, or by the scores of their "         \
+      "slots.")                                                                                                       \
+    X(head_floor, head_floor, REAL, 0, 1, "[0, 1]",                                                                   \
+      "head_budget adaptive: share of an equal budget that every group keeps at least.")                              \
+    X(nm, n_parts, PARTS, 0, 1000000, "N:M, N in [0, 1000000], M in [1, 1000000]",                                    \
+      "Ratio of heavy hitters (sinks included) to recent window; streaming ignores it.")                              \
+    X(window, window, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]", "Recent window in tokens; 0: by N:M.")            \
+    X(sinks, sinks, COUNT, 0, 1u << 20, "[0, 1048576]", "Number of first tokens that are always kept.")               \
+    X(sinks_extra, sinks_extra, FLAG, 0, 0, "0|1", "1: N:M divides the slots that remain after the sinks.")           \
+    X(score, score, CHOICE, 0, 0, "accumulate|prompt_plus_current|mean|sqrt|window",                                  \
+      "Query rows that add to a slot's score: all (accumulate); the prompt's and the newest; all, divided by "        \
+      "the number of queries that saw the token (mean) or its root (sqrt); the last ones (window).")                  \
+    X(score_window, score_window, COUNT, 1, 1u << 20, "[1, 1048576]",                                                 \
+      "score window: number w of last queries; in decode the last w to 2w - 1.")                                      \
+    X(score_norm, score_norm, CHOICE, 0, 0, "none|v", "v: the score is multiplied by the norm of the token's value.") \
+    X(score_pool, score_pool, COUNT, 1, KVF__MAX_POOL - 1, "odd, in [1, 63]",                                         \
+      "Number of neighbouring slots over which scores are averaged; 1: none.")                                        \
+    X(score_decay, score_decay, REAL, 0, 1, "[0, 1]",                                                                 \
+      "Factor of earlier scores at the end of a later prompt segment.")                                               \
+    X(gqa, gqa, CHOICE, 0, 0, "sum|max|first", "How the scores of a KV head's query heads are combined.")             \
+    X(merge, merge, CHOICE, 0, 0, "paper|authors|average|mass|none|attention",                                        \
+      "Weights of a merge; mass and attention need pages with weight and bias.")                                      \
+    X(merge_keys, merge_keys, FLAG, 0, 0, "0|1", "0: only values are merged.")                                        \
+    X(match, match, CHOICE, 0, 0, "key|value", "Vectors whose cosine matches evicted tokens with kept ones.")         \
+    X(scope, scope, CHOICE, 0, 0, "head|layer",                                                                       \
+      "Whether each head or the whole layer decides what merges, with one threshold.")                                \
+    X(beta_new, beta_new, REAL, 0, 1, "[0, 1]", "Weight of an event's mean cosine in the moving threshold tau.")      \
+    X(beta_old, beta_old, REAL, 0, 1, "[0, 1]", "Weight of the previous tau.")                                        \
+    X(gate, gate, GATE, -1, 1, "tau or [-1, 1]",                                                                      \
+      "Smallest cosine at which a token is merged: the moving tau, or a fixed number.")                               \
+    X(cam_tokens, cam_tokens, COUNT, 1, KVF__MAX_CAM_TOKENS, "[1, 128]",                                              \
+      "cam: number of following tokens that take in an evicted value.")                                               \
+    X(cam_mode, cam_mode, CHOICE, 0, 0, "expected|sample",                                                            \
+      "cam: an evicted value is scaled by its probability (expected), or taken in whole with that probability "       \
+      "(sample).")                                                                                                    \
+    X(cam_seed, cam_seed, COUNT, 0, UINT32_MAX, "[0, 4294967295]", "cam: seed of cam_mode sample.")                   \
+    X(evict_every, evict_every, COUNT, 0, 1u << 20, "[0, 1048576]",                                                   \
+      "k: a decode event evicts k tokens at once; 0 means half a block.")                                             \
+    X(defer_first_decode, defer_first_decode, FLAG, 0, 0, "0|1",                                                      \
+      "1: the prompt is compressed after the first decode step, as the authors do.")                                  \
+    X(budget_may_change, budget_may_change, FLAG, 0, 0, "0|1",                                                        \
+      "1: observe attention even with rho 1, so that the budget can be tightened later.")
 
 static const kvf_policy_option_info infos[] = {
 #define INFO(name, field, kind, least, most, values, summary) {#name, values, summary, 1},
