@@ -1,4 +1,4 @@
-/* Creating and destroying an engine; figures of now. */
+/* Creating and destroying an engine; its statistics. */
 #include <stdlib.h>
 
 #include "engine/internal.h"

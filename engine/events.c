@@ -1,4 +1,4 @@
-/* The policy's moments: observe after each layer, events at a prompt's end, at an overflow, and in decode. */
+/* Calls of the policies: observe after each layer; events at a prompt's end, at an overflow, and in decode. */
 #include <math.h>
 
 #include "engine/internal.h"

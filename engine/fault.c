@@ -1,9 +1,9 @@
-/* What is done about a step that fails, and about numbers that are none.
+/* Failed steps, and results that are NaN or infinite.
  *
- * A failure may come at any moment of a step, after any layer, between the events of a compaction. What is in the pages of
- * those that ran nobody knows then, so that they give all of it up and compute it again, as after a preemption
- * (kvf_sched_undo): what follows is a run without the failure. A request whose step fails again and again, with no other to
- * blame, ends with the error. A device that has failed ends all. */
+ * A step may fail at any point: after any layer, or between the events of a compaction. The content of the pages of its
+ * requests is then unknown. So these requests give up their blocks and are recomputed, as after a preemption
+ * (kvf_sched_undo); the results are those of a run without the failure. A request that is alone in a step that keeps failing
+ * ends with the error. A device that fails ends all requests. */
 #include <stdio.h>
 
 #include "engine/internal.h"

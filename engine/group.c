@@ -1,4 +1,4 @@
-/* Several answers to one prompt: samples that are forked off at its end, the ranking of those, beam search. */
+/* Several answers to one prompt: samples forked at its end, their ranking, beam search. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

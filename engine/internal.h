@@ -1,25 +1,30 @@
-/* engine/internal.h: what the engine's files share.
+/* engine/internal.h: the structs and functions that the engine's files share.
  *
  * Glossary
- *   live     a request from submission to its on_finish; all live requests form one list
- *   row      a sequence's place in the step's view
- *   sums     column sums of running prompts: [n_layers][n_q_heads][max_prefill_tokens]; a prompt owns the token
- *            columns [prefill_offset, prefill_offset + n_prompt), also of the other accumulators: last_sums (of its last queries
- *            alone), squares ([n_layers][n_kv_heads][max_prefill_tokens]), prompt_logprobs ([max_prefill_tokens]). Which of them
- *            it writes follows from its policy's needs; memory that nobody writes is not touched
- *   events   compactions of one moment, run together: begin, match, gate, apply, commit
- *   group    the samples or beams of one request: live ones (members), those that have ended and wait to be ranked (done),
- *            and room for more (spare). A plain request has none
- *   draw     a sample to take from a row of logits: several live ones draw from the row in which their prompt ended
- *   own_policies   of a group: its samples have policies of their own, and are forked off before the prompt's events
- *   idle     kept open, between two turns
- *   turn     a segment of the prompt and its answer; the first turn is the prompt. Tokens of all turns stand in one array, and
- *            what is kept per generated token (logprobs, top) counts from the first prompt's end, with gaps for segments
- *   other_rows    the rows that stand back while others have their events: those of the step while the samples of a prompt do,
- *            else those of the last such samples
- *   duplicate     a beam that was just forked off at the prompt's end and knows nothing that the first one does not
+ *   live         (kvf__live) one request, sample or beam, from its submission to its on_finish. All live ones form one list
+ *   row          the index of a sequence in the step's view
+ *   accumulators the arrays in which running prompts add up what their policies need:
+ *                sums             column sums, [n_layers][n_q_heads][max_prefill_tokens]
+ *                last_sums        column sums of a prompt's last queries, same shape
+ *                squares          [n_layers][n_kv_heads][max_prefill_tokens]
+ *                prompt_logprobs  [max_prefill_tokens]
+ *                Each prompt owns the columns [prefill_offset, prefill_offset + n_prompt) of all four. It writes only those that
+ *                its policy needs; pages of memory that no prompt writes are never touched
+ *   events       the compactions of one moment, run together: begin, match, gate, apply, commit
+ *   group        the samples or beams of one request: members (live), done (ended, waiting to be ranked) and spare (unused
+ *                ones). A request with one answer has no group
+ *   draw         the sampling of one token from a row of logits. Several samples may draw from one row: the one in which
+ *                their common prompt ended
+ *   own_policies the samples of a group have policies of their own. They are forked before the prompt's events
+ *   turn         a segment of the prompt and its answer; the first turn is the prompt. The tokens of all turns are in one array.
+ *                Arrays of generated tokens (logprobs, top_tokens) are indexed from the first prompt's end, and have unused
+ *                entries for later segments
+ *   idle         kept open, between two turns
+ *   other_rows   the second set of rows. While samples with own policies have their prompt events, the step's rows are kept
+ *                here; afterwards it holds what is left of the samples' rows
+ *   duplicate    a beam that was just forked at the prompt's end and is still equal to the first beam
  *
- * Invariant: a request has seq != 0 exactly while it was in the last planned step and was neither preempted nor ended.
+ * Invariant: seq != 0 exactly while the request was in the last planned step and has neither been preempted nor ended.
  */
 #ifndef KVF_ENGINE_INTERNAL_H
 #define KVF_ENGINE_INTERNAL_H
@@ -29,38 +34,38 @@
 
 typedef struct kvf__group kvf__group;
 
-/* A beam's continuations at one step, likeliest first. */
+/* The continuations of a beam at one step, likeliest first. */
 typedef struct kvf__choices {
-    uint32_t *tokens; /* KVF_NO_TOKEN: there are no more */
+    uint32_t *tokens; /* KVF_NO_TOKEN: the end of the list */
     double *logprobs;
-    uint32_t n; /* 0: not known for this step */
+    uint32_t n; /* 0: not computed yet in this step */
 } kvf__choices;
 
 typedef struct kvf__live {
-    struct kvf__live *next, *prev; /* spare ones are linked by next */
-    kvf__group *group;             /* NULL: one request, one answer */
-    uint32_t index;                /* of the sample; of a beam: its place among the members */
-    struct kvf__live *draws_from;  /* its first draw is from the row in which that one's prompt ended; else NULL */
+    struct kvf__live *next, *prev; /* of the list; a group's spare ones are linked by next */
+    kvf__group *group;             /* NULL: a request with one answer */
+    uint32_t index;                /* of the sample; for a beam its index in members */
+    struct kvf__live *draws_from;  /* its first token is drawn from the row where this one's prompt ended; else NULL */
     bool duplicate;
-    double sum; /* of its log-probabilities */
+    double sum; /* of the log-probabilities of its tokens */
     kvf__choices choices;
-    struct kvf__outcome *outcome; /* ranked: what became of it, for when all have ended */
+    struct kvf__outcome *outcome; /* ranked groups: its result, kept until all members have ended */
     kvf_request id;
     kvf_seq seq;
     uint32_t room;        /* tokens that may follow the prompt before the arrays grow, at most max_tokens */
-    uint32_t *tokens;     /* known: the prompt, then what was generated; capacity n_prompt + room */
+    uint32_t *tokens;     /* known tokens: prompt and generated; capacity n_prompt + room */
     uint32_t *forced;     /* [n_forced] or NULL */
     double *logprobs;     /* [room] */
     uint32_t *top_tokens; /* [room][n_top], NULL when n_top is 0 */
     double *top_logprobs; /* likewise */
     uint32_t n_top;
-    uint32_t n_prompt, n_known, max_tokens; /* of the first prompt; max_tokens: of all that may follow it */
-    uint32_t n_begin;                       /* where the present answer begins */
-    uint32_t n_seen;                        /* prompt tokens up to the end of the prompt or segment that runs */
-    uint32_t n_forced;                      /* of forced, from n_begin on */
+    uint32_t n_prompt, n_known, max_tokens; /* n_prompt: of the first prompt; max_tokens: most tokens after it */
+    uint32_t n_begin;                       /* index in tokens where the current answer begins */
+    uint32_t n_seen;   /* prompt tokens of all turns, to the end of the running prompt or segment */
+    uint32_t n_forced; /* forced tokens; the first is for index n_begin */
     kvf_sched_segment *segments;
     uint32_t n_segments;
-    double first_logprob; /* of the token a segment begins with; until that runs */
+    double first_logprob; /* of the first token of a segment, until the segment runs */
     int keep_open, idle;
     kvf_sampling sampling;
     kvf_policy_options policy;
@@ -70,24 +75,24 @@ typedef struct kvf__live {
     char **stop;
     uint32_t n_stop;
     size_t stop_bytes_max;
-    const char *stopped_by; /* of stop: the one that the text was cut before, or NULL */
+    const char *stopped_by; /* the string of stop that ended the text, or NULL */
     int ignore_end, in_prompt, abort;
-    char *label;         /* what the log calls it, or NULL */
-    uint32_t n_failures; /* steps it was in that failed, since its last token */
-    bool lost;           /* scratch: it is in the step that is taken back */
-    bool memory_full;    /* the pool was too small for it alone: it ended with what it had */
-    int swapped;         /* to the host, and has not been in a step since */
-    int changed;         /* its budget: due before the next step */
+    char *label;         /* its name in log messages, or NULL */
+    uint32_t n_failures; /* failed steps that it was in, since its last token */
+    bool lost;           /* scratch: it is in the step that is undone */
+    bool memory_full;    /* it ended because the pool was too small for it alone */
+    int swapped;         /* swapped to the host, and in no step since */
+    int changed;         /* its budget was changed: it may have an event before the next step */
     char *text;          /* bytes of the generated tokens */
     size_t text_bytes, text_capacity;
     uint32_t n_preempted;
     uint64_t block_steps, reserved_block_steps; /* see kvf_result */
     uint32_t n_block_steps;
-    uint64_t blocks_needed; /* of its exact sizes, once they found no room */
+    uint64_t blocks_needed; /* that its exact sizes need, for the error text if they do not fit */
     double submitted, first_token;
-    double started;                        /* its first step; 0 before */
-    uint64_t submitted_step, started_step; /* stats.n_steps then */
-    uint32_t n_reached;                    /* tokens that were computed once */
+    double started;                        /* time of its first step; 0 before */
+    uint64_t submitted_step, started_step; /* stats.n_steps at these times */
+    uint32_t n_reached;                    /* tokens that were computed at least once */
     void *user;
     void (*on_token)(void *user, kvf_request request, uint32_t token, double logprob);
     void (*on_sample_token)(void *user, uint32_t index, kvf_request request, uint32_t token, double logprob);
@@ -95,13 +100,13 @@ typedef struct kvf__live {
     void (*on_finish)(void *user, const kvf_result *result);
 } kvf__live;
 
-/* What a prompt is computed with: for its policy, or for those of all its samples. */
+/* The inputs that a prompt's policy needs, or that the policies of all its samples need. */
 typedef struct kvf__prompt_needs {
-    uint32_t needs, score_window; /* KVF_NEEDS_*; of those that go by the last queries */
-    kvf_gqa gqa;                  /* of those that go by squares */
+    uint32_t needs, score_window; /* KVF_NEEDS_*; score_window of the policies that need the last queries */
+    kvf_gqa gqa;                  /* of the policies that need squares */
 } kvf__prompt_needs;
 
-/* How a live one ended, kept for the ranking. The arrays of result's KV figures are its own. */
+/* The result of a sample or beam, kept until the group is ranked. It owns the arrays that result points to. */
 typedef struct kvf__outcome {
     kvf_result result;
     kvf_error error;
@@ -110,19 +115,19 @@ typedef struct kvf__outcome {
     double *density;
 } kvf__outcome;
 
-/* Invariants: members[0..n_members) are in the engine's list (samples: NULL once ended, at their index); done ascends by
- * rank: score, then who ended first; all lives are members, done or spare. */
+/* Invariants: members[0..n_left) of beams are in the engine's list. members[i] of samples is sample i, NULL once it has ended.
+ * done is sorted by rank: by score, then the earlier end first. Every kvf__live of the group is a member, done or spare. */
 struct kvf__group {
-    kvf_request id; /* what the caller knows: the first sample's */
+    kvf_request id; /* the request's name for the caller: the first sample's */
     uint32_t n;     /* answers */
     uint32_t width; /* samples or beams */
     bool ranked, beams, own_policies, abort;
-    bool begun;      /* beams: they differ */
-    bool stuck;      /* beams: the scheduler ended one */
-    uint32_t n_left; /* members that live */
+    bool begun;      /* beams: they have become different */
+    bool stuck;      /* beams: the scheduler has ended one */
+    uint32_t n_left; /* members that have not ended */
     uint32_t n_choices;
     double length_penalty;
-    kvf_error error;             /* of the scheduler's end */
+    kvf_error error;             /* why the scheduler ended a beam */
     kvf__live **members, **done; /* [width], [width + 1] */
     uint32_t n_done, n_lives;
     kvf__live *spare;
@@ -132,21 +137,21 @@ struct kvf__group {
 
 typedef struct kvf__draw {
     kvf__live *live;
-    kvf__group *group; /* of a beam, else NULL */
+    kvf__group *group; /* for a beam, else NULL */
     const float *logits;
     uint32_t token;
     double logprob;
-    bool failed; /* there is no memory for its token */
+    bool failed; /* no memory for its token */
 } kvf__draw;
 
 typedef struct kvf__buffer { /* one allocation of the engine */
     void *p;
     size_t bytes;
     bool of_device;
-    kvf_memory kind; /* then */
+    kvf_memory kind; /* if of_device */
 } kvf__buffer;
 
-/* What events run on. */
+/* The rows that events work on. */
 typedef struct kvf__rows {
     kvf__live **rows; /* request of each row of the view; NULL: it was preempted */
     kvf_seq *seqs;
@@ -158,9 +163,9 @@ enum { KVF__ENGINE_BUFFERS = 64, KVF__TRANSFERS = 2 };
 
 typedef struct kvf__transfer {
     kvf_copy_list list;
-    kvf_copies_source source; /* of the list, while it is posted */
+    kvf_copies_source source; /* of the list, while the device copies it */
     kvf_device_event *event;
-    bool posted; /* and not yet ended */
+    bool posted; /* the device has it, and has not been waited for */
 } kvf__transfer;
 
 struct kvf_engine {
@@ -176,16 +181,16 @@ struct kvf_engine {
     kvf_plan *plan;
     kvf_pages pages;
     kvf_score_pages scores;
-    kvf_pages host_pages; /* of no blocks without a host tier, as the next */
+    kvf_pages host_pages; /* with 0 blocks if there is no host tier; host_scores likewise */
     kvf_score_pages host_scores;
     kvf_device device;
     kvf_device_queue *copier; /* NULL without a host tier */
     kvf_status broken;        /* not KVF_OK: the device has failed */
     kvf_error broken_text;
     kvf__transfer transfers[KVF__TRANSFERS];
-    bool offloads; /* cached blocks go to the host before they are evicted */
+    bool offloads; /* cached blocks are copied to the host before they are evicted */
     uint32_t n_groups, n_tables, max_batch_tokens, max_running;
-    uint32_t window; /* the model's, where max_context is beyond it; else 0 */
+    uint32_t window; /* the model's sliding window if max_context is larger; else 0 */
 
     kvf__live *first, *last;
     uint32_t n_live, n_idle;
@@ -200,17 +205,17 @@ struct kvf_engine {
     uint32_t n_draws;
     double *variance; /* [n_layers][n_q_heads] */
     uint8_t *row_wanted, *row_gqa, *observed;
-    float **prompt_sums;                               /* where its columns begin in sums; NULL: it has none */
-    float **added_sums, **added_last, **added_squares; /* what this step's queries are added to, or NULL */
-    uint32_t *not_finite;                /* as kvf_forward has it; then KVF_FINITE: its row has not ended */
-    uint32_t *last_begin;                /* position of the first query that last_sums counts */
-    float *logprobs;                     /* of the token that a decode row appends */
-    uint32_t n_new_prompt, n_new_decode; /* tokens of the step that are computed for the first time */
+    float **prompt_sums;                               /* first column of a row's prompt in sums; NULL: it has none */
+    float **added_sums, **added_last, **added_squares; /* accumulators that this step's queries are added to, or NULL */
+    uint32_t *not_finite;                              /* from kvf_forward; KVF_FINITE: the row goes on */
+    uint32_t *last_begin;                              /* position of the first query that last_sums counts */
+    float *logprobs;                                   /* of the token that a decode row appends */
+    uint32_t n_new_prompt, n_new_decode;               /* tokens of the step that are computed for the first time */
     uint32_t n_targets;
-    uint32_t *targets;       /* [max_batch_tokens] whose probability a prompt's row is asked for */
+    uint32_t *targets;       /* [max_batch_tokens] tokens whose probabilities prompts need */
     double *target_logprobs; /* [max_batch_tokens] */
     float **batch_sums, **batch_last,
-        **batch_squares; /* accumulators of the rows of a batch of events, as it needs them */
+        **batch_squares; /* accumulators of the rows in a batch of events; NULL where a row needs none */
     const float **batch_logprobs;
     float *snapshots; /* [n_snapshot_pages][n_layers][n_q_heads][block_size]; NULL without a prefix cache */
     uint32_t n_snapshot_pages;
@@ -224,17 +229,17 @@ struct kvf_engine {
     kvf_event *events; /* [max_running * n_tables], as are the next five */
     kvf_event *batch_events;
     kvf_compact_item *items;
-    uint32_t *item_of_event, *batch_items, *group_keep; /* group_keep: of items whose head groups differ */
+    uint32_t *item_of_event, *batch_items, *group_keep; /* group_keep: sizes of items whose head groups differ */
     uint32_t *keep, *table_slots;                       /* [n_tables] */
     kvf_layer_occupancy *layers, *result_layers;
-    /* Figures of the only request in the pool before a plan that may end it: afterwards its sequence is gone. */
+    /* The KV part of the result of the single request in the pool, taken before a plan that may end it and free its sequence. */
     kvf_result single;
     kvf_layer_occupancy *single_layers;
     kvf_layer_size *single_sizes, *single_groups;
     double *single_density;
     kvf_view view;            /* of the step */
     kvf__rows other_rows;     /* see the glossary */
-    kvf_error *observe_error; /* of the step, for what fails within the forward pass; or NULL */
+    kvf_error *observe_error; /* detail of a failure within the forward pass; or NULL */
 
     kvf_engine_stats stats;
     uint64_t done_merged, done_dropped, done_kept;
@@ -255,12 +260,12 @@ typedef struct kvf__name {
     char text[160];
 } kvf__name;
 kvf__name kvf__live_name(const kvf__live *r); /* for the log: its label, else its number */
-/* A step failed: what ran goes back to the queue, and who fails again and again ends. */
+/* Undoes a failed step: running requests go back to the queue; one that keeps failing ends. */
 void kvf__engine_take_back(kvf_engine *e, const kvf_error *why);
-/* After the forward pass: ends what is not made of numbers any more. */
+/* After the forward pass: ends the requests that have NaN or infinity. */
 void kvf__engine_end_not_finite(kvf_engine *e, const kvf_step *step);
 
-/* create.c: n elements, freed with the engine; not cleared. NULL: there is no memory. */
+/* create.c: allocates n elements, freed with the engine, not cleared. NULL: out of memory. */
 void *kvf__engine_take(kvf_engine *e, size_t n, size_t element_bytes);
 
 /* prefix.c */
@@ -276,24 +281,24 @@ typedef struct kvf__token_range {
 } kvf__token_range;
 
 kvf__token_range kvf__live_segment_at(const kvf__live *r,
-                                      uint32_t at);             /* the prompt, or the segment, that has that token */
-bool kvf__live_segment_begins(const kvf__live *r, uint32_t at); /* a segment begins there */
-uint32_t kvf__live_seen(const kvf__live *r, uint32_t end);      /* prompt tokens before that one */
-/* Its answer has ended: it is delivered, and the request stays open if it is to and can. */
+                                      uint32_t at);             /* the prompt or segment that contains token `at` */
+bool kvf__live_segment_begins(const kvf__live *r, uint32_t at); /* whether a segment begins at token `at` */
+uint32_t kvf__live_seen(const kvf__live *r, uint32_t end);      /* prompt tokens before `end` */
+/* Delivers the answer that has ended. The request stays open if it is a dialogue and the scheduler can pause it. */
 void kvf__live_answered(kvf_engine *e, kvf__live *r, kvf_finish finish);
 
-/* transfer.c: copies of calls, and those that run beside the step */
+/* transfer.c: copies that are waited for, and copies to the host that run during the step */
 kvf_status kvf__engine_create_transfers(kvf_engine *e, kvf_error *err);
 void kvf__engine_destroy_transfers(kvf_engine *e);
-kvf_status kvf__engine_check_device(const kvf_engine *e, kvf_error *err); /* it has not failed so far */
+kvf_status kvf__engine_check_device(const kvf_engine *e, kvf_error *err); /* its error if it has failed */
 kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *err);
-/* Cached blocks that may be needed soon go to the host: beside the forward pass, and, before a plan that something waits for,
- * at once. */
+/* Copies cached blocks that may be evicted soon to the host. kvf__engine_offload does so during the forward pass;
+ * kvf__engine_offload_first does so at once, before a plan if a request waits for blocks. */
 kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err);
 kvf_status kvf__engine_offload_first(kvf_engine *e, kvf_error *err);
-/* Waits for what is under way. */
+/* Waits for the posted transfers. */
 kvf_status kvf__engine_transfers_end(kvf_engine *e, kvf_error *err);
-/* An empty list for kvf__engine_copies, with nothing under way; NULL: without a host tier, or that failed. */
+/* Waits for the posted transfers and gives an empty list for kvf__engine_copies. NULL: no host tier, or a transfer failed. */
 kvf_copy_list *kvf__engine_spare_list(kvf_engine *e, kvf_error *err);
 
 /* step.c */
@@ -302,46 +307,49 @@ void kvf__engine_top(const float *logits, uint32_t n_vocab, uint32_t k, uint32_t
 
 /* group.c */
 kvf__group *kvf__group_create(kvf_engine *e,
-                              const kvf_generate *g); /* NULL: out of memory. Its lives are the caller's to make */
-void kvf__group_free(kvf_engine *e, kvf__group *g);   /* with all of its lives; none is in the engine's list */
+                              const kvf_generate *g); /* NULL: out of memory. The caller creates its members */
+void kvf__group_free(kvf_engine *e,
+                     kvf__group *g); /* with all its members, none of which may be in the engine's list */
 bool kvf__group_room(kvf_engine *e, kvf__group *g,
-                     kvf__live *r); /* what a live one needs beside; false: out of memory */
+                     kvf__live *r); /* allocates what a member needs besides kvf__live; false: out of memory */
 void kvf__group_room_free(kvf_engine *e, kvf__live *r);
-/* After kvf_sched_prompt_done of a prompt that others were held for. */
+/* After kvf_sched_prompt_done, or kvf_sched_fork_prompt, has forked the held samples. */
 kvf_status kvf__group_forked(kvf_engine *e, kvf__live *leader, kvf_error *err);
-void kvf__group_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error); /* of a ranked one */
-/* All beams know their choices, or are duplicates of one that does: one step of the search. May end the group. */
+void kvf__group_finish(kvf_engine *e, kvf__live *r, kvf_finish finish,
+                       const char *error); /* of a ranked group's member */
+/* ready: every beam has its choices, or is a duplicate of one that has. advance: one step of the search; may end the group. */
 bool kvf__beams_ready(const kvf__group *g);
 kvf_status kvf__beams_advance(kvf_engine *e, kvf__group *g, kvf_error *err);
 void kvf__beams_stop(kvf_engine *e, kvf__group *g, kvf_finish finish, const char *error);
 
 /* request.c */
-void kvf__live_lost(kvf_engine *e, kvf__live *r); /* the scheduler took its blocks: it begins again, or goes on */
-void kvf__live_preempted(kvf_engine *e, kvf__live *r, int swapped); /* for others' sake; counted, and told to the log */
+void kvf__live_lost(kvf_engine *e, kvf__live *r);                   /* the scheduler has taken its blocks: resets it */
+void kvf__live_preempted(kvf_engine *e, kvf__live *r, int swapped); /* the same, counted and logged */
 void kvf__live_link(kvf_engine *e, kvf__live *r);
 void kvf__live_unlink(kvf_engine *e, kvf__live *r);
 void kvf__live_free(kvf_engine *e, kvf__live *r);
-/* A result without KV figures, then these, then the callback. */
+/* A result is built in three steps: without its KV part, the KV part, the callback. */
 kvf_result kvf__live_result(const kvf_engine *e, const kvf__live *r, kvf_finish finish, const char *error);
 void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result);
 void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result);
-void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result); /* the callback alone */
+void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result); /* only the callback */
 kvf_status kvf__engine_check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what,
                                  kvf_error *err);
-/* Room for n tokens behind the prompt; false: out of memory, and nothing has changed. */
+/* Makes room for n tokens after the prompt. false: out of memory, and nothing has changed. */
 bool kvf__live_make_room(kvf_engine *e, kvf__live *r, uint32_t n);
 bool kvf__live_take_arrays(kvf_engine *e, kvf__live *r,
-                           uint32_t room); /* all four, of r's sizes; false: none is taken */
+                           uint32_t room); /* all four, for r's sizes; false: out of memory, none is allocated */
 void kvf__live_free_arrays(kvf_engine *e, kvf__live *r);
 bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more); /* false: out of memory */
 kvf__prompt_needs kvf__live_needs(const kvf__live *r);
 void kvf__live_note_single(kvf_engine *e);
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request);
 void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error);
-/* Appends the token's bytes to the text; 1 when a stop string is complete (the text is then cut before it), -1 when out of memory. */
+/* Appends the token's bytes to the text. Returns 1 when a stop string is complete (the text is then cut before it), -1 when out of
+ * memory, else 0. */
 int kvf__live_text(kvf_engine *e, kvf__live *r, uint32_t token);
 
-/* text.c: bytes to valid UTF-8, every broken byte as U+FFFD; returns the bytes written (out NULL: needed). */
+/* text.c: converts bytes to valid UTF-8, every invalid byte to U+FFFD. Returns the bytes written, or with out NULL the bytes needed. */
 size_t kvf__utf8_clean(const char *in, size_t n, char *out);
 
 #endif

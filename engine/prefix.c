@@ -1,4 +1,4 @@
-/* The prefix cache in the engine: what requests are found by, and the column sums of cached prompts.
+/* The prefix cache in the engine: the keys of requests, and the column sums of cached prompts (snapshots).
  *
  * A snapshot page holds the sums of block_size tokens, (n_layers, n_q_heads, block_size). */
 #include "engine/internal.h"

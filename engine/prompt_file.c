@@ -1,4 +1,5 @@
-/* A cached prompt in a file: docs/prompt-file.md. Written to a file beside it and renamed, read only when all of it is sound. */
+/* A cached prompt in a file (docs/prompt-file.md). It is written under a temporary name and renamed; it is loaded only if its
+ * checksum is right. */
 #define _GNU_SOURCE
 #define XXH_INLINE_ALL
 #include <errno.h>

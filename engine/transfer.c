@@ -1,11 +1,11 @@
-/* Copies between the tiers, by the device: those to the host run in a queue beside the forward pass; what comes from there is
- * there before it. Cached blocks go to the host ahead of their eviction.
+/* Copies between the tiers, made by the device. Copies to the host run in a queue during the forward pass; copies from the host
+ * are done before it. Cached blocks are copied to the host ahead of their eviction.
  *
- * A transfer is a copy list under way: its ends stay pinned until it is ended, after the forward pass, before the events: so
- * what needs blocks finds them as if the copies had run at once.
+ * A transfer is a copy list that the device is working on. Its blocks stay pinned until it is waited for, after the forward
+ * pass and before the events, so that the events find the same free blocks as if the copies had run at once.
  *
- * What the device fails at cannot be taken back: the manager counts on the copies. The engine is then broken, each later step
- * fails alike, and what a transfer names stays pinned. */
+ * A failed copy cannot be undone, since the manager relies on it. The engine is then broken: each later step fails with the same
+ * error, and the blocks of a transfer stay pinned. */
 #include "engine/internal.h"
 
 enum {

@@ -1,4 +1,4 @@
-/* Dialogues: requests that stay open when their answer has ended, and their next turns. */
+/* Dialogues: requests that stay open when their answer has ended, and their next turns (segments). */
 #include "engine/internal.h"
 
 kvf__token_range kvf__live_segment_at(const kvf__live *r, uint32_t at) {

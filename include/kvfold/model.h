@@ -42,7 +42,7 @@ typedef struct kvf_model_config {
     kvf_stream *stream;      /* no longer used; leave it NULL */
     int tokenizer_only;      /* 1: open the tokenizer only, without the weights */
     kvf_allocator allocator; /* all zero: the default */
-    kvf_log log;             /* warnings while the file is opened: skipped tensors, keys with wrong values */
+    kvf_log log;             /* warnings while the file is opened: skipped tensors, ignored keys */
 } kvf_model_config;
 
 typedef struct kvf_model_info {
