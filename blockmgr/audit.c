@@ -1,4 +1,4 @@
-/* The audit: walks everything and names the first broken invariant. Counts in scratch and clears it again. */
+/* kvf_audit: walks all data and names the first broken invariant. It counts in scratch and clears it again. */
 #include "blockmgr/manager.h"
 #include "blockmgr/profile.h"
 
@@ -8,7 +8,7 @@ static void clear(const kvf__pool *p) {
     for (uint32_t i = p->first; i < p->first + p->n; i++) p->entries[i].scratch = 0;
 }
 
-/* References: appearances (in scratch) + holds + pins; and the state that follows from them. */
+/* References = appearances in rows (in scratch) + holds + pins. The state must follow from them. */
 static kvf_status check_state(const kvf__pool *p, const char *what, uint32_t id, kvf_error *err) {
     const kvf__entry *e = &p->entries[id];
     uint32_t state = *kvf__state(p, id), refs = e->refs, alone = p->heads[id] & KVF__ALONE;
@@ -49,7 +49,7 @@ static kvf_status check_refs(const kvf__pool *p, const char *what, kvf_error *er
     return KVF_OK;
 }
 
-/* other: of the other tier. */
+/* other: the pool of the other tier. */
 static kvf_status check_pins(const kvf__pool *p, const kvf__pool *other, const char *what, kvf_error *err) {
     clear(p);
     for (uint32_t i = p->first; i < p->first + p->n; i++) {
@@ -102,7 +102,7 @@ static kvf_status check_pool(const kvf__pool *p, const kvf__pool *other, const c
     return s;
 }
 
-/* Counts the ids of a row in scratch; nothing may stand beyond them. */
+/* Counts the ids of a row in scratch. The entries after them must be KVF_NO_BLOCK. */
 static kvf_status count_row(const kvf_manager *m, const kvf__pool *p, const uint32_t *row, uint32_t n, uint32_t t,
                             kvf_error *err) {
     if (n > m->row_capacity) return BROKEN("table %u: %u blocks in a row of %u", t, n, m->row_capacity);
@@ -115,7 +115,7 @@ static kvf_status count_row(const kvf_manager *m, const kvf__pool *p, const uint
     return KVF_OK;
 }
 
-/* What is noted about the other holders of its blocks. */
+/* Checks private_at and tail_at. */
 static kvf_status check_private(const kvf_manager *m, uint32_t t, kvf_error *err) {
     const uint32_t *row = kvf__row(m, t);
     uint32_t n_blocks = kvf__n_blocks(m, t);
@@ -136,7 +136,7 @@ static kvf_status check_private(const kvf_manager *m, uint32_t t, kvf_error *err
     return KVF_OK;
 }
 
-/* What is noted about all tables of a sequence. */
+/* Checks known_at, room and longest of the sequence against one table. */
 static kvf_status check_known(const kvf_manager *m, uint32_t t, kvf_error *err) {
     const kvf__seq *seq = &m->seqs[t / m->seq_tables];
     uint32_t n_blocks = kvf__n_blocks(m, t), room = n_blocks * m->config.block_size - m->n_slots[t];
@@ -152,7 +152,7 @@ static kvf_status check_known(const kvf_manager *m, uint32_t t, kvf_error *err) 
     return KVF_OK;
 }
 
-/* What a table has on the host: nothing, or all. */
+/* A table is either on the device or, if its sequence is swapped, wholly on the host. */
 static kvf_status check_host(const kvf_manager *m, uint32_t t, kvf_error *err) {
     const kvf__seq *seq = &m->seqs[t / m->seq_tables];
     uint32_t n_slots = m->host_slots ? m->host_slots[t] : 0, n_pages = m->host_slots ? m->n_host_pages[t] : 0;
@@ -170,7 +170,7 @@ static kvf_status check_host(const kvf_manager *m, uint32_t t, kvf_error *err) {
     return s ? s : count_row(m, &m->host_pages, kvf__score_row(m, t), n_pages, t, err);
 }
 
-/* What a window must still have; what has none holds nothing. */
+/* A window's table has the slots that the next token sees. A layer that keeps nothing has none. */
 static kvf_status check_window(const kvf_manager *m, uint32_t t, kvf_error *err) {
     uint32_t window = kvf__window_of(m, t % m->seq_tables), n_slots = m->n_slots[t];
     uint32_t next_pos = m->seqs[t / m->seq_tables].next_pos;
@@ -213,7 +213,7 @@ static kvf_status check_table(const kvf_manager *m, uint32_t t, kvf_error *err) 
     return s;
 }
 
-/* Fresh rows appear as much as tables' rows do. */
+/* Counts the fresh rows in scratch, like the rows of tables. */
 static kvf_status check_compaction(const kvf_manager *m, kvf_error *err) {
     for (uint32_t e = 0; e < m->n_entries; e++)
         for (uint32_t g = 0; g < m->n_groups; g++) {
@@ -251,7 +251,7 @@ static kvf_status check_layer(const kvf_manager *m, uint32_t l, kvf_error *err) 
     return KVF_OK;
 }
 
-/* The runs are the layers that keep slots, in order. */
+/* The runs contain exactly the layers that keep slots, in order. */
 static kvf_status check_runs(const kvf_manager *m, kvf_error *err) {
     uint32_t r = 0, k = 0;
     for (; k < m->seq_tables; k++) {

@@ -1,9 +1,9 @@
-/* The audit of the prefix cache: nodes and blocks name each other, contents are unique, every list and figure is right. */
+/* kvf_audit for the prefix cache: nodes and blocks name each other, contents are unique, every list and figure is right. */
 #include "blockmgr/manager.h"
 
 #define BROKEN(...) kvf__fail(err, KVF_E_CORRUPT, __VA_ARGS__)
 
-/* The blocks of a node in one tier's pools, of which n_idle have no reference. */
+/* Checks the blocks of a node in one tier; n_idle of them must have no reference. */
 static kvf_status check_blocks(const kvf__cache *c, kvf__pool *pools, uint32_t node, const uint32_t *blocks,
                                uint32_t n_idle, kvf_error *err) {
     uint32_t counted = 0;
@@ -66,7 +66,7 @@ static kvf_status check_links(const kvf__cache *c, uint32_t node, kvf_error *err
     return KVF_OK;
 }
 
-/* The hash follows from the parent's hash and what the node holds. */
+/* A node's hash follows from its parent's hash and its content. */
 static kvf_status check_hash(const kvf__cache *c, uint32_t node, kvf_error *err) {
     const kvf__node *n = &c->nodes[node];
     kvf__hash hash = kvf__node_hash(c, node);
@@ -84,7 +84,7 @@ static kvf_status check_heap(const kvf__cache *c, const kvf__heap *h, uint32_t a
     return KVF_OK;
 }
 
-/* So many are in the order as have an idle block, and each of them has. */
+/* The order contains exactly the nodes with an idle block. */
 static kvf_status check_order(const kvf__cache *c, uint32_t n_wanted, kvf_error *err) {
     uint32_t n = 0, before = KVF__NO_NODE;
     kvf_status s = KVF_OK;

@@ -1,16 +1,16 @@
-/* The nodes of the prefix cache: entering, growing, taking out; what happens when the last reference goes. */
+/* The nodes of the prefix cache: adding, growing, removing; what happens when a block loses its last reference. */
 #include "blockmgr/cache.h"
 
 /* ---- The slab -------------------------------------------------------------------------------------------- */
 
-/* Four or more a node: a walk then seldom meets another's node, which would cost it a branch that nobody foresees. */
+/* Four or more buckets per node, so that a lookup seldom meets another node in its bucket: that costs a branch misprediction. */
 static uint32_t buckets_for(uint32_t n_max) {
     uint32_t n = 4;
     while (n / 4 < n_max && n < 1u << 31) n <<= 1;
     return n;
 }
 
-/* As many as the class has blocks for, of a tier, that has the fewest a layer. */
+/* How many nodes a tier has blocks for; the class with the fewest blocks per table decides. */
 static uint32_t nodes_for(const kvf_manager_config *config, uint32_t n_tables, bool host) {
     uint32_t n_groups = n_tables / config->n_layers, n = UINT32_MAX;
     if (config->n_classes == 1) return (host ? config->n_host_blocks : config->n_blocks) / n_tables;
@@ -100,7 +100,7 @@ void kvf__cache_init(kvf__cache *c, kvf__pool *blocks, kvf__pool *host, const kv
 
 /* ---- Links ------------------------------------------------------------------------------------------------- */
 
-/* That a node of these tiers is in. */
+/* The ring of siblings for a node on these tiers. */
 static uint32_t *ring(kvf__cache *c, uint32_t parent, uint32_t tiers) {
     int which = !(tiers & KVF__HERE);
     return parent == KVF__NO_NODE ? &c->root[which] : &c->nodes[parent].child[which];
@@ -140,9 +140,9 @@ static void leave_bucket(kvf__cache *c, uint32_t node) {
     *at = c->nodes[node].bucket_next;
 }
 
-/* ---- Enter and take out --------------------------------------------------------------------------------------- */
+/* ---- Adding and removing nodes -------------------------------------------------------------------------------- */
 
-/* What the walk has hashed becomes the node's content. */
+/* Sets a node's content to the block that the walk has hashed. */
 static void set_content(kvf__cache *c, uint32_t node, const kvf__walk *w) {
     kvf__node *n = &c->nodes[node];
     n->hash = kvf__walk_hashed(w);
@@ -192,7 +192,7 @@ void kvf__node_rebase(kvf__cache *c, uint32_t node, const uint32_t *blocks) {
 }
 
 void kvf__node_grow(kvf__cache *c, uint32_t node, const kvf__walk *w, const uint32_t *blocks) {
-    kvf__node_uncopied(c, node); /* a copy of the shorter content */
+    kvf__node_uncopied(c, node); /* the host copy has the shorter content */
     leave_bucket(c, node);
     set_content(c, node, w);
     c->nodes[node].generation++;
@@ -202,7 +202,8 @@ void kvf__node_grow(kvf__cache *c, uint32_t node, const kvf__walk *w, const uint
 
 /* ---- The two tiers ------------------------------------------------------------------------------------------- */
 
-/* What a copy still holds falls free when that is done, and is not what the eviction gave. */
+/* Ends the caching of a block and reports it. A block that a copy still pins becomes free only when the copy is done, so it
+ * does not count as evicted. */
 static void uncache_told(kvf__cache *c, uint32_t k, uint32_t id) {
     bool fell_free = kvf__pool_uncache(kvf__cache_pool(c, k), id) != 0;
     c->gone(c->gone_ctx, id, c->evicting && fell_free ? KVF__GONE_EVICTED : KVF__GONE_REMOVED, fell_free);
@@ -213,7 +214,7 @@ static void descent_leave(const kvf__cache *c, kvf__descent *d, uint32_t node) {
     if (d->chosen == node) d->chosen = d->hint = KVF__NO_NODE;
 }
 
-/* The node's blocks here are not its own any more. It is in no ring. */
+/* Takes the device blocks from a node, which is in no ring. */
 static void give_here(kvf__cache *c, uint32_t node) {
     kvf__node *n = &c->nodes[node];
     const uint32_t *blocks = kvf__node_blocks(c, node);
@@ -230,7 +231,7 @@ static void give_here(kvf__cache *c, uint32_t node) {
     c->n_here--;
 }
 
-/* Likewise those on the host. */
+/* Takes the host blocks from a node. */
 static void give_host(kvf__cache *c, uint32_t node) {
     kvf__node *n = &c->nodes[node];
     const uint32_t *blocks = kvf__node_host_blocks(c, node);

@@ -1,9 +1,10 @@
-/* The order of eviction: a list for LRU, a heap for the others; the choice of a victim; priorities that end. */
+/* The order of eviction: a list for LRU without a host tier, otherwise a heap; the choice of a victim; priorities with a
+ * duration. */
 #include "blockmgr/cache.h"
 
 /* ---- Heaps -------------------------------------------------------------------------------------------------- */
 
-/* A copy of what is in use here. */
+/* Whether a node on the host is in use on the device, so that its host copy is not needed now. */
 static bool is_double(const kvf__node *n) { return (n->tiers & KVF__HERE) && !n->n_idle; }
 
 bool kvf__heap_before(const kvf__cache *c, const kvf__heap *h, uint32_t a, uint32_t b) {
@@ -20,7 +21,7 @@ static void put(kvf__cache *c, kvf__heap *h, uint32_t at, uint32_t node) {
     c->nodes[node].place[h->kind] = at;
 }
 
-/* Moves the node at a place up or down until it stands right. */
+/* Moves the node at a place up or down until the heap is in order. */
 static void settle(kvf__cache *c, kvf__heap *h, uint32_t at) {
     uint32_t node = h->nodes[at];
     while (at && kvf__heap_before(c, h, node, h->nodes[(at - 1) / 2])) {
@@ -114,9 +115,9 @@ static uint32_t oldest_child(const kvf__cache *c, uint32_t node, int ring) {
     return c->nodes[c->nodes[node].child[ring]].prev;
 }
 
-/* The first of the order or, as long as something here follows on it, a tail of that. A descent goes on from where the
- * last one for the same node has ended. With a copy on the host it stays, without one what is on the host behind it goes
- * with it. */
+/* Evicts the first node of the order or, if it has descendants on the device, a leaf below it. The search continues where the
+ * last one for the same node ended. A node with a host copy stays on the host. Without a copy, its descendants on the host
+ * are removed with it. */
 static void evict_here(kvf__cache *c) {
     uint32_t chosen = c->listed ? c->first : c->order.nodes[0];
     uint32_t at = c->descent.chosen == chosen ? c->descent.hint : chosen;
@@ -130,8 +131,8 @@ static void evict_here(kvf__cache *c) {
     }
 }
 
-/* The first of the host's order or, of one that nothing here needs, as long as something follows on it there, a tail of
- * that. */
+/* The first node of the host order. If it is not in use on the device and has descendants that are only on the host, a leaf
+ * below it. */
 static uint32_t host_victim(const kvf__cache *c, uint32_t chosen) {
     uint32_t at = chosen;
     if (c->host_descent.chosen == chosen && !kvf__is_here(c, c->host_descent.hint)) at = c->host_descent.hint;
@@ -168,7 +169,7 @@ uint32_t kvf__host_first(const kvf__cache *c) { return c->host_order.n ? c->host
 
 /* ---- Priorities -------------------------------------------------------------------------------------------------- */
 
-/* What the order is by has changed. */
+/* Restores a node's places in the heaps after its priority has changed. */
 static void priority_changed(kvf__cache *c, uint32_t node) {
     heap_settle(c, &c->order, node);
     kvf__order_settle(c, node);

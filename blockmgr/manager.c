@@ -1,4 +1,4 @@
-/* The manager: config, the slab, handles, blocks held outside a table, occupancy. */
+/* The manager: config, memory, blocks held outside a table, occupancy. */
 #include "blockmgr/manager.h"
 #include "blockmgr/profile.h"
 
@@ -84,7 +84,7 @@ static kvf_status resolve(const kvf_manager_config *in, kvf_manager_config *c, k
 
 /* ---- The slab -------------------------------------------------------------------------------- */
 
-/* Run twice: with base NULL for the size, then to carve. The manager itself lies first. */
+/* Lays out all arrays in one slab. Run twice: with base NULL for the size, then with the memory. The manager is first. */
 static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
     const kvf_manager_config *c = &m->config;
     m->n_groups = c->n_kv_heads / c->heads_per_group;
@@ -198,7 +198,7 @@ kvf_status kvf_manager_create(const kvf_manager_config *config, kvf_manager **ou
     *m = shape;
     slab = (kvf__slab){.base = (unsigned char *)m};
     s = lay_out(m, &slab, err);
-    if (s) { /* the first pass has succeeded, so this one does */
+    if (s) { /* cannot happen: the first pass has succeeded */
         kvf__free(&shape.config.allocator, m, shape.slab_bytes);
         return s;
     }
@@ -232,7 +232,7 @@ const kvf_manager_config *kvf_manager_get_config(const kvf_manager *manager) {
 
 uint32_t kvf_block_id(kvf_block block) { return (uint32_t)block; }
 
-/* In the calls about one block everything rare is a tail call, so that the usual path needs no frame. */
+/* In the calls for one block, rare cases are tail calls, so that the common path needs no stack frame. */
 static kvf_status take_held(kvf_manager *m, kvf_block *out) {
     *out = kvf__pool_take_held(m->blocks);
     return m->profile ? kvf__profile_taken(m, (uint32_t)*out) : KVF_OK;
@@ -251,7 +251,7 @@ kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out) {
 void kvf__epoch_begin(kvf_manager *m) {
     if (++m->epoch) return;
     size_t bytes = (size_t)m->config.max_seqs * m->seq_tables * sizeof(uint32_t);
-    memset(m->private_at, 0, bytes); /* the numbers begin again */
+    memset(m->private_at, 0, bytes); /* the epoch wrapped around: start again at 1 */
     memset(m->tail_at, 0, bytes);
     for (uint32_t i = 0; i < m->config.max_seqs; i++) m->seqs[i].known_at = 0;
     m->epoch = 1;

@@ -1,17 +1,17 @@
-/* The prefix cache over two tiers: copies of idle nodes on the host, and nodes that come back from there. As with swaps a call
- * fills a copy list, whose items pin both ends until they are done. */
+/* The prefix cache over two tiers: idle nodes are copied to the host, and copied back by hits. As with swaps, a call only
+ * fills a copy list, whose items pin src and dst until they are done. */
 #include "blockmgr/manager.h"
 #include "blockmgr/profile.h"
 
 /* ---- Out ------------------------------------------------------------------------------------------- */
 
-/* A leaf below a node, or it itself: where a walk of what is here begins, the oldest first. */
+/* The first node below `node`, or `node` itself, in a walk of the nodes on the device: leaves first, the oldest first. */
 static uint32_t first_leaf(const kvf__cache *c, uint32_t node) {
     while (c->nodes[node].child[0] != KVF__NO_NODE) node = c->nodes[c->nodes[node].child[0]].prev;
     return node;
 }
 
-/* What follows a node when the tails come first, under another one that comes last. */
+/* The next node in that walk. */
 static uint32_t next_leaf(const kvf__cache *c, uint32_t node) {
     uint32_t parent = c->nodes[node].parent;
     uint32_t newest = parent == KVF__NO_NODE ? c->root[0] : c->nodes[parent].child[0];
@@ -22,14 +22,15 @@ static bool is_bare(const kvf__cache *c, uint32_t node) { return c->nodes[node].
 
 static bool in_use(const kvf__cache *c, uint32_t node) { return kvf__is_here(c, node) && !c->nodes[node].n_idle; }
 
-/* Whether a node on the host alone goes before one here: it or what it follows on is before that, or is that. */
+/* Whether a node on the host alone is evicted before a node on the device: it or one of its ancestors is that node, or comes
+ * before it in the order and is not in use. */
 static bool goes_before(const kvf__cache *c, uint32_t at, uint32_t node) {
     for (; at != KVF__NO_NODE; at = c->nodes[at].parent)
         if (at == node || (!in_use(c, at) && kvf__heap_before(c, &c->bare, at, node))) return true;
     return false;
 }
 
-/* Whether the host has room for one more node, or makes it. */
+/* Makes room on the host for one more node. False if it cannot. */
 static bool make_room(kvf__cache *c, uint32_t n_classes, uint32_t node) {
     for (uint32_t i = 0; i < n_classes; i++)
         while (c->host[i].n_free < c->class_tables[i]) {
@@ -41,7 +42,7 @@ static bool make_room(kvf__cache *c, uint32_t n_classes, uint32_t node) {
     return true;
 }
 
-/* Blocks for a node in the cache's ids, from the pools of a tier. */
+/* Takes blocks for a node from the pools of a tier, into the cache's ids. */
 static void take_ids(kvf__cache *c, kvf__pool *pools) {
     if (!c->table_class)
         kvf__pool_take(pools, c->ids, c->n_tables);
@@ -49,7 +50,7 @@ static void take_ids(kvf__cache *c, kvf__pool *pools) {
         for (uint32_t k = 0; k < c->n_tables; k++) kvf__pool_take(kvf__pool_at_table(c, pools, k), &c->ids[k], 1);
 }
 
-/* Its blocks here are pinned, and no longer idle; those of the host are the node's, and pinned. */
+/* Copies a node to the host. Its device blocks become pinned and are no longer idle; its host blocks are pinned too. */
 static void copy_out(kvf_manager *m, uint32_t node, kvf_copy_list *copies) {
     kvf__cache *c = &m->cache;
     kvf__node *n = &c->nodes[node];

@@ -59,7 +59,7 @@ static void put_idle(kvf__pool *p, uint32_t id) {
     kvf__cache_idle(p->cache, p, p->nodes[id]);
 }
 
-/* From here on refs, pins and holds count. */
+/* Turns an id into a counted one: from here on refs, pins and holds are valid. */
 static void count(kvf__pool *p, uint32_t id) {
     if (*kvf__state(p, id) == KVF__COUNTED) return;
     p->entries[id].holds = p->heads[id] & KVF__ALONE;
@@ -68,7 +68,7 @@ static void count(kvf__pool *p, uint32_t id) {
     *kvf__state(p, id) = KVF__COUNTED;
 }
 
-/* No more than they have to, for an id of one reference or none. */
+/* Ends the counting of an id that has at most one reference and no pin, if a simpler state describes it. */
 static void uncount(kvf__pool *p, uint32_t id) {
     kvf__entry *e = &p->entries[id];
     bool cached = kvf__pool_node(p, id) != KVF_NO_BLOCK, held = e->holds != 0;
@@ -85,7 +85,7 @@ static void uncount(kvf__pool *p, uint32_t id) {
     }
 }
 
-/* One reference less of a counted id; true when it was the last. */
+/* Removes a reference of a counted id. True if it was the last. */
 static bool unref(kvf__pool *p, uint32_t id) {
     uint32_t refs = --p->entries[id].refs;
     if (refs > 1 || p->entries[id].pins) return false;
@@ -152,7 +152,7 @@ bool kvf__pool_drop(kvf__pool *p, uint32_t id) {
     return true;
 }
 
-/* The tail first, so that a row that is taken again comes out in the order it had. */
+/* Frees the tail first, so that a row of the same ids, taken again, has the same order. */
 uint32_t kvf__pool_trim(kvf__pool *p, uint32_t *restrict row, uint32_t n, uint32_t n_new, bool is_private) {
     uint32_t *restrict top = p->free_ids + p->n_free, n_before = p->n_free + p->n_idle;
     uint8_t *restrict states = p->states;

@@ -1,8 +1,8 @@
-/* The prefix cache's public calls but store and snapshots: lookup, attach, drop, figures. */
+/* Public calls of the prefix cache: lookup, attach, drop, figures. Store and snapshots are in files of their own. */
 #include "blockmgr/manager.h"
 #include "blockmgr/profile.h"
 
-enum { PARTIAL_SCAN_MAX = 64 }; /* children that a lookup looks at for part of a block */
+enum { PARTIAL_SCAN_MAX = 64 }; /* children that a lookup compares for part of a block */
 
 kvf_status kvf__prefix_check(const kvf_manager *m) {
     if (!m) return KVF_E_INVALID;
@@ -16,10 +16,11 @@ kvf_prefix_options kvf_prefix_options_default(void) {
 
 /* ---- Lookup ------------------------------------------------------------------------------------------------ */
 
-/* What a lookup has come to: so many tokens, the last of them in node; and the deepest snapshot that would do. */
+/* The state of a lookup. */
 typedef struct found {
-    uint32_t limit, reach; /* most tokens of a hit; how far it is worth looking */
-    uint32_t n_known, node, snapshot;
+    uint32_t limit, reach;  /* most tokens of a hit; where the search ends */
+    uint32_t n_known, node; /* tokens found so far; the node of the last one */
+    uint32_t snapshot;      /* the deepest node with a suitable snapshot */
 } found;
 
 static void note_snapshot(const kvf__cache *c, const kvf__walk *w, uint32_t node, found *f) {
@@ -35,7 +36,7 @@ static uint32_t common_tokens(const uint32_t *a, const uint32_t *b, uint32_t n) 
     return i;
 }
 
-/* The child of a ring that has most of the next tokens, of equal ones the newest. */
+/* Finds the child in a ring that agrees with most of the next tokens; among equals the newest. */
 static void find_partial(const kvf__cache *c, const kvf__walk *w, int ring, found *f) {
     uint32_t newest = w->node == KVF__NO_NODE ? c->root[ring] : c->nodes[w->node].child[ring], at = newest;
     uint32_t begin = w->depth * c->block_size, n_left = w->key.n_tokens - begin;
@@ -80,7 +81,7 @@ static void find(const kvf__cache *c, kvf__walk *w, const kvf_prefix_options *o,
     for (int ring = 0; o->partial && !o->need_snapshot && ring <= (o->host != 0); ring++) find_partial(c, w, ring, f);
 }
 
-/* The node that holds token number n_tokens - 1, at or above one that lies deeper. */
+/* The node with token number n_tokens - 1: `node` or one of its ancestors. */
 static uint32_t node_at(const kvf__cache *c, uint32_t node, uint32_t n_tokens) {
     while (node != KVF__NO_NODE && c->nodes[node].depth * c->block_size >= n_tokens) node = c->nodes[node].parent;
     return node;
@@ -159,12 +160,11 @@ static kvf_status check_match(kvf_manager *m, const kvf__walk *w, const kvf_pref
     return KVF_OK;
 }
 
-/* A chain as a hit finds it. All blocks of an idle node are idle; of others each is looked at. What is on the host alone
- * follows on what is here. */
+/* The chain of a hit. Its nodes on the device come first, those only on the host after them. */
 typedef struct chain {
     uint32_t n, n_tokens;
-    uint32_t n_here; /* nodes */
-    uint32_t n_own;  /* nodes all of whose blocks are idle, or will be new */
+    uint32_t n_here; /* nodes on the device */
+    uint32_t n_own;  /* nodes whose blocks are all idle, or will be new */
     kvf__counts idle_blocks, new_blocks;
     uint64_t n_new_blocks;
     bool covered; /* the last node covers slots beyond n_tokens */
@@ -189,7 +189,8 @@ static chain look_at_chain(const kvf__cache *c, uint32_t n_tokens, uint32_t n_ch
     return h;
 }
 
-/* What the k-th table will hold that a reservation counts: the private blocks or, with growth, all that it keeps. */
+/* How many blocks of the k-th table will count against a reservation: the private ones or, with growth, all but a last one
+ * that an append would copy. */
 static uint32_t count_table(const kvf_manager *m, uint32_t k, const chain *h, bool growth) {
     const kvf__cache *c = &m->cache;
     bool last_held = false;
@@ -204,7 +205,7 @@ static uint32_t count_table(const kvf_manager *m, uint32_t k, const chain *h, bo
     return n_private - (h->covered && !last_held);
 }
 
-/* The chain's blocks that are here into the rows, node by node. */
+/* Enters the chain's device blocks in the rows, node by node. */
 static void attach_rows(kvf_manager *m, uint32_t first, const chain *h) {
     const kvf__cache *c = &m->cache;
     uint32_t n_tables = c->n_tables, row_capacity = m->row_capacity;
@@ -218,7 +219,7 @@ static void attach_rows(kvf_manager *m, uint32_t first, const chain *h) {
     }
 }
 
-/* The figures of the tables, which were empty and now hold the chain. */
+/* Updates the figures of the tables, which were empty and now have the chain's blocks. */
 static void count_attached(kvf_manager *m, uint32_t first, const chain *h) {
     uint32_t n_groups = m->n_groups, n_blocks = h->n * n_groups, *most = m->seq_blocks_max + first / n_groups;
     for (uint32_t t = first; t < first + m->seq_tables; t++) {
@@ -233,12 +234,12 @@ static void count_attached(kvf_manager *m, uint32_t first, const chain *h) {
     }
 }
 
-/* The reservation that each table will have: the one given, or its own. */
+/* The reservation of a table after the attach: the one given, or its own. */
 static kvf__reservation reservation_of(const kvf_manager *m, uint32_t t, const kvf_reserve *reserve, uint32_t k) {
     return reserve ? kvf__reservation_of(m, reserve, k) : kvf__table_reservation(m, t);
 }
 
-/* Leaves in the cache's ids what each table will be owed. */
+/* Checks that there are enough blocks, and leaves in the cache's ids the promise that each table will get. */
 static kvf_status check_promises(const kvf_manager *m, uint32_t first, const kvf_reserve *reserve, const chain *h) {
     kvf__owed owed = {.pages = 0};
     for (uint32_t k = 0; k < m->seq_tables; k++) {
@@ -277,7 +278,8 @@ static void count_query(kvf__cache *c, const kvf__walk *w, const chain *h, bool 
     if (h->n_new_blocks) c->stats.host_hit_tokens += n_tokens - h->n_here * c->block_size;
 }
 
-/* A partial node's blocks may be the last ones of a table that has gone on behind the node's end. */
+/* Starts a new epoch if another table may have the last node's blocks as its last blocks: it may have written slots after the
+ * end of a partial node. */
 static void share_tail(kvf_manager *m, uint32_t node) {
     const kvf__cache *c = &m->cache;
     if (c->nodes[node].n_tokens < c->block_size && c->nodes[node].n_idle < c->n_tables) kvf__epoch_begin(m);
@@ -344,10 +346,10 @@ kvf_status kvf_prefix_attach_tiers(kvf_manager *manager, kvf_seq seq, const kvf_
 
 /* ---- Drop, clock, figures -------------------------------------------------------------------------------------- */
 
-/* Those of one salt in a ring. */
+/* Removes the roots of one salt in a ring, with their descendants. */
 static void drop_roots(kvf__cache *c, int ring, const void *salt, uint32_t salt_bytes) {
     uint32_t n_roots = 0, at = c->root[ring];
-    if (at != KVF__NO_NODE) do { /* removing changes the ring: it is counted first */
+    if (at != KVF__NO_NODE) do { /* count first, because removing changes the ring */
             n_roots++;
             at = c->nodes[at].next;
         } while (at != c->root[ring]);

@@ -1,4 +1,4 @@
-/* The profile: from what a call has changed to figures and events. */
+/* The profile: turns the changes of a call into figures and events. */
 #include "blockmgr/profile.h"
 
 #include <stddef.h>
@@ -10,7 +10,7 @@
     ((sizeof(kvf_profile) - offsetof(kvf_profile, now)) / sizeof(uint64_t) + \
      ((layer) * sizeof(kvf_profile_layer) + offsetof(kvf_profile_layer, field)) / sizeof(uint64_t))
 
-/* Only this thread writes, so that its own reads need no order. */
+/* Only the manager's thread writes, so its own reads need no ordering. */
 static uint64_t get(const kvf__profile *p, size_t word) {
     return atomic_load_explicit(&p->words[word], memory_order_relaxed);
 }
@@ -18,13 +18,13 @@ static void put(kvf__profile *p, size_t word, uint64_t value) {
     atomic_store_explicit(&p->words[word], value, memory_order_release);
 }
 static void add(kvf__profile *p, size_t word, uint64_t n) { put(p, word, get(p, word) + n); }
-/* A gauge and its high-water mark. */
+/* Sets a gauge and raises its high-water mark. */
 static void mark(kvf__profile *p, size_t word, size_t word_max, uint64_t value) {
     put(p, word, value);
     if (value > get(p, word_max)) put(p, word_max, value);
 }
 
-/* word: that of the histogram's n; sum, max and the buckets follow. */
+/* Counts a value in a histogram. word: its field n; sum, max and the buckets follow. */
 static void count(kvf__profile *p, size_t word, uint64_t value) {
     size_t bucket = value ? 64 - (size_t)__builtin_clzll(value) : 0;
     add(p, word, 1);
@@ -36,7 +36,7 @@ static void count(kvf__profile *p, size_t word, uint64_t value) {
 static void open_call(kvf_manager *m) {
     kvf__profile *p = m->profile;
     uint64_t version = atomic_load_explicit(&p->version, memory_order_relaxed);
-    atomic_store_explicit(&p->version, version + 1, memory_order_relaxed); /* the first word's release carries it */
+    atomic_store_explicit(&p->version, version + 1, memory_order_relaxed); /* the release of the first word orders it */
     if (p->config.clock) {
         uint64_t now = p->config.clock(p->config.clock_ctx);
         if (now < p->now)
@@ -120,7 +120,7 @@ static void touch(kvf__profile *p, uint32_t id) {
 
 static uint32_t class_of(kvf_manager *m, uint32_t id) { return (uint32_t)(kvf__pool_of(m->blocks, id) - m->blocks); }
 
-/* By kvf__cause. */
+/* Indexed by kvf__cause. */
 static const size_t cause_words[] = {WORD(freed_by_end),     WORD(freed_by_compaction), WORD(freed_by_rollback),
                                      WORD(freed_by_release), WORD(freed_by_eviction),   WORD(freed_by_swap),
                                      WORD(freed_by_window),  WORD(freed_by_adoption),   WORD(freed_by_removal)};
@@ -151,7 +151,8 @@ static void gone(kvf__profile *p, uint32_t id, uint32_t seq, kvf__cause cause) {
     p->gone[p->n_gone_blocks++] = id;
 }
 
-/* What does not fall free now is held; whoever lets go of it later says why, but for a copy, which has no cause of its own. */
+/* A block that does not become free now has a holder. The holder that releases it later sets the cause. A copy sets none; then
+ * the cause set here counts. */
 void kvf__profile_gone(void *ctx, uint32_t id, kvf__gone_why why, bool fell_free) {
     static const kvf__cause causes[] = {KVF__CAUSE_EVICTION, KVF__CAUSE_ADOPTION, KVF__CAUSE_REMOVAL};
     kvf__profile *p = ctx;
@@ -162,7 +163,7 @@ void kvf__profile_gone(void *ctx, uint32_t id, kvf__gone_why why, bool fell_free
 }
 void kvf__profile_dropped(kvf__profile *p, uint32_t id, uint32_t seq) { gone(p, id, seq, KVF__CAUSE_WINDOW); }
 
-/* Begins a call's changes: first the blocks that had to go, which may have been taken again since. */
+/* Begins a call's report. Blocks that became free within the call come first; they may have been taken again since. */
 static void begin(kvf_manager *m) {
     kvf__profile *p = m->profile;
     open_call(m);
@@ -175,7 +176,7 @@ static void begin(kvf_manager *m) {
     p->n_gone_blocks = 0;
 }
 
-/* A table or handle has it now that had not before. True when it was taken for that, false when it gained a holder. */
+/* A table or handle is a new holder of the block. True if the block was taken for it, false if it had a holder already. */
 static bool gained(kvf_manager *m, uint32_t id, uint32_t layer) {
     kvf__profile *p = m->profile;
     kvf__profile_block *b = &p->blocks[id];
@@ -203,7 +204,7 @@ static void lost(kvf_manager *m, uint32_t id, uint32_t seq, kvf__cause cause) {
     touch(m->profile, id);
 }
 
-/* A live block is held, or idle in the cache, or neither. */
+/* Whether a live block is free now. Otherwise updates whether it is held or idle in the cache. */
 static bool became_free(kvf_manager *m, uint32_t id) {
     kvf__profile_block *b = &m->profile->blocks[id];
     kvf__profile_count *count_of = &m->profile->counts[b->layer];
@@ -213,17 +214,17 @@ static bool became_free(kvf_manager *m, uint32_t id) {
     b->idle = !held;
     if (b->idle && b->cause == KVF__CAUSE_COMPACTION) {
         m->profile->freed.of[class_of(m, id)]++;
-        b->cause = KVF__CAUSE_REMOVAL; /* counted once: whatever takes it out of the cache has a cause of its own */
+        b->cause = KVF__CAUSE_REMOVAL; /* counted here once; its removal from the cache will have its own cause */
     }
     count_of->held += held ? 1u : UINT64_MAX; /* one more, or one less */
     count_of->cached += held ? UINT64_MAX : 1u;
     return false;
 }
 
-/* What became of the touched blocks, now that the call has changed all it changes. */
+/* Evaluates the touched blocks, when the call has made all its changes. */
 static void settle(kvf_manager *m) {
     kvf__profile *p = m->profile;
-    uint32_t layer = 0, seq = 0, first = KVF_NO_BLOCK, n = 0; /* a run of blocks that fell free */
+    uint32_t layer = 0, seq = 0, first = KVF_NO_BLOCK, n = 0; /* a run of blocks that became free */
     for (uint32_t i = 0; i < p->n_touched; i++) {
         uint32_t id = p->touched[i];
         kvf__profile_block *b = &p->blocks[id];
@@ -243,7 +244,7 @@ static void settle(kvf_manager *m) {
     p->n_touched = 0;
 }
 
-/* Nodes that came into the prefix cache and left it since the last call. */
+/* Reports the nodes added to and removed from the prefix cache since the last call. */
 static void cache_events(kvf_manager *m) {
     kvf__profile *p = m->profile;
     const kvf_prefix_stats *now = &m->cache.stats;
@@ -254,7 +255,7 @@ static void cache_events(kvf_manager *m) {
     push_blocks(m, KVF_PROFILE_EVICT, UINT32_MAX, UINT32_MAX, KVF_NO_BLOCK, (uint32_t)(gone * m->seq_tables));
 }
 
-/* What compactions have evicted and given back, in bytes. */
+/* Updates evicted_bytes and freed_bytes. */
 static void byte_figures(kvf_manager *m) {
     kvf__profile *p = m->profile;
     uint64_t bs = m->config.block_size, evicted_bytes = 0, freed_bytes = 0, taken_bytes = 0;
@@ -289,7 +290,7 @@ static void end(kvf_manager *m) {
 
 /* ---- Tables ------------------------------------------------------------------------------------------ */
 
-/* Compares a table from its entry `from` on with what it was. */
+/* Compares the entries of a table from `from` on with the profile's copy, and reports the differences. */
 static void compare(kvf_manager *m, uint32_t t, uint32_t from, kvf__cause cause) {
     kvf__profile *p = m->profile;
     kvf__profile_table *was = &p->tables[t];
@@ -329,7 +330,7 @@ void kvf__profile_figures(kvf_manager *m) {
     end(m);
 }
 
-/* An append has dropped the leading blocks of a window's table that it drops. */
+/* Repeats on the profile's copy the drop of leading blocks that an append makes in a window's table. */
 static void follow_window(kvf_manager *m, uint32_t t) {
     kvf__profile *p = m->profile;
     kvf__profile_table *was = &p->tables[t];
@@ -349,7 +350,7 @@ void kvf__profile_appended(kvf_manager *m, const kvf_append_item *items, uint32_
     begin(m);
     for (uint32_t i = 0; i < n_items; i++) {
         uint32_t seq = 0;
-        if (kvf__seq_find(m, items[i].seq, &seq)) continue; /* it was found before */
+        if (kvf__seq_find(m, items[i].seq, &seq)) continue; /* cannot happen: the append has found it */
         for (uint32_t t = seq * m->seq_tables; t < (seq + 1) * m->seq_tables; t++) {
             if (m->windowed) follow_window(m, t);
             uint32_t n_blocks = p->tables[t].n_blocks, n_slots = p->tables[t].n_slots;
@@ -402,7 +403,7 @@ void kvf__profile_swapped(kvf_manager *m, const kvf_seq *seqs, uint32_t n_seqs, 
     end(m);
 }
 
-/* Blocks of the prefix cache: to the host, or from there. */
+/* Reports blocks of the prefix cache that are copied to the host or from there. */
 static void push_moved(kvf_manager *m, uint32_t seq, const kvf_copy_list *copies, uint32_t first_copy, bool in) {
     uint32_t n = copies ? copies->n - first_copy : 0;
     if (!n) return;
@@ -460,7 +461,7 @@ void kvf__profile_begun(kvf_manager *m) {
     end(m);
 }
 
-/* One (sequence, layer) has shrunk. */
+/* Reports one (sequence, layer) of a compaction. */
 static void committed(kvf_manager *m, uint32_t first) {
     kvf__profile *p = m->profile;
     kvf_profile_event event = {.kind = KVF_PROFILE_COMPACT,

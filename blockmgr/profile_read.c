@@ -1,4 +1,4 @@
-/* The profile's config, its memory, and what is read from any thread: figures and events. */
+/* The profile's config and memory, and the calls for any thread: reading figures and events. */
 #define _POSIX_C_SOURCE 200809L
 #include <sched.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ void kvf__profile_lay_out(kvf_manager *m, kvf__slab *slab, const kvf_profile_con
     size_t n_tables = (size_t)c->max_seqs * m->seq_tables, n_rows = 0;
     if (!kvf__mul(n_tables, m->row_capacity, &n_rows)) slab->bad = true;
     kvf__profile *p = kvf__slab_take(slab, 1, sizeof *p), shape;
-    if (!slab->base) p = &shape; /* for the size alone */
+    if (!slab->base) p = &shape; /* only for the size */
     p->words = kvf__slab_take(slab, figure_words() + c->n_layers * layer_words(), sizeof *p->words);
     p->blocks = kvf__slab_take(slab, c->n_blocks, sizeof *p->blocks);
     p->tables = kvf__slab_take(slab, n_tables, sizeof *p->tables);
@@ -82,7 +82,7 @@ kvf_status kvf_profile_tick(kvf_manager *manager, uint64_t now) {
     return KVF_OK;
 }
 
-/* One attempt; false when a call changed the figures meanwhile. */
+/* One attempt to copy the figures. False if a call changed them meanwhile. */
 static bool copy_words(const kvf__profile *p, uint64_t *figures, uint64_t *layers, size_t n_layer_words) {
     uint64_t version = atomic_load_explicit(&p->version, memory_order_acquire);
     if (version & 1) return false;

@@ -1,4 +1,4 @@
-/* Snapshots: pages of a pool of their own, tied to nodes, given up with them or before. */
+/* Snapshots: pages of a pool of their own. A snapshot belongs to a node and is dropped with it or before it. */
 #include "blockmgr/manager.h"
 
 static void list_enter(kvf__cache *c, uint32_t node) {
@@ -33,7 +33,7 @@ void kvf__snapshot_drop(kvf__cache *c, uint32_t node) {
     c->stats.snapshots_evicted++;
 }
 
-/* The newest end of its list, perhaps of the other one. */
+/* Moves a snapshot to the newest end of its list, or of the list with keep_long. */
 static void touch(kvf__cache *c, uint32_t node, bool keep_long) {
     list_leave(c, node);
     c->nodes[node].keep_long |= keep_long;
@@ -55,7 +55,7 @@ static void take_pages(kvf__cache *c, uint32_t node, uint32_t n_pages, uint32_t 
     c->stats.snapshots_put++;
 }
 
-/* The node that ends at n_tokens of the key. */
+/* Finds the node that ends at n_tokens of the key. */
 static kvf_status find_end(const kvf_manager *m, uint32_t index, kvf__walk *w, uint32_t n_tokens, uint32_t *node) {
     const kvf__cache *c = &m->cache;
     *node = KVF__NO_NODE;
@@ -116,7 +116,7 @@ kvf_status kvf_prefix_snapshot_put(kvf_manager *manager, kvf_seq seq, const kvf_
     s = check_room(manager, capacity, n);
     if (s) return s;
     if (n > n_available)
-        return kvf__fail(manager->error, KVF_E_NO_BLOCKS, "snapshot: %u pages are needed, %llu of %u may be had", n,
+        return kvf__fail(manager->error, KVF_E_NO_BLOCKS, "snapshot: %u pages are needed, %llu of %u are available", n,
                          (unsigned long long)n_available, c->pages.n);
     while (c->pages.n_free < n)
         kvf__snapshot_drop(c, c->snapshots[0].first != KVF__NO_NODE ? c->snapshots[0].first : c->snapshots[1].first);

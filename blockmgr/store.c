@@ -1,17 +1,17 @@
-/* Store: makes a sequence's written blocks findable, one node per content. */
+/* Store: adds a sequence's written blocks to the prefix cache, one node per content. */
 #include "blockmgr/manager.h"
 #include "blockmgr/profile.h"
 
-/* A store under way: the sequence's first table, and what it has come to. */
+/* The state of a store. */
 typedef struct storing {
     kvf_manager *m;
     uint32_t first;
-    uint32_t n_blocks;  /* of the sequence's tokens */
-    uint32_t n_dropped; /* leading blocks that some window has dropped */
+    uint32_t n_blocks;  /* blocks of all the sequence's tokens */
+    uint32_t n_dropped; /* leading blocks that a window has dropped */
     kvf_prefix_store_options options;
     uint32_t n_stored;
     bool all_rows; /* every block of the tables was in state ROW when it began */
-    bool entered;  /* blocks of the tables are cached that were not */
+    bool entered;  /* some blocks of the tables became cached */
 } storing;
 
 static kvf_status check_store(const kvf_manager *m, uint32_t index, const kvf__walk *w, uint32_t n_tokens) {
@@ -42,7 +42,7 @@ static kvf_status read_options(const kvf_manager *m, const kvf_prefix_store_opti
     return KVF_OK;
 }
 
-/* The node that holds any of these blocks: KVF__NO_NODE when none does; false when there are two. */
+/* Finds the node of these blocks; KVF__NO_NODE if none is cached. False if they are of two nodes. */
 static bool node_of_blocks(const kvf__cache *c, const uint32_t *blocks, uint32_t *node) {
     *node = KVF__NO_NODE;
     for (uint32_t k = 0; k < c->n_tables; k++) {
@@ -54,19 +54,20 @@ static bool node_of_blocks(const kvf__cache *c, const uint32_t *blocks, uint32_t
     return true;
 }
 
-/* Whether a node may become the content that the walk has hashed. */
+/* Whether a node may grow to the content that the walk has hashed. */
 static bool may_grow(const kvf__cache *c, uint32_t node, const kvf__walk *w) {
     const kvf__node *n = &c->nodes[node];
     return n->parent == w->node && n->n_tokens < w->n_hashed && !n->n_pages &&
            kvf__walk_agrees(c, w, node, n->n_tokens);
 }
 
-/* The content has a node: it stays, or takes over blocks that nobody has a better use for. */
+/* Stores content that has a node already. The node keeps its blocks. If they are all idle or it has none on the device, it
+ * takes over the sequence's blocks, provided that these belong to no other node. */
 static void store_again(storing *s, const kvf__walk *w, uint32_t node, const uint32_t *blocks) {
     kvf__cache *c = &s->m->cache;
     uint32_t of;
     bool clear = node_of_blocks(c, blocks, &of), here = kvf__is_here(c, node);
-    if (!here && clear && of != KVF__NO_NODE && may_grow(c, of, w)) { /* what it would become is on the host */
+    if (!here && clear && of != KVF__NO_NODE && may_grow(c, of, w)) { /* its grown content is on the host already */
         kvf__node_remove(c, of);
         of = KVF__NO_NODE;
     }
@@ -82,14 +83,14 @@ static void store_again(storing *s, const kvf__walk *w, uint32_t node, const uin
     }
 }
 
-/* A row's entry for a block of the tokens: windows have dropped the first ones. */
+/* The id of the block at `depth` in the k-th table; windows have dropped leading blocks of the row. */
 static uint32_t entry_of(const storing *s, uint32_t k, uint32_t depth) {
     uint32_t t = s->first + k;
     return kvf__row(s->m, t)[depth - (s->n_blocks - kvf__n_blocks(s->m, t))];
 }
 
-/* The blocks at the walk's position; whether all are in state ROW, as they are when they are new. A store caches no block of a
- * later position, so that what all tables' states say at the beginning holds for each. */
+/* Collects the blocks at `depth`. True if all are in state ROW, as new blocks are. A store caches no block of a later
+ * position, so all_rows, found at the beginning, stays valid for each position. */
 static bool gather(const storing *s, uint32_t depth, uint32_t *restrict blocks) {
     const kvf_manager *m = s->m;
     const uint32_t *restrict row = kvf__row(m, s->first) + depth, *restrict nodes = m->blocks->nodes;
@@ -104,23 +105,23 @@ static bool gather(const storing *s, uint32_t depth, uint32_t *restrict blocks) 
     }
     for (uint32_t k = 0; k < n; k++, row += row_capacity) {
         blocks[k] = *row;
-        __builtin_prefetch(&nodes[*row], 1); /* to be written, when it is new */
+        __builtin_prefetch(&nodes[*row], 1); /* will be written if the block is new */
     }
     for (uint32_t k = 0; k < n && !s->all_rows; k++) not_new |= states[kvf__state_at(blocks[k])] ^ KVF__ROW;
     return !not_new;
 }
 
-/* Enters the block that the walk has hashed; its node, or KVF__NO_NODE when it cannot be entered. */
+/* Stores the block that the walk has hashed. Returns its node, or KVF__NO_NODE if it cannot be stored. */
 static uint32_t store_block(storing *s, const kvf__walk *w) {
     kvf_manager *m = s->m;
     kvf__cache *c = &m->cache;
     uint32_t *blocks = c->ids, node = kvf__walk_find(c, w), of = KVF__NO_NODE;
-    if (w->depth < s->n_dropped) /* the tables have it no more: found or not */
+    if (w->depth < s->n_dropped) /* the tables no longer have it; its node may exist */
         return node != KVF__NO_NODE && kvf__is_here(c, node) ? node : KVF__NO_NODE;
     bool is_new = gather(s, w->depth, blocks);
     if (node != KVF__NO_NODE) {
         store_again(s, w, node, blocks);
-        if (!kvf__is_here(c, node)) return KVF__NO_NODE; /* what is behind it would be here without it */
+        if (!kvf__is_here(c, node)) return KVF__NO_NODE; /* a child on the device needs its parent there */
     } else if (!is_new && (!node_of_blocks(c, blocks, &of) || (of != KVF__NO_NODE && !may_grow(c, of, w)))) {
         c->stats.duplicates++;
         return KVF__NO_NODE;

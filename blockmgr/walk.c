@@ -1,4 +1,4 @@
-/* Walking a key block by block: the chained hash, and the comparison that a hit needs beside it. */
+/* Reads a key block by block: the chained hash, and the comparison that a hit also requires. */
 #include "blockmgr/cache.h"
 
 #define XXH_INLINE_ALL
@@ -6,7 +6,7 @@
 
 enum { BLOCK_MAX = 256, USUAL = 16 };
 
-/* Where USUAL is told to the compiler as a block's size, so that no copy, loop or call is left of what depends on it. */
+/* For functions that are compiled with the constant USUAL as the block size, so that copies and loops are unrolled. */
 #define INLINE __attribute__((always_inline)) static inline
 
 INLINE kvf__hash hash_bytes(const kvf__cache *c, const void *bytes, size_t n) {
@@ -48,8 +48,8 @@ kvf_status kvf__walk_begin(const kvf__cache *c, const kvf_prefix_key *key, kvf__
     return KVF_OK;
 }
 
-/* A digest of the extras from number i on whose position is under end; 0 when there are none. A hash of its own, so that
- * the zero_hash hook leaves it. */
+/* A digest of the extras from number i on whose position is under end; 0 if there are none. It calls the hash directly, so
+ * that zero_hash does not affect it. */
 static kvf__hash digest(const kvf_prefix_key *key, uint32_t i, uint32_t end) {
     kvf__hash d = {0, 0};
     for (; i < key->n_extras && key->extras[i].position < end; i++) {
@@ -104,7 +104,7 @@ static bool same_salt(const kvf__cache *c, const kvf_prefix_key *key, uint32_t r
            (!key->salt_bytes || !memcmp(c->salts + (size_t)root * KVF_PREFIX_SALT_MAX, key->salt, key->salt_bytes));
 }
 
-/* Few of them, and mostly equal: cheaper than a call of memcmp. */
+/* For few tokens that are mostly equal this is cheaper than a call of memcmp. */
 INLINE bool same_all(const uint32_t *a, const uint32_t *b, uint32_t n) {
     uint32_t differ = 0;
     for (uint32_t i = 0; i < n; i++) differ |= a[i] ^ b[i];
@@ -130,12 +130,12 @@ uint32_t kvf__walk_find(const kvf__cache *c, const kvf__walk *w) {
 
 void kvf__walk_step(const kvf__cache *c, kvf__walk *w, uint32_t node) {
     w->node = node;
-    w->turn ^= 1; /* the hash is the node's; not read from there, so that the next one need not wait for it */
+    w->turn ^= 1; /* the hash equals the node's; it is not loaded from there, so the next hash need not wait */
     w->depth++;
     while (w->extra < w->key.n_extras && w->key.extras[w->extra].position < w->depth * c->block_size) w->extra++;
 }
 
-/* The first extra at or behind a position. */
+/* The number of the first extra at or after a position. */
 static uint32_t first_extra(const kvf_prefix_key *key, uint32_t position) {
     uint32_t low = 0, high = key->n_extras;
     while (low < high) {
