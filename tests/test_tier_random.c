@@ -273,10 +273,11 @@ static void op_out(world *w) {
     note_copies(w, l, from);
 }
 
-/* Blocks that a batch takes, the shared ones once, and what its reservations or its growth want besides. */
+/* Blocks that a batch takes, the shared ones once, and what its reservations or its growth want besides. An append makes every
+ * table but the last that shares a partly filled last block copy it (left: how many have not yet). */
 static void want_in(const world *w, const int *which, uint32_t n, uint32_t n_tokens, uint32_t *blocks, uint32_t *pages,
                     uint32_t *n_copies) {
-    uint32_t cells[512], counts[512], n_cells = 0;
+    uint32_t cells[512], counts[512], left[512], n_cells = 0;
     blocks[0] = blocks[1] = *pages = 0;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < TABLES; k++)
@@ -290,6 +291,7 @@ static void want_in(const world *w, const int *which, uint32_t n, uint32_t n_tok
                 counts[at]++;
             }
     *n_copies = n_cells;
+    memcpy(left, counts, n_cells * sizeof *left);
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < TABLES; k++) {
             const seq *s = &w->s[which[i]];
@@ -297,10 +299,12 @@ static void want_in(const world *w, const int *which, uint32_t n, uint32_t n_tok
             uint32_t held = ceil_bs(t->n_slots), own = 0, last = 0;
             for (uint32_t b = 0; b < held; b++)
                 for (uint32_t at = 0; at < n_cells; at++)
-                    if (cells[at] == t->cells[b]) own += counts[at] == 1, last = counts[at];
-            uint32_t leaves = t->n_slots % BS && last > 1, after = ceil_bs(least(SLOTS, t->n_slots + n_tokens));
+                    if (cells[at] == t->cells[b]) own += counts[at] == 1, last = at;
+            uint32_t shared = t->n_slots % BS && counts[last] > 1, copies = n_tokens && shared && left[last] > 1;
+            uint32_t after = ceil_bs(least(SLOTS, t->n_slots + n_tokens));
+            if (copies) left[last]--;
             blocks[class_at(w, k)] +=
-                most(over(t->r, s->growth ? held - leaves : own), n_tokens ? after - held + leaves : 0);
+                most(over(t->r, s->growth ? held - shared : own), n_tokens ? after - held + copies : 0);
             *pages +=
                 t->n_pages + most(over(t->page_r, t->n_pages), s->has_scores && n_tokens ? after - t->n_pages : 0);
             *n_copies += t->n_pages;
