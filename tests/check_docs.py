@@ -3,7 +3,7 @@
 
 Every KVF_API function has a comment that says what it does, names every parameter (@param a. @param b, c.), ownership
 (@own), threads (@threads), errors (@errors) and cost (@cost). Each has a line in tests/test_calls*.c, which try wrong
-arguments. Every header compiles alone, as C11 and as C++17. The example in a header's introduction compiles too: the
+arguments. Every header compiles alone, as C11 and as C++17. The introduction of each has an example that compiles: the
 lines after " * Simple use" that stand five spaces behind the star, either whole functions or the body of one that
 returns kvf_status. With --library, the shared library exports what the headers declare and nothing else (kvf__ names are
 internal).
@@ -123,6 +123,7 @@ def compile_examples(headers, cc):
     for header in headers:
         code = example(header.read_text(encoding="utf-8"))
         if code is None:
+            problems.append(f"{header.name}: has no example: a line \" * Simple use\" and lines of code below it")
             continue
         command = [cc, "-x", "c", "-std=c11", *WARNINGS, f"-I{ROOT / 'include'}", "-"]
         run = subprocess.run(command, input=f'#include "kvfold/{header.name}"\n{code}', capture_output=True, text=True)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fails on what no file of the tree may hold: paths of one machine, host names in scripts, unfinished work, built files,
-files of more than 700 lines that are no data. It looks at what git knows or would add; in a tree without git, at everything but
-build folders.
+files of more than 700 lines that are no data, an invariant's number that two READMEs have. It looks at what git knows or would
+add; in a tree without git, at everything but build folders.
 """
 import re
 import subprocess
@@ -48,6 +48,22 @@ def wrong_lines(name, text):
     return found
 
 
+def numbered(texts):
+    """What is wrong with the numbers of invariants: a README's are marked **X1**, and each number is used once."""
+    problems, seen = [], {}
+    for name, text in texts.items():
+        section = re.search(r"^#* *Invariants\n(.*?)(?=^#|^Reading order|\Z)", text, re.M | re.S)
+        if not section:
+            continue
+        problems += [f"{name}: invariant {n}: mark it **X{n}** with the folder's letter"
+                     for n in re.findall(r"^(\d+)\. ", section[1], re.M)]
+        for number in re.findall(r"^- \*\*([A-Z]\d+)\*\*", section[1], re.M):
+            if number in seen:
+                problems.append(f"{name}: invariant {number} is also in {seen[number]}")
+            seen[number] = name
+    return problems
+
+
 SELF_TEST = [  # name, text, problems
     ("a.c", 'x = "/%s/me/x";\n' % "home", 1),
     ("a.c", "/* see ../work/x, $HOME/root/x and ~/tmp/x */\n", 0),
@@ -64,7 +80,10 @@ SELF_TEST = [  # name, text, problems
 def main():
     problems = [f"self-test {i}: {len(wrong_lines(name, text))} problems, expected {expected}"
                 for i, (name, text, expected) in enumerate(SELF_TEST) if len(wrong_lines(name, text)) != expected]
-    names = files()
+    example = {"a": "Invariants\n- **A1** x\n- **A2** y\n", "b": "## Invariants\n1. z\n- **A2** y\n# More\n2. no\n"}
+    if len(numbered(example)) != 2:
+        problems.append("self-test: numbered")
+    names, texts = files(), {}
     if not names:
         problems.append(f"{ROOT}: no files")
     for name in names:
@@ -81,6 +100,9 @@ def main():
                 problems.append(f"{name}: is not UTF-8")
             continue
         problems += [f"{name}:{line}: {what}" for line, what in wrong_lines(name, text)]
+        if name.endswith("README.md"):
+            texts[name] = text
+    problems += numbered(texts)
     print("\n".join(problems) or f"check_tree: {len(names)} files, all in order")
     return 1 if problems else 0
 
