@@ -1,13 +1,14 @@
-/* What a request may need, what it is promised, and how it comes and goes. */
+/* The blocks that a request may need, its reservations, its admission and release. */
 #include <stdio.h>
 
 #include "scheduler/sched.h"
 
-/* A policy that never evicts gives the same pages, within rounding, whether a token was prefilled or decoded; all others,
- * and those whose column sums are the prompt's alone, must see the first run again. */
+/* Whether a preempted request must repeat its first run step by step. With a policy that never evicts, and needs no sums of the
+ * prompt alone, prefill gives the same pages as decode within rounding. */
 static bool evicts(const kvf__req *r) { return r->bounded || kvf_policy_evicts(&r->options) || r->needs.extent; }
 
-/* What a table of a layer holds of so many slots, chunk by chunk: a window lets go of what is before it. */
+/* Most blocks that a layer's table of so many slots holds, when it grows chunk by chunk. With a sliding window earlier blocks are
+ * freed. */
 static uint32_t blocks_of(const kvf_sched *s, uint32_t layer, uint32_t slots) {
     uint32_t window = s->windows ? s->windows[layer] : 0;
     uint64_t most = (uint64_t)window + s->config.chunk + s->block_size - 2;
@@ -15,7 +16,7 @@ static uint32_t blocks_of(const kvf_sched *s, uint32_t layer, uint32_t slots) {
     return kvf__ceil_div(window ? (uint32_t)KVF__MIN(slots, most) : slots, s->block_size);
 }
 
-/* Of all tables. */
+/* The same for all tables. */
 static uint64_t blocks_for(const kvf_sched *s, uint32_t slots) {
     uint64_t n = 0;
     if (!s->windows) return (uint64_t)kvf__ceil_div(slots, s->block_size) * s->n_tables;
@@ -23,7 +24,7 @@ static uint64_t blocks_for(const kvf_sched *s, uint32_t slots) {
     return n;
 }
 
-/* The most slots, whole blocks of them, for which so many do. */
+/* The most slots, in whole blocks, for which n_blocks are enough. */
 static uint64_t slots_for(const kvf_sched *s, uint32_t n_blocks) {
     uint32_t low = 0, high = s->max_slots / s->block_size;
     while (low < high) {
@@ -51,9 +52,9 @@ static kvf_status never_fits(kvf_sched *s, uint32_t n_prompt, const char *what, 
                      (unsigned long long)need, what, there_are, (unsigned long long)need, remedy);
 }
 
-/* A further sample over the same prompt. Bounded: its whole reservation, as a fork is promised it; that is what the
- * prompt's end sets, and where the sizes are not known by then, the prompt's own. Unbounded: that of the layers that
- * evict, and a block a table to grow by. */
+/* Blocks to count for a further sample of the same prompt. Bounded: its whole reservation, which the prompt's end sets; if the
+ * sizes are not known by then, the prompt's own. Not bounded: the reservation of the layers that evict, and one block a
+ * table to grow by. */
 static uint64_t child_blocks(const kvf_sched *s, const kvf__req *r, const kvf_policy_need *need) {
     const kvf_policy_options *o = &r->options;
     if (r->bounded) {
@@ -73,7 +74,7 @@ static void size_needs(kvf__req *r) {
     r->needs.extent = r->needs.sums || r->needs.all || r->needs.n_last;
 }
 
-/* Fills in what follows from n_prompt, max_new and options; refuses what could not even run alone. */
+/* Sets the fields that follow from n_prompt, max_new and options; refuses a request that could not even run alone. */
 kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
     kvf_policy_need need = {0};
     kvf_status status = kvf_policy_options_check(&r->options, s->n_layers, s->block_size, &s->error);

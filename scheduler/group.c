@@ -1,9 +1,9 @@
-/* Samples of one prompt, and forks: what they are promised, how they come apart, who takes over. */
+/* Samples of one prompt, and forks: their reservations, splitting a group, and which sample becomes leader. */
 #include "scheduler/sched.h"
 
-/* ---- The held ones ------------------------------------------------------------------------------- */
+/* ---- Held samples -------------------------------------------------------------------------------- */
 
-/* They keep the order of their names: each one that comes follows those that are there. */
+/* They are in the order of their names: a new one becomes the last. */
 void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r) {
     uint32_t *end = &leader->held;
     while (*end != KVF__SLOT_NONE) end = &s->slots[*end].next;
@@ -16,7 +16,7 @@ void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r) {
     s->n_held++;
 }
 
-/* An empty sequence that holds a promise, and a place among those that run. */
+/* Frees the empty sequence that carries a held sample's reservation, and its place in max_running. */
 static void drop_reservation(kvf_sched *s, kvf__req *held) {
     if (!held->seq) return;
     kvf_status status = kvf_seq_free(s->config.manager, held->seq);
@@ -65,7 +65,7 @@ kvf__needs kvf__group_needs(kvf_sched *s, const kvf__req *leader) {
     return needs;
 }
 
-/* With options of their own all share the prompt as it is, and each goes to blocks of its own. */
+/* With options of their own all samples share the uncompressed prompt, and then each moves to blocks of its own. */
 uint64_t kvf__group_own_options_blocks(const kvf_sched *s, const kvf__req *leader) {
     return kvf__sched_prompt_blocks(s, leader) + leader->child_blocks;
 }
@@ -77,9 +77,9 @@ bool kvf__group_takes(const kvf_sched *s, const kvf__req *leader, const kvf__req
     return true;
 }
 
-/* The leader's share. Its tables stay what the others share: once they evict, each goes to blocks of its own, and those
- * that are shared fall free with the last. So one table more is counted; where requests are forked again and again, one
- * for every two of them. */
+/* Blocks to count for the leader. The samples share its tables. When they evict, each moves to blocks of its own, and the shared
+ * ones become free with the last of them. So one table more is counted; for requests that are forked again and again, one for
+ * every two of them. */
 static uint64_t leader_blocks(const kvf_sched *s, const kvf__req *r, uint32_t n) {
     uint64_t own = kvf__sched_admission_blocks(s, r);
     if (r->own_options && n > 1) return kvf__group_own_options_blocks(s, r);
@@ -242,7 +242,7 @@ kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader) {
     return KVF_OK;
 }
 
-/* A child that shares the prompt and has all before it: no event yet, no score page, a state of its own options. */
+/* Forks a child that shares the prompt: no event yet, no score page, a policy state with its own options. */
 static kvf_status fork_sample(kvf_sched *s, const kvf__req *leader, kvf__req *r) {
     kvf_manager *manager = s->config.manager;
     kvf_status status = kvf_seq_fork(manager, leader->seq, copies(s), &r->seq);
@@ -254,7 +254,7 @@ static kvf_status fork_sample(kvf_sched *s, const kvf__req *leader, kvf__req *r)
     return status;
 }
 
-/* Held ones become what their leader is: requests whose prompt has ended. */
+/* Held samples become requests whose prompt has ended, like their leader. */
 static void release_samples(kvf_sched *s, kvf__req *leader) {
     while (leader->n_held) {
         kvf__req *r = kvf__sched_at(s, leader->held);
@@ -272,7 +272,7 @@ static void release_samples(kvf_sched *s, kvf__req *leader) {
     leader->forked = true;
 }
 
-/* The promises of admission come back as they are wanted: none while the forks are made, then each one's own. */
+/* The reservations of admission are dropped while the forks are made; then each gets its own. */
 kvf_status kvf__group_fork_prompt(kvf_sched *s, kvf__req *leader) {
     kvf__group_unreserve(s, leader);
     uint32_t first_copy = copies(s)->n;
@@ -291,7 +291,7 @@ kvf_status kvf__group_fork_prompt(kvf_sched *s, kvf__req *leader) {
     return status;
 }
 
-/* What follows from options: those of its own stay, of a group's it takes what the leader has come to. */
+/* The new leader's options: its own stay; in a group with common options it takes the old leader's, which may have changed. */
 static void take_options(kvf_sched *s, const kvf__req *leader, kvf__req *r) {
     if (r->own_options && r->seq) {
         kvf_status status = kvf_policy_open(s->config.policies, r->seq_index, &r->options, &s->error);

@@ -1,18 +1,18 @@
-/* Where prompts part: which prompts that are still to be computed begin alike, and up to which token.
+/* Prompts with equal beginnings: which of those that are not computed yet have one, and at which token they part.
  *
- * Prompts that come together share what they have in common only if one of them computes it first, the others wait for that,
- * and a policy that sums columns finds a snapshot at its end. So
- *   - a prompt ends a chunk where enough others part from it (kvf__parting_end), and where it has parted from a cached one
- *     (parts_at): a snapshot is taken there;
- *   - the head of the queue waits for a prompt of this step that is computing what they have in common (kvf__parting_waits).
+ * Prompts that arrive together share their common beginning only if one of them computes it first, the others wait for it, and
+ * policies that need column sums find a snapshot at its end. So
+ *   - a prompt ends a chunk where enough others part from it (kvf__parting_end), and where it parts from a cached prompt
+ *     (parts_at); a snapshot is taken there;
+ *   - the head of the queue waits while a prompt of this step computes their common beginning (kvf__parting_waits).
  *
- * `order` lists the prompts by salt, extra keys and tokens, so that those that begin alike stand side by side: what two of them
- * share is the least of the `common` between them. */
+ * s->parting is sorted by salt, extra keys and tokens, so that prompts with equal beginnings are neighbours. Two prompts have as
+ * many tokens in common as the least `common` between them. */
 #include "scheduler/sched.h"
 
 #define KVF__PARTING_NEIGHBOURS 256u /* how far a prompt looks for others to either side */
 
-/* Fewer tokens are not worth a chunk of their own, nor waiting a step for. */
+/* Sharing fewer tokens than this is not worth a chunk of their own, or a step's wait. */
 static uint32_t least_gain(const kvf_sched *s) { return KVF__MAX(s->config.chunk / 8, s->block_size); }
 
 static int compare_bytes(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {

@@ -148,8 +148,7 @@ static void end_head(kvf_sched *s, kvf__req *r, kvf__admission admission) {
         kvf__sched_end(s, r, r->bounded ? KVF_END_NO_BLOCKS : KVF_END_LENGTH);
 }
 
-/* The head of the queue comes back from the host, with its next token. Alone and without room it never can: its tokens are
- * computed again. */
+/* Swaps the head of the queue in, with its next token. If it is alone and there is no room, there never will be: it is recomputed. */
 static kvf_status bring_back(kvf_sched *s, kvf__req *r, bool *more) {
     if (s->n_tokens == s->config.max_batch_tokens || s->snapshot_unpinned) return KVF_OK; /* in the next step */
     bool alone = s->running.n == 0;
@@ -165,8 +164,8 @@ static kvf_status bring_back(kvf_sched *s, kvf__req *r, bool *more) {
     return KVF_OK;
 }
 
-/* Suspects come in one after the other, the members of a group together, so that a step which fails again names one. But
- * nothing waits for a request that is in no step. */
+/* Suspects are admitted one at a time, the members of a group together, so that a step which fails again names one. But nothing
+ * waits for a request that is in no step. */
 static bool waits_for_suspect(kvf_sched *s, const kvf__req *head) {
     for (kvf__req *r = kvf__sched_at(s, s->running.head); r && head->suspect && s->n_items;
          r = kvf__sched_at(s, r->next))
@@ -174,8 +173,7 @@ static bool waits_for_suspect(kvf_sched *s, const kvf__req *head) {
     return false;
 }
 
-/* Admits the head of the queue and gives it its first chunk. *more turns false when it has to wait, and with it all
- * behind it. */
+/* Admits the head of the queue and gives it its first chunk. *more becomes false if it has to wait, and all behind it with it. */
 static kvf_status admit_head(kvf_sched *s, bool *more) {
     kvf__req *r = kvf__sched_at(s, s->queue.head);
     *more = false;
@@ -299,8 +297,7 @@ kvf_status kvf_sched_done(kvf_sched *sched) {
     return KVF_OK;
 }
 
-/* In what state their blocks are nobody knows: all are given up, and with the tables of one that takes part in a compaction
- * that goes too. */
+/* The state of their blocks is unknown, so all are given up. Freeing a sequence that is in a compaction cancels that too. */
 kvf_status kvf_sched_undo(kvf_sched *sched) {
     if (!sched) return KVF_E_INVALID;
     bool known = false;
@@ -309,7 +306,7 @@ kvf_status kvf_sched_undo(kvf_sched *sched) {
     while (sched->running.n) {
         kvf__req *r = kvf__sched_at(sched, sched->running.tail);
         if (r->state == KVF__REQ_PAUSED) {
-            kvf__sched_park(sched, r);
+            kvf__sched_release_paused(sched, r);
             continue;
         }
         r->suspect |= !known;

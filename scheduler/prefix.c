@@ -1,4 +1,4 @@
-/* The prefix cache as the scheduler uses it: what of a prompt is found, what that leaves to promise, what is stored. */
+/* The scheduler's use of the prefix cache: looking prompts up, reserving the rest, storing computed tokens. */
 #include "scheduler/sched.h"
 
 bool kvf__sched_caches(const kvf_sched *s, const kvf__req *r) {
@@ -15,8 +15,8 @@ void kvf__sched_forget_match(kvf__req *r) {
     r->match = (kvf_prefix_match){.struct_size = sizeof r->match, .again = r->again};
 }
 
-/* A policy that sums the prompt's columns continues only from a snapshot of them, and one that goes by its last queries before
- * these; of squares and probabilities there is no snapshot. In a whole prompt that was found the last query runs again. */
+/* A policy that needs column sums continues only from a snapshot of them; one that needs the last queries, before these. For
+ * squares and probabilities there is no snapshot. If a whole prompt is found, its last query runs again. */
 void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     kvf__sched_forget_match(r);
     r->n_prefill = r->replays ? r->n_prompt : r->n_known;
@@ -41,14 +41,14 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     if (status != KVF_OK) kvf__sched_forget_match(r);
 }
 
-/* Blocks of the match that somebody refers to, over all tables. */
+/* Blocks of the match that others hold, over all tables. */
 uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r) {
     return (uint64_t)kvf__ceil_div(r->match.n_tokens, s->block_size) * s->n_tables - r->match.n_idle -
            r->match.n_host_blocks;
 }
 
-/* Whether its sums stand in a block of which it holds nothing: those of a whole prompt whose last token is the first of a
- * block. Any block that is taken before they are read may be that one. */
+/* Whether its snapshot belongs to a block that it does not hold: the snapshot of a whole prompt whose last token is the first of a
+ * block. Any block that is taken before the snapshot is read may be that one. */
 bool kvf__sched_snapshot_unpinned(const kvf_sched *s, const kvf__req *r) {
     return r->match.n_snapshot_tokens > r->match.n_tokens && r->match.n_tokens % s->block_size == 0;
 }
@@ -58,8 +58,7 @@ bool kvf__sched_snapshot_stands(const kvf_sched *s, const kvf__req *r) {
     return kvf_prefix_snapshot_get(s->config.manager, &r->match, &id, 0, &n) == KVF_E_LIMIT; /* not one page of room */
 }
 
-/* Whether n tokens behind the match, and what of it lies on the host, take blocks that are free, so that nothing is
- * evicted for them. */
+/* Whether free blocks are enough for n tokens behind the match and for its blocks on the host, so that nothing is evicted. */
 bool kvf__sched_takes_free(const kvf_sched *s, const kvf__req *r, uint32_t n) {
     kvf_occupancy now = {.struct_size = sizeof now};
     uint64_t blocks = (uint64_t)(kvf__ceil_div(n, s->block_size) + 1) * s->n_tables + r->match.n_host_blocks;

@@ -1,19 +1,21 @@
-/* scheduler/sched.h: the scheduler's own structs and the calls its files share.
+/* scheduler/sched.h: the scheduler's own structs, and the functions that its files share.
  *
  * Glossary
  *   slot      a place for one live request in the slab; its number is the low bits of the request's name
- *   arrival   the name of the group's first request: names rise with each submission
- *   known     the prompt and all that was generated
+ *   arrival   the name of the group's first request; names rise with each submission. Lists are sorted by it
+ *   known     tokens: the prompt, and all that was generated
  *   computed  known tokens whose K and V are in the pages
- *   prefill   the known tokens computed in chunks: the prompt, or all that is known where a policy never evicts
- *   replays   after a preemption the generated tokens are computed again one a step
- *   extent    [begin, end) of the accumulators, in tokens, held by a prompt that needs column sums
- *   segment   a later part of the prompt, behind what was generated before it; prefilled like a prompt
- *   paused    its answer has ended, and a segment may come; paused_preempted: paused, and its sequence given up for others
- *   want      scratch: the slots asked for per table
- *   group     requests over one prompt. Before the prompt's end one of them, the leader, is in a list; the others are
- *             held: linked behind it, each with an empty sequence for its promises while the leader runs
- *   suspect   it was in a step that failed and was taken back: until its next token it runs with no other suspect
+ *   prefill   known tokens that are computed in chunks: the prompt; for a policy that never evicts all known tokens
+ *   replays   after a preemption the generated tokens are computed again, one per step
+ *   bounded   every layer evicts, so that the tables never grow past the reservation
+ *   extent    the columns [begin, end) of the accumulators, in tokens, that a prompt which needs column sums holds
+ *   segment   a later part of the prompt, behind the tokens generated before it; prefilled like a prompt
+ *   paused    its answer has ended, and a segment may follow. paused_preempted: it has also given up its sequence for others
+ *   want      scratch: slots to reserve for each table
+ *   group     the samples of one prompt. Before the prompt's end only one of them, the leader, is in a list. The others are
+ *             held: linked behind the leader; while it runs each has an empty sequence that carries its reservation
+ *   part      two prompts part at the first token in which they differ
+ *   suspect   it was in a step that failed. Until its next token it runs with no other suspect
  */
 #ifndef KVF_SCHEDULER_SCHED_H
 #define KVF_SCHEDULER_SCHED_H
@@ -29,23 +31,24 @@ typedef enum kvf__req_state {
     KVF__REQ_PREFILL,          /* n_computed < n_prefill */
     KVF__REQ_PROMPT_END,       /* n_computed = n_prefill, the caller's prompt events are not done */
     KVF__REQ_DECODE,           /* n_computed <= n_known, at most one token a step */
-    KVF__REQ_SWAPPED,          /* in the queue: its sequence lies on the host, n_computed < n_known */
+    KVF__REQ_SWAPPED,          /* in the queue: its sequence is on the host, n_computed < n_known */
     KVF__REQ_PAUSED,           /* in the running list, without items until it is extended: n_computed + 1 >= n_known */
     KVF__REQ_PAUSED_PREEMPTED, /* in no list: holds nothing, n_computed = 0 */
-    KVF__REQ_HELD /* behind its leader: in no list, n_known = n_prompt; seq: empty, or 0 while the leader waits */
+    KVF__REQ_HELD /* in no list, behind its leader: n_known = n_prompt; seq: empty, or 0 while the leader waits */
 } kvf__req_state;
 
-/* A live request that is not held is in exactly one list: the queue when it waits or is swapped, else the running list. Both ascend by
- * arrival, then by name. n_held > 0 only before the prompt's end and with n_known = n_prompt.
- * n_computed <= n_known <= n_prompt + max_new. A waiting one has n_computed = 0 and seq = 0. */
-/* What a policy must see of its prompt. */
+/* What a policy needs from its prompt. */
 typedef struct kvf__needs {
-    bool extent;     /* anything: it has accumulators while its prompt runs */
-    bool sums;       /* column sums: it goes on from a snapshot of them */
-    bool all;        /* of every query something that no snapshot has: it finds nothing in the prefix cache */
-    uint32_t n_last; /* queries at the prompt's end that have to run: what it finds ends before them */
+    bool extent;     /* anything at all: it needs columns of the accumulators while its prompt runs */
+    bool sums;       /* column sums: after a prefix hit it continues from a snapshot of them */
+    bool all;        /* something of every query that snapshots do not have: it cannot use the prefix cache */
+    uint32_t n_last; /* so many last queries must run: a prefix hit ends before them */
 } kvf__needs;
 
+/* A live request that is not held is in exactly one list: the queue if it waits or is swapped, else the running list (except one
+ * that is KVF__REQ_PAUSED_PREEMPTED, which is in none). Both lists are sorted by arrival, then by name. n_held > 0 only before
+ * the prompt's end, and then n_known = n_prompt. n_computed <= n_known <= n_prompt + max_new. A waiting request has
+ * n_computed = 0 and seq = 0. */
 typedef struct kvf__req {
     kvf_request name; /* 0: the slot is free */
     uint32_t prev, next;
@@ -54,45 +57,44 @@ typedef struct kvf__req {
     uint32_t n_known, n_computed, n_prefill;
     uint32_t max_table_slots; /* no table of it ever holds more */
     uint32_t n_steady;        /* bounded: blocks after its first event, at most n_blocks */
-    uint32_t n_blocks;        /* bounded or tightened: what admission counts; else the most it needed when preempted */
-    uint32_t budget;          /* tokens a layer keeps; UINT32_MAX: all */
-    uint32_t extent_begin;    /* KVF__SLOT_NONE: holds none */
+    uint32_t n_blocks; /* bounded or tightened: blocks that admission counts; else the most it held when preempted */
+    uint32_t budget;   /* tokens that a layer keeps; UINT32_MAX: all */
+    uint32_t extent_begin; /* KVF__SLOT_NONE: holds no extent */
     bool bounded, replays, needs_scores;
     kvf__needs needs;
-    bool tightened;  /* its budget was tightened and the promise not yet had: with it, or in the queue, it is bounded */
-    bool evicts;     /* its tables may shrink: generated tokens are not stored in the prefix cache */
-    bool unreserved; /* unbounded, alone and short of blocks: it lives from the free pool */
-    bool sized;      /* its reservation is the one its sizes ask for */
-    bool ended;      /* its last token is known: the caller finishes it */
-    bool forks;      /* the caller forks and finishes it as beam search does */
-    bool awaits_token; /* a fork that found no room: its next token can be told while it waits */
-    bool forked;       /* its tables may share blocks: what it is owed changes with what others give up */
+    bool tightened;    /* its budget was lowered, not yet its reservation; bounded again with that, or in the queue */
+    bool evicts;       /* its tables may shrink: generated tokens are not stored in the prefix cache */
+    bool unreserved;   /* not bounded, alone and short of blocks: it has no reservation and grows from the free pool */
+    bool sized;        /* its reservation follows its exact sizes */
+    bool ended;        /* its last token is known: the caller finishes it */
+    bool forks;        /* the caller forks and finishes it as beam search does */
+    bool awaits_token; /* a fork that found no room: its next token may be told while it waits */
+    bool forked;       /* its tables may share blocks: its reservation changes when others give blocks up */
     bool suspect;      /* it was in a step that failed, and has had no token since */
-    bool
-        own_options; /* its group's options differ: forked off before the prompt's events, each with a state of its own */
+    bool own_options;  /* the samples of its group have options of their own: forked before the prompt's events */
     kvf_request arrival;
     uint32_t child_blocks; /* what admission counts for each further sample */
-    uint32_t n_held, held; /* a leader's: how many, and the first one's slot */
-    uint32_t leader;       /* a held one's: slot */
+    uint32_t n_held, held; /* of a leader: number of held samples, slot of the first */
+    uint32_t leader;       /* of a held sample: its leader's slot */
     uint32_t seq_index;
     kvf_seq seq;
     void *user;
     const kvf_sched_segment *segments; /* the caller's; such a request is not bounded */
-    uint32_t n_segments, segment;      /* segment: the first that is not computed */
+    uint32_t n_segments, segment;      /* segment: index of the first that is not computed */
     kvf_policy_options options;
     kvf_sched_prefix prefix;
-    bool parting;           /* listed in s->parting: its prompt is still to be computed */
-    uint32_t parts_at;      /* where its prompt parts from a cached one without a snapshot there; 0: nowhere */
-    bool not_whole;         /* its next look-up is not for the whole prompt */
-    bool again;             /* it had tables and lost them: what it looks up is no first query */
-    kvf_prefix_match match; /* of the prompt that runs, or of the last look-up */
+    bool parting;           /* it is in s->parting: its prompt is not computed yet */
+    uint32_t parts_at;      /* token at which its prompt parts from a cached one that has no snapshot there; 0: none */
+    bool not_whole;         /* its next look-up leaves out the end of the prompt */
+    bool again;             /* it was preempted: its next look-up is not counted as a first query */
+    kvf_prefix_match match; /* of the running prompt, or of the last look-up */
 } kvf__req;
 
 typedef struct kvf__list {
     uint32_t head, tail, n;
 } kvf__list;
 
-/* A prompt that is still to be computed, and how many tokens it begins with that the next one has too. */
+/* A prompt that is not computed yet, and how many first tokens it has in common with the next one in the array. */
 typedef struct kvf__parting {
     uint32_t slot, common;
 } kvf__parting;
@@ -105,35 +107,36 @@ struct kvf_sched {
     kvf_sched_config config; /* resolved */
     size_t bytes;
     uint32_t n_layers, n_groups, n_tables, block_size, n_blocks, n_score_pages, max_slots;
-    const uint32_t *windows;                   /* (layer), the manager's; NULL: none */
-    kvf__req *slots;                           /* [n_slots]; those from n_slots_used on have never been touched */
-    uint32_t n_slots, n_slots_used, free_slot; /* free ones are linked by next */
+    const uint32_t *windows;                   /* [n_layers] sliding windows, the manager's; NULL: none */
+    kvf__req *slots;                           /* [n_slots]; slots from n_slots_used on were never touched */
+    uint32_t n_slots, n_slots_used, free_slot; /* free slots are linked by next */
     uint32_t slot_bits;
     uint64_t serial;
     kvf__list queue, running;
-    uint32_t n_held, n_reserved; /* held ones, and those of them whose leader runs */
+    uint32_t n_held, n_reserved; /* held samples; those of them whose leader runs */
     kvf__extent *extents;        /* [max_running], ascending and disjoint */
     uint32_t n_extents;
-    kvf__parting *parting; /* [n_slots], in the order of salt, extra keys, tokens */
+    kvf__parting *parting; /* [n_slots], sorted by salt, extra keys, tokens */
     uint32_t n_parting;
     uint32_t *want;        /* [n_layers][n_groups] */
-    kvf_layer_size *sizes; /* [n_layers], of a budget that is about to change */
-    /* the step */
+    kvf_layer_size *sizes; /* scratch: [n_layers], for a change of the budget */
+    /* The step */
     kvf_step_item *items;     /* [max_running], decode items first, each kind by arrival */
     kvf_append_item *appends; /* [max_running] */
-    kvf_step_item *preempted; /* [3 * max_running]: a request may come back in one plan and go again; paused ones */
-    kvf_step_end *ends;       /* [n_slots + max_running] */
+    kvf_step_item
+        *preempted;     /* [3 * max_running]: one plan may admit a request and preempt it again; paused ones too */
+    kvf_step_end *ends; /* [n_slots + max_running] */
     kvf_copy_list copies;
-    bool copies_given; /* the caller has them: the next ones begin a new list */
+    bool copies_given; /* the caller has the list: the next copy begins a new one */
     uint32_t n_items, n_decode, n_tokens, n_preempted, n_ends;
     bool reported; /* ends and preempted have been handed to the caller */
     bool tiers;    /* there is a host tier */
-    bool swaps;    /* preempted requests go there */
-    bool swapping; /* within a plan: one went to the host, its blocks are not free yet */
+    bool swaps;    /* preempted requests may be swapped to it */
+    bool swapping; /* this plan swapped a request out: its blocks are not free yet */
     bool planned;
-    bool lacks_extent; /* a segment waits for accumulators: nobody else is given any */
+    bool lacks_extent; /* a segment waits for an extent: no other request gets one */
     uint32_t n_paused_preempted;
-    bool snapshot_unpinned; /* a request of the plan reads sums whose block may be evicted */
+    bool snapshot_unpinned; /* a request of the plan reads a snapshot whose block it does not hold */
     kvf_error error;
 };
 
@@ -156,42 +159,42 @@ bool kvf__sched_is_valid(const kvf_sched *s); /* O(requests); asserted in debug 
 
 /* prefix.c: the prefix cache */
 bool kvf__sched_caches(const kvf_sched *s, const kvf__req *r); /* looks for its prompt there, and stores it */
-void kvf__sched_look_up(kvf_sched *s, kvf__req *r);            /* fills in n_prefill and match */
+void kvf__sched_look_up(kvf_sched *s, kvf__req *r);            /* sets n_prefill and match */
 void kvf__sched_forget_match(kvf__req *r);
 bool kvf__sched_snapshot_unpinned(const kvf_sched *s, const kvf__req *r);
 bool kvf__sched_snapshot_stands(const kvf_sched *s, const kvf__req *r);
 bool kvf__sched_takes_free(const kvf_sched *s, const kvf__req *r, uint32_t n);
 uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r);
 kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r,
-                             const kvf_reserve *reserve); /* the new sequence takes its match */
+                             const kvf_reserve *reserve); /* the new sequence takes the blocks of its match */
 uint32_t kvf__sched_chunk_end(kvf_sched *s, const kvf__req *r, uint32_t begin);
 void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item);
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill);
 
-/* parting.c: where prompts part */
+/* parting.c: prompts with equal beginnings, and where they part */
 void kvf__parting_enter(kvf_sched *s, kvf__req *r);
 void kvf__parting_leave(kvf_sched *s, kvf__req *r);
-/* The first place behind `begin` where a chunk is to end so that others go on from there; UINT32_MAX: none. */
+/* The first token after `begin` at which a chunk must end so that other prompts can continue from there; UINT32_MAX: none. */
 uint32_t kvf__parting_end(kvf_sched *s, const kvf__req *r, uint32_t begin);
 void kvf__parting_note_cached(kvf_sched *s, kvf__req *r); /* when it is admitted */
-/* Whether the queue's head does better to wait for a prompt of this step that begins like it. */
+/* Whether the head of the queue should wait, because a prompt of this step computes a beginning that both have. */
 bool kvf__parting_waits(kvf_sched *s, const kvf__req *r);
 bool kvf__parting_is_valid(const kvf_sched *s);
 
 /* segment.c: paused requests and later segments */
-void kvf__sched_go_on(kvf_sched *s,
-                      kvf__req *r); /* what was planned of it is computed, its events are done: decode, or a segment */
-bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r); /* a segment has its accumulators, now or before */
-void kvf__sched_park(kvf_sched *s, kvf__req *r);        /* a paused one; not reported */
-bool kvf__sched_preempt_paused(kvf_sched *s);           /* the latest paused one; reported. false: there is none */
+/* Its planned tokens are computed and its events done: next it decodes, or prefills a segment. */
+void kvf__sched_go_on(kvf_sched *s, kvf__req *r);
+bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r);    /* whether a segment has its extent, now or already */
+void kvf__sched_release_paused(kvf_sched *s, kvf__req *r); /* a paused one; not reported */
+bool kvf__sched_preempt_paused(kvf_sched *s);              /* the paused one that arrived last; reported. false: none */
 
 /* swap.c: preemption to the host */
-bool kvf__sched_swap_out(kvf_sched *s, kvf__req *r);      /* running; false: it cannot go there */
-kvf_status kvf__sched_swap_in(kvf_sched *s, kvf__req *r); /* becomes running; KVF_E_NO_BLOCKS: no room */
-void kvf__sched_swap_forget(kvf_sched *s, kvf__req *r);   /* swapped: it waits, to be computed again */
-bool kvf__sched_swap_forget_last(kvf_sched *s);           /* of all in the queue; false: none is swapped */
+bool kvf__sched_swap_out(kvf_sched *s, kvf__req *r);      /* a running request; false: it cannot be swapped */
+kvf_status kvf__sched_swap_in(kvf_sched *s, kvf__req *r); /* it becomes running; KVF_E_NO_BLOCKS: no room */
+void kvf__sched_swap_forget(kvf_sched *s, kvf__req *r);   /* a swapped one then waits and is recomputed */
+bool kvf__sched_swap_forget_last(kvf_sched *s);           /* the last one in the queue; false: none is swapped */
 
-/* admit.c: what a request may need, its reservations, coming and going */
+/* admit.c: what a request needs, its reservations, admission and release */
 kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r);
 typedef enum kvf__admission {
     KVF__ADMITTED,
@@ -203,39 +206,39 @@ kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r); /* the queue's head 
 kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r);
 kvf_status kvf__sched_take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks);
 kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to, bool sized);
-void kvf__sched_reserve_back(kvf_sched *s, kvf__req *r); /* of a change that is not made after all */
+void kvf__sched_reserve_back(kvf_sched *s, kvf__req *r); /* undoes kvf__sched_reserve_change */
 kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r);
 kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r);
 kvf_status kvf__sched_reserve_blocks(kvf_sched *s, const kvf__req *r, kvf_seq seq,
                                      uint64_t n_blocks);                     /* spread evenly */
-uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r); /* of one request by itself */
-uint64_t kvf__sched_prompt_blocks(const kvf_sched *s, const kvf__req *r);    /* of its prompt, nothing evicted */
-void kvf__sched_release(kvf_sched *s, kvf__req *r); /* running: gives up all it holds, leaves the list */
+uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r); /* of one request, without its group */
+uint64_t kvf__sched_prompt_blocks(const kvf_sched *s, const kvf__req *r); /* of its whole prompt, before any eviction */
+void kvf__sched_release(kvf_sched *s, kvf__req *r); /* a running one gives up all it holds and leaves the list */
 void kvf__sched_give_sequence(kvf_sched *s, kvf__req *r);
-void kvf__sched_requeue(kvf_sched *s, kvf__req *r);                    /* running: preempted, not reported */
+void kvf__sched_requeue(kvf_sched *s, kvf__req *r);                    /* preempts a running one; not reported */
 void kvf__sched_end(kvf_sched *s, kvf__req *r, kvf_end_reason reason); /* in any state; reported in the next step */
 void kvf__sched_drop(kvf_sched *s, kvf__req *r);                       /* in any state; not reported */
 
 /* group.c: samples of one prompt, forks */
 uint32_t kvf__group_fit(const kvf_sched *s, const kvf__req *r, uint32_t n, uint64_t *needed); /* the largest, <= n */
-/* Samples with options of their own: the blocks of a leader, and whether a further one can be held with it. *needed: the
- * blocks of those there are. */
+/* Samples with options of their own: the blocks of a leader, and whether one more sample can be held by it. *needed: the blocks of
+ * the leader and its held samples so far. */
 uint64_t kvf__group_own_options_blocks(const kvf_sched *s, const kvf__req *leader);
 bool kvf__group_takes(const kvf_sched *s, const kvf__req *leader, const kvf__req *r, uint64_t *needed);
-kvf__needs kvf__group_needs(kvf_sched *s, const kvf__req *leader); /* it, and those that are held for it */
+kvf__needs kvf__group_needs(kvf_sched *s, const kvf__req *leader); /* of the leader and its held samples */
 kvf_status kvf__group_fork_prompt(kvf_sched *s, kvf__req *leader); /* all or none */
-void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r); /* r is in no list, and follows those held already */
-kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader);       /* the first one, in no list */
+void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r); /* r is in no list; it becomes the last held one */
+kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader);       /* the first held one; it is then in no list */
 kvf_status kvf__group_check(kvf_sched *s, const kvf__req *r, uint32_t n); /* whether n of it can be held together */
-/* The held ones' promises under another budget; all: with NO_BLOCKS where one of them finds no room. And back. */
+/* Sets the held samples' reservations for another budget; all: KVF_E_NO_BLOCKS if one of them finds no room. And undoes it. */
 kvf_status kvf__group_reserve_change(kvf_sched *s, const kvf__req *leader, const kvf__req *to, bool all);
 void kvf__group_reserve_back(kvf_sched *s, const kvf__req *leader);
 void kvf__group_take_budget(kvf__req *r, const kvf__req *to);  /* all that follows from the options */
-kvf_status kvf__group_reserve(kvf_sched *s, kvf__req *leader); /* the leader's own promise and the held ones' */
-void kvf__group_unreserve(kvf_sched *s, kvf__req *leader);     /* the held ones' promises */
+kvf_status kvf__group_reserve(kvf_sched *s, kvf__req *leader); /* the leader's reservation and the held samples' */
+void kvf__group_unreserve(kvf_sched *s, kvf__req *leader);     /* drops the held samples' reservations */
 kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader);    /* all or none */
-void kvf__group_dissolve(kvf_sched *s, kvf__req *leader);      /* each held one becomes a request that waits */
+void kvf__group_dissolve(kvf_sched *s, kvf__req *leader);      /* each held one becomes a waiting request */
 bool kvf__group_promote(kvf_sched *s, kvf__req *leader);       /* the first held one takes over; false: there is none */
-void kvf__group_leave(kvf_sched *s, kvf__req *held);           /* its promises are gone, it is in no list */
+void kvf__group_leave(kvf_sched *s, kvf__req *held);           /* drops its reservation; it is then in no list */
 
 #endif

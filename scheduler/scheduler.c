@@ -171,8 +171,8 @@ static kvf_status size_sample(kvf_sched *s, const kvf_policy_options *options, k
     return status == KVF_OK ? kvf__sched_size_request(s, candidate) : status;
 }
 
-/* Samples with options of their own. All are sized before the first has a slot: what cannot be refuses them all. Behind one
- * prompt are as many as the pool can hold together. */
+/* Samples with options of their own. All are sized before the first gets a slot: if one is impossible, all are refused. One group
+ * has as many of them as the pool can hold together. */
 static kvf_status submit_own_options(kvf_sched *s, const kvf_sched_request *given, const kvf__req *base,
                                      kvf_request *out) {
     kvf_status status = KVF_OK;
@@ -201,7 +201,7 @@ static kvf_status submit_own_options(kvf_sched *s, const kvf_sched_request *give
     return status;
 }
 
-/* As many groups as it takes: the samples behind one prompt are no more than the pool can hold together. */
+/* Makes as many groups as needed: one has at most as many samples as the pool can hold together. */
 static kvf_status submit_groups(kvf_sched *s, const kvf_sched_request *given, kvf__req *candidate, kvf_request *out) {
     uint64_t needed = 0;
     kvf_status status = given->forks ? kvf__group_check(s, candidate, given->n_samples) : KVF_OK;
@@ -263,8 +263,8 @@ kvf_status kvf_sched_token(kvf_sched *sched, kvf_request request, int *ended) {
     return KVF_OK;
 }
 
-/* The exact sizes are at most what admission counted, so that running out here means that somebody else than the
- * scheduler took blocks, or a policy that grows past its projection. */
+/* The exact sizes are at most what admission counted. So running out here means that blocks were taken outside the scheduler, or
+ * that a policy grows past its projection. */
 static kvf_status prompt_without_room(kvf_sched *s, kvf__req *r) {
     bool alone = s->running.n == 1;
     if (alone && !r->forks) kvf__group_dissolve(s, r);
@@ -390,7 +390,7 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
     return status;
 }
 
-/* A candidate with the new budget, checked as at its submission. */
+/* A copy of the request with the new budget, checked as at its submission. */
 static kvf_status change_candidate(kvf_sched *s, const kvf__req *r, double rho, uint32_t budget_tokens, kvf__req *to) {
     *to = *r;
     if (r->own_options && (r->n_held || r->state == KVF__REQ_HELD))
@@ -406,7 +406,7 @@ static kvf_status change_candidate(kvf_sched *s, const kvf__req *r, double rho, 
     return kvf__sched_size_request(s, to);
 }
 
-/* The promises of a running one and those held for it; all of them where the budget is looser. */
+/* The reservations of a running request and its held samples; all of them if the budget is higher. */
 static kvf_status reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to) {
     int sized = 0;
     bool looser = to->budget > r->budget;
@@ -425,7 +425,7 @@ static kvf_status reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to) 
     return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
 }
 
-/* The policy's state last: what can fail has come before. */
+/* The policy's state comes last: all that can fail is done before. */
 static kvf_status change_running(kvf_sched *s, kvf__req *r, const kvf__req *to) {
     kvf_status reserved = reserve_change(s, r, to);
     if (reserved != KVF_OK && (reserved != KVF_E_NO_BLOCKS || to->budget > r->budget)) return reserved;
@@ -433,15 +433,14 @@ static kvf_status change_running(kvf_sched *s, kvf__req *r, const kvf__req *to) 
         kvf_policy_set_budget(s->config.policies, r->seq_index, to->options.rho, to->options.budget_tokens, &s->error);
     if (status != KVF_OK) return status;
     kvf__group_take_budget(r, to);
-    r->tightened = to->bounded; /* a tighter one without room for its promise has it after its compaction */
+    r->tightened = to->bounded; /* a lower budget without room for its reservation gets it after its compaction */
     r->bounded = to->bounded && reserved == KVF_OK;
     r->sized = false;
     if (reserved == KVF_OK) r->unreserved = false;
     return KVF_OK;
 }
 
-/* The request that a change is made to, and what it will be. Samples that are held have no state yet: they are changed
- * with their leader. */
+/* The request to change, and what it becomes. Held samples have no state yet: they change with their leader. */
 static kvf_status change_of(kvf_sched *s, kvf_request name, double rho, uint32_t budget_tokens, kvf__req **r,
                             kvf__req *to) {
     kvf_status status = find(s, name, r);
@@ -463,7 +462,7 @@ static void apply_to_held(kvf_sched *s, const kvf__req *r, const kvf__req *to) {
     }
 }
 
-/* First whether all can be had, which takes the promises that may be missing; then the changes. */
+/* First all missing reservations are made, so that nothing can fail later; then the changes. */
 kvf_status kvf_sched_set_budgets(kvf_sched *sched, const kvf_request *requests, uint32_t n_requests, double rho,
                                  uint32_t budget_tokens) {
     if (!sched) return KVF_E_INVALID;

@@ -1,4 +1,4 @@
-/* Later segments of a prompt: requests that are paused when their answer has ended, and go on with more of it. */
+/* Later segments of a prompt: requests that are paused after their answer and continue with the next segment. */
 #include "scheduler/sched.h"
 
 static const kvf_sched_segment *next_segment(kvf__req *r) {
@@ -15,8 +15,8 @@ void kvf__sched_go_on(kvf_sched *s, kvf__req *r) {
     r->n_prefill = segment->end;
 }
 
-/* A segment's queries look at what the tables have kept, by slot: as many columns as the longest one will have slots; where
- * figures are kept by position, as many as there are tokens. */
+/* A segment's sums are by slot: it needs as many columns as its longest table will have slots. Sums that are by position need as
+ * many as it has tokens. */
 bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r) {
     if (r->extent_begin != KVF__SLOT_NONE || !kvf__group_needs(s, r).extent) return true;
     uint32_t longest = 0;
@@ -30,7 +30,7 @@ bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r) {
     return kvf__sched_take_extent(s, r, r->needs.all ? r->n_prefill : n_columns);
 }
 
-void kvf__sched_park(kvf_sched *s, kvf__req *r) {
+void kvf__sched_release_paused(kvf_sched *s, kvf__req *r) {
     kvf__sched_release(s, r);
     r->state = KVF__REQ_PAUSED_PREEMPTED;
     s->n_paused_preempted++;
@@ -45,7 +45,7 @@ bool kvf__sched_preempt_paused(kvf_sched *s) {
         s->n_ends = s->n_preempted = 0;
     }
     s->preempted[s->n_preempted++] = (kvf_step_item){.request = r->name, .user = r->user};
-    kvf__sched_park(s, r);
+    kvf__sched_release_paused(s, r);
     return true;
 }
 

@@ -1,13 +1,13 @@
-/* Preemption to the host: what is decoding goes there as it is, and goes on where it was. */
+/* Preemption to the host: a decoding request is swapped out, and later goes on where it was. */
 #include "scheduler/sched.h"
 
-/* Computed again, a chunk or less of a prompt comes back in one step. What replays takes a step for each token. */
+/* Recomputing takes one step for a chunk or less of a prompt, but one step for each replayed token. */
 static bool worth_it(const kvf_sched *s, const kvf__req *r) {
     if (s->config.preempt == KVF_PREEMPT_SWAP) return true;
     return (r->replays && r->n_computed > r->n_prompt) || r->n_computed > s->config.chunk;
 }
 
-/* A prompt has sums of its own beside its blocks, and what can be forked may have to be, while it waits. */
+/* Not a prompt, which has sums besides its blocks, nor a request that may have to be forked while it waits. */
 bool kvf__sched_swap_out(kvf_sched *s, kvf__req *r) {
     if (!s->swaps || r->state != KVF__REQ_DECODE || r->n_computed == r->n_known || r->forks || !worth_it(s, r))
         return false;
@@ -18,8 +18,7 @@ bool kvf__sched_swap_out(kvf_sched *s, kvf__req *r) {
     return true;
 }
 
-/* With room for a block more of each table, so that it does not go again at once; alone it needs no more than its next
- * token. */
+/* Needs room for one more block in each table, so that it is not swapped out again at once; alone it needs only its next token. */
 kvf_status kvf__sched_swap_in(kvf_sched *s, kvf__req *r) {
     uint32_t n_tokens = s->running.n ? s->block_size : 1;
     kvf_status status = kvf_swap_in(s->config.manager, &r->seq, 1, n_tokens, &s->copies);
