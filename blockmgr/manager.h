@@ -7,18 +7,18 @@
  *   blocks       m->blocks: the pools of the classes. They share the arrays indexed by id, so the first pool can read the
  *                state of any block.
  *   fresh row    blocks taken by kvf_compact_begin for a table that must not be written in place.
- *   private      a block whose only holder is the table at hand, and whose free slots the table may write. A cached block
+ *   private      private to a table: a block that only this table holds, and whose free slots it may write. A cached block
  *                is private unless it is the table's last block and its node covers slots beyond the table's.
  *   swapped      a sequence whose tables are empty and whose rows name ids of the host's pools (tier.c).
  *
- * Memory: one allocation (slab)
+ * Memory: one allocation (slab), in this order
  *   kvf_manager | error | blocks: free_ids, states, heads, entries | host_blocks, pages, host_pages: likewise
  *   | layer_class, with several classes | seqs
  *   | free_seqs
  *   | tables | n_slots | n_pages | promise | page_promise | private_at | tail_at | seq_blocks_max
  *   | layer_blocks | layer_blocks_max | layer_slots | rows | score_rows | compaction: entries, dst_row, fresh
  *   | windows, runs | host_slots, n_host_pages, where there is a host tier
- *   | views: row_offset, n_slots, next_pos, seq_index (twice; with view_copies: rows, score_rows, what they know, ranges)
+ *   | views: row_offset, n_slots, next_pos, seq_index (twice; with view_copies also rows, score_rows, ranges)
  *   | cache (cache.c), where there is one | profile, likewise
  *
  * Promises (R: the table's reservation in blocks, p: its promise, private: the number of its private blocks)

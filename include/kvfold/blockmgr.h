@@ -29,13 +29,12 @@
  *                Once a policy has evicted, the tables of one sequence differ in length.
  *   score page   the scores of one block's slots in one table. Score pages come from a pool of their own, stand
  *                parallel to the table's blocks, are never shared, and are copied by a fork.
- *   reservation  the number of blocks that a table may hold in all without failing. The blocks of it that the table does
- *                not hold yet are promised to it: a count, not particular blocks.
- *                Always: promised <= free + cached idle.
+ *   reservation  the number of blocks that a table can grow to without failing. The part that it does not hold yet is
+ *                promised to it: a count, not particular blocks. Always: promised <= free + cached idle.
  *   cached       a block that the prefix cache can find (prefix.h). It is idle if no table, hold or copy refers to it. An
  *                idle block is handed out when no block is free.
  *   shared       a block with more than one holder. A shared block is read-only.
- *   private      a block whose only holder is the table at hand.
+ *   private      private to a table: a block that only this table holds.
  *   window       sliding-window attention: queries of the layer see its newest w positions only, their own included. As
  *                tokens arrive, whole blocks are dropped from the front of its tables. The slots of such a table are always
  *                the newest positions in ascending order.

@@ -26,8 +26,8 @@
  *                hash of an image at its first token. It affects the block at its position and all later ones.
  *   idle         a cached block that no table, hold or pending copy refers to. Idle blocks are handed out when no block
  *                is free. Their nodes are then evicted, the tail of a chain before its head.
- *   snapshot     column sums over all tokens up to the end of a node. A policy that observes prompts needs them besides K and
- *                V. Snapshots lie in the caller's memory, in pages of block_size tokens for all layers; the cache
+ *   snapshot     column sums over all tokens up to the end of a node. A policy that observes prompts needs them in addition to K
+ *                and V. Snapshots lie in the caller's memory, in pages of block_size tokens for all layers; the cache
  *                keeps the page ids. A snapshot belongs to its node, whether the node is on the device or the host.
  *   host copy    a copy of a node's blocks in the host tier (n_host_blocks), made by kvf_prefix_offload. If the device
  *                needs the blocks of such a node, the node stays findable on the host, and a hit copies it back. Each tier
