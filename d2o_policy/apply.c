@@ -3,9 +3,9 @@
  * Slot order is canonical: a prompt event leaves ascending positions, a decode event moves the survivors of slots
  * >= n_keep into the victims' slots below, both ascending. order[i] is the old slot of new slot i.
  *
- * Fresh blocks: every kept slot is written there and the old blocks are only read. In place: receivers are folded where
- * they are (sources are evicted slots, so nothing that is read has been written), then slots move along the chains of
- * order. Both round once, from the same numbers, and so give the same bits.
+ * Fresh blocks: every kept slot is written to them, and the old blocks are only read. In place: evicted rows are merged into their
+ * targets first (only evicted slots are read, so nothing that is read has been written), then slots move as order says. Both
+ * round once, from the same numbers, and so give the same bits.
  */
 #include <math.h>
 

@@ -1,4 +1,4 @@
-/* cam: an evicted token leaves part of its value in the tokens that come next; keys stay as they are.
+/* cam: part of an evicted token's value is added to the next tokens' values; keys stay as they are.
  *
  * Source: CaM, ICML 2024 (Zhang et al., "Cache Merging for Memory-efficient LLMs Inference"), its algorithm 1. Who goes is
  * another policy's choice. With p = min(1, a_i / the mean of a in the window), the values of the next m = 32 tokens by position

@@ -1,7 +1,7 @@
-/* A budget that changes while its sequence runs (README.md, when). */
+/* Changing the budget of a sequence (README.md, when). */
 #include "d2o_policy/policy.h"
 
-/* The options after the change, if they may be had: what was observed so far must be what the new ones go by. */
+/* The options after the change. Refuses options that need scores which were not observed so far. */
 static kvf_status change_options(const kvf_policy_state *state, const kvf__policy_seq *s, double rho,
                                  uint32_t budget_tokens, kvf_policy_options *o, kvf_error *err) {
     *o = s->options;
@@ -29,9 +29,9 @@ static kvf_status change_options(const kvf_policy_state *state, const kvf__polic
                : KVF_OK;
 }
 
-/* to: the sequence as it will be, its sizes in an array of their own. The weights stay. No layer is clamped to the
- * prompt's length: as at an overflow, tokens have come since. Without sizes the append that would exceed the budget, or
- * the next one if it is exceeded, computes them. */
+/* to: the sequence after the change, with its sizes in `sizes`. The weights stay. No layer is clamped to the prompt's length, because
+ * tokens have been generated since, as at an overflow. If there are no sizes yet, they are computed at the append that would
+ * exceed the budget, or at the next one if it is exceeded already. */
 static kvf_status change(kvf_policy_state *state, uint32_t seq, double rho, uint32_t budget_tokens, kvf__policy_seq *to,
                          kvf_layer_size *sizes, kvf_error *err) {
     const kvf__policy_seq *s = kvf__policy_seq_get(state, seq);

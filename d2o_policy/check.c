@@ -1,4 +1,4 @@
-/* What every call of the vtable checks first, so that the loops behind it cannot fail. */
+/* The checks at the begin of every call of the vtable. The loops behind them cannot fail. */
 #include "d2o_policy/pages.h"
 
 kvf_status kvf__view_check(const kvf_policy_state *state, const kvf_policy_batch *batch, const char *what,

@@ -1,4 +1,4 @@
-/* evict: d2o without merging: what is evicted is dropped.
+/* evict: d2o without merging: evicted tokens are dropped.
  *
  * Source: D2O, arXiv 2406.13035, its ablation of the compensation mechanism (section on ablations, table 6): layers are
  * sized and tokens chosen as d2o does. No key is compared. */

@@ -1,4 +1,4 @@
-/* exp_decay: d2o with layers whose weights fall with their depth, whatever their attention.
+/* exp_decay: d2o with layer weights that fall with depth, whatever the attention.
  *
  * Source: D2O, arXiv 2406.13035, table 4 (layer budgets), which compares its softmax with a rule of this name. The formula
  * is this project's: w_l = exp(-layer_sign * layer_strength * l / (n_layers - 1)), so that the last layer gets 1 / e of

@@ -1,8 +1,8 @@
-/* Budgets per head group inside a layer: the layer's slots go to the groups whose slots are worth most (README.md, groups).
+/* Budgets per head group inside a layer: the layer's slots go to the groups with the highest scores (README.md, groups).
  *
  * Source: Ada-KV, arXiv 2407.11550, algorithm 1 and its safeguard: the best slots of all heads together, and at least a share
- * of the equal budget for each (head_floor, its alpha, 0.2). A table here holds all heads of a group, so what competes is the
- * i-th best slot of each of its heads together, and whole blocks of such slots with budget_unit block. */
+ * of the equal budget for each (head_floor, its alpha, 0.2). A table here holds all heads of a group. So groups compete with the
+ * sum of their heads' i-th best slots, and with budget_unit block with whole blocks of such slots. */
 #include <float.h>
 #include <math.h>
 
@@ -46,7 +46,7 @@ static double score_of(uint64_t key) {
     return (double)KVF__MIN(KVF__MAX(score, -FLT_MAX), FLT_MAX);
 }
 
-/* values[i] of a group: what its heads' i-th best slots are worth together; falling. */
+/* values[i] of a group: the sum of the scores of its heads' i-th best slots; descending. */
 static void value_group(void *ctx, uint32_t group, uint32_t thread) {
     const deal_job *job = ctx;
     const kvf__call *c = &job->call;
@@ -89,7 +89,7 @@ static units units_of(const kvf_policy_state *state, const kvf__policy_seq *s, u
     return u;
 }
 
-/* What one unit more is worth to a group that has c, -infinity where it has no slot for it. */
+/* The scores that one more unit would add to a group that has c units; -infinity if it has no slot for it. */
 static double marginal(const double *values, uint32_t n_slots, const units *u, uint32_t c) {
     uint64_t begin = (uint64_t)c * u->unit - KVF__MIN(u->off, (uint64_t)c * u->unit), end = begin + u->unit;
     if (begin >= n_slots) return -HUGE_VAL;
@@ -98,8 +98,8 @@ static double marginal(const double *values, uint32_t n_slots, const units *u, u
     return sum;
 }
 
-/* Units of each group: the floor, then one by one to whom the next is worth most, ties to the lower group. What the groups
- * have no slots for is spread evenly, the rest over the first. */
+/* Units of each group: first the floor, then one by one to the group whose next unit has the highest scores, on ties to the lower
+ * group. Units for which the groups have no slots are divided evenly, the remainder over the first groups. */
 static void share_units(const deal_job *job, const units *u, uint32_t *counts, double *next) {
     const kvf_policy_state *state = job->state;
     const uint32_t *n_slots = job->call.batch->view->n_slots + kvf__part_of(job->call.batch->view, job->events).table;

@@ -1,4 +1,4 @@
-/* h2o: heavy hitters by accumulated attention and a recent window, half each, equally many in every layer; the others
+/* h2o: keeps heavy hitters by accumulated attention and a recent window, half each, equally many in every layer; the others
  * are dropped.
  *
  * Source: H2O, arXiv 2306.14048, its eviction policy. There is no metric, so that all layers get the same size. */

@@ -1,4 +1,4 @@
-/* What each layer weighs: a number per query head, the density of a layer, its weight (README.md, layer level). */
+/* The weights of the layers: a number per query head, the density of a layer, its weight (README.md, layer level). */
 #include <float.h>
 #include <math.h>
 
@@ -17,7 +17,7 @@ double kvf__variance(const float *x, uint32_t n) {
     return sum / (n - 1);
 }
 
-/* A share of attention: 0 for what is none, and no infinity, so that one broken sum does not spoil the others. */
+/* A share of attention, with NaN and negative numbers as 0 and without infinity, so that one broken sum does not spoil the others. */
 static double share_of(float x) { return !(x > 0.0f) ? 0.0 : (double)KVF__MIN(x, FLT_MAX); }
 
 static double share_sum(const float *x, uint32_t n) {

@@ -1,4 +1,4 @@
-/* What a policy and its options mean together: the calls of a vtable, what it needs to see, the arrays of its scores. */
+/* What follows from a policy and its options: the functions of its vtable, the sums it needs, its score arrays. */
 #include <math.h>
 
 #include "d2o_policy/policy.h"

@@ -1,4 +1,4 @@
-/* observe and metric: the attention mass becomes scores, and a prompt's column sums a number per query head. */
+/* observe: attention probabilities become scores. metric: a prompt's column sums become one number per query head. */
 #include "d2o_policy/pages.h"
 
 enum {

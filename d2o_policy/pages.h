@@ -1,17 +1,17 @@
-/* d2o_policy/pages.h: where a slot of one KV head lies; the checks and the scratch memory of a call. */
+/* d2o_policy/pages.h: addresses of the slots of one KV head; the checks and the scratch memory of a call. */
 #ifndef KVF_D2O_POLICY_PAGES_H
 #define KVF_D2O_POLICY_PAGES_H
 
 #include "d2o_policy/cpu/kernels.h"
 #include "d2o_policy/policy.h"
 
-/* One KV head of one (sequence, layer): its block row, and which head of the group it is. */
+/* One KV head of one (sequence, layer): its block table, and its index in the head group. */
 typedef struct kvf__head {
     const kvf_pages *pages;
     const uint32_t *rows;       /* block ids */
     const uint32_t *score_rows; /* page ids */
-    uint32_t n_slots, hg;
-    bool by_value; /* what kvf__match_row gives */
+    uint32_t n_slots, hg;       /* hg: head in group */
+    bool by_value;              /* kvf__match_row gives the value, not the key */
 } kvf__head;
 
 static inline uint64_t kvf__table_index(const kvf_view *v, uint32_t row, uint32_t layer, uint32_t kv_head) {
@@ -26,7 +26,7 @@ static inline kvf__head kvf__head_of(const kvf_view *v, const kvf_pages *pages, 
         v->n_slots[t], kv_head % v->heads_per_group, false};
 }
 
-/* The KV heads of an event, and its first table. */
+/* The KV heads that an event is for, and the index of its first table. */
 typedef struct kvf__event_part {
     uint32_t head_begin, n_heads;
     uint64_t table;
@@ -36,7 +36,7 @@ static inline kvf__event_part kvf__part_of(const kvf_view *v, const kvf_event *e
     return (kvf__event_part){begin * v->heads_per_group, n * v->heads_per_group,
                              kvf__table_index(v, e->row, e->layer, begin * v->heads_per_group)};
 }
-/* Whether a KV head has no part in it. */
+/* Whether a KV head is not part of the event. */
 static inline bool kvf__event_lacks(const kvf_view *v, const kvf_event *e, uint32_t kv_head) {
     kvf__event_part part = kvf__part_of(v, e);
     return kv_head - part.head_begin >= part.n_heads;
@@ -61,7 +61,7 @@ static inline void *kvf__v_row(const kvf__head *h, uint32_t slot) {
     return kvf__row(h, h->pages->v, h->pages->v_block_stride, slot);
 }
 
-/* The row whose cosines are taken. */
+/* The row whose cosines are taken: a key or a value. */
 static inline void *kvf__match_row(const kvf__head *h, uint32_t slot) {
     return h->by_value ? kvf__v_row(h, slot) : kvf__k_row(h, slot);
 }
@@ -73,9 +73,9 @@ static inline float *kvf__score_at(const kvf__head *h, const kvf_score_pages *s,
     return s->base + ((page * s->n_arrays + array) * s->heads_per_group + h->hg) * bs + slot % bs;
 }
 
-#define KVF__NEAR_SETS 2u /* of evicted rows that are matched in one pass over the pages */
+#define KVF__NEAR_SETS 2u /* sets of evicted rows that one pass over the pages matches */
 
-/* ---- Scratch: one per thread, carved from the batch's workspace -------------------------------------- */
+/* ---- Scratch memory: one per thread, cut from the batch's workspace -------------------------------------- */
 
 typedef struct kvf__scratch {
     uint64_t *keys;                     /* [max_slots] */
@@ -90,40 +90,40 @@ typedef struct kvf__scratch {
     float *score[KVF_MAX_SCORE_ARRAYS]; /* [max_slots] */
     float *worth;                       /* [max_slots] */
     uint32_t *pos;                      /* [max_slots] */
-    uint64_t *work;                     /* [max_slots] for worth */
+    uint64_t *work;                     /* [max_slots] scratch of a policy's worth */
     double *weights;                    /* [max_slots] */
     float *u, *mass;                    /* [max_slots] */
-    float *panels;                      /* evicted rows of one chunk, KVF__CHUNK / 8 panels */
+    float *panels;                      /* KVF__CHUNK / 8 panels: evicted rows of one chunk */
     float *chunk_norm;                  /* [KVF__CHUNK] */
     kvf__best *best;                    /* [KVF__CHUNK] */
-    float *tile;                        /* three panels of kept rows */
+    float *tile;                        /* 3 panels of kept rows */
     float *rows;                        /* [4][head_dim] */
     float *lanes;                       /* [KVF__NEAR_SETS][head_dim][KVF__LANES] evicted rows */
-    float *wide;                        /* [16][KVF__NEAR_STRIDE] kept ones */
+    float *wide;                        /* [16][KVF__NEAR_STRIDE] kept rows */
     void *temp_row;
 } kvf__scratch;
 
-/* Carves one thread's scratch; with slab->base NULL it only counts. */
+/* Cuts one thread's scratch memory from the slab; with slab->base NULL it only counts the bytes. */
 void kvf__scratch_carve(kvf__slab *slab, uint32_t head_dim, uint32_t max_slots, kvf__scratch *out);
 
-/* A checked call: the batch agrees with the state, ids and slots are in range, the workspace is large enough. */
+/* A call whose inputs are checked: the batch agrees with the state, ids and slots are in range, the workspace is large enough. */
 typedef struct kvf__call {
     kvf_policy_state *state;
     const kvf_policy_batch *batch;
     const kvf__kernels *kernels;
-    uint32_t max_slots; /* most slots of an event's table */
+    uint32_t max_slots; /* slots of the longest table of an event */
     size_t thread_bytes;
 } kvf__call;
 
 kvf_status kvf__batch_check(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
                             const char *what, kvf__call *call, kvf_error *err);
-/* The plan belongs to this batch. */
+/* Checks that the plan belongs to this batch. */
 kvf_status kvf__plan_check(const kvf_policy_batch *batch, const kvf_plan *plan, const char *what, kvf_error *err);
 kvf_status kvf__view_check(const kvf_policy_state *state, const kvf_policy_batch *batch, const char *what,
                            kvf_error *err);
 kvf_status kvf__pages_check(const kvf_policy_state *state, const kvf_policy_batch *batch, const char *what,
                             kvf_error *err);
-/* Of the tables [group_begin, group_begin + n_groups) of a layer. */
+/* For the tables of an event: groups [group_begin, group_begin + n_groups) of its layer. */
 kvf_status kvf__score_pages_check(const kvf_policy_batch *batch, uint32_t n_arrays, const kvf_event *event,
                                   uint32_t n_slots, kvf_error *err);
 kvf_status kvf__kernels_choose(kvf_cpu_path path, const kvf__kernels **out, kvf_error *err);
@@ -134,27 +134,28 @@ static inline kvf__policy_seq *kvf__event_seq(const kvf__call *c, const kvf_even
     return kvf__policy_seq_get(c->state, c->batch->view->seq_index[e->row]);
 }
 
-/* Whether the event's scores are the running prompt's, and not the pages'. */
+/* Whether the event's scores come from the running prompt's sums, not from the score pages. */
 static inline bool kvf__of_prompt(const kvf_policy_batch *b, const kvf_event *e) {
     return e->kind == KVF_EVENT_PROMPT &&
            ((b->prompt_sums && b->prompt_sums[e->row]) || (b->prompt_last && b->prompt_last[e->row]) ||
             (b->prompt_logprobs && b->prompt_logprobs[e->row]));
 }
 
-/* The scores an event goes by, array by array, as they are before it, into x->score. */
+/* Gathers the scores that an event uses, array by array, into x->score. */
 void kvf__event_scores(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__scratch *x);
 
 /* ---- worth.c --------------------------------------------------------------------------------------- */
 
-/* The slots of one head for a policy's calls, from x->score. */
+/* Fills the argument of a policy's worth for one KV head, from x->score. */
 void kvf__slots_fill(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__scratch *x,
                      const kvf__roles *r, kvf_policy_slots *out);
-/* What the slots of one head are worth before an event; the scores are then in x->score. */
+/* The scores by which an event ranks the slots of one KV head (the policy's worth). x->score is filled, too. */
 const float *kvf__event_worth(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__scratch *x);
 
-/* ---- apply.c: one head of one event under way ------------------------------------------------------- */
+/* ---- apply.c: one KV head of one event ------------------------------------------------------------- */
 
-/* What a policy's fold sees. It reads rows of old, and writes rows of receivers: row target_slot(old slot) of to. */
+/* The argument of a policy's fold. It reads rows of old, and writes rows of the kept slots that receive a merge, to row
+ * kvf__fold_slot(old slot) of to. */
 typedef struct kvf__fold {
     const kvf__kernels *kernels;
     const kvf_policy_options *options;
@@ -164,18 +165,18 @@ typedef struct kvf__fold {
     kvf__roles roles;
     const kvf_plan_entry *entries; /* [n_evict], ascending by position */
     uint32_t n_evict, n_keep;
-    kvf__head old, to; /* equal when in place */
-    bool fresh;
-    bool gathered; /* the scores are in x.score and are written back from there */
+    kvf__head old, to; /* equal if the event is in place */
+    bool fresh;        /* to is in fresh blocks */
+    bool gathered;     /* the scores are in x.score, and are written back from there */
     kvf__scratch x;
 } kvf__fold;
 
-/* Where the row of a receiver is written: its old slot, or its place in the fresh blocks. */
+/* The slot of `to` in which a receiver's row is written: its old slot, or its slot in the fresh blocks. */
 static inline uint32_t kvf__fold_slot(const kvf__fold *f, uint32_t slot) { return f->fresh ? f->x.slots[slot] : slot; }
-/* Notes that the receiver's value has changed: row is what is stored now. */
+/* Updates the stored norm of a receiver's value, which is now row. */
 void kvf__fold_norm(const kvf__fold *f, uint32_t slot, const float *row);
 
-/* Where a KV head's entries of an event begin. */
+/* Index of a KV head's first entry of an event. */
 static inline uint64_t kvf__entries_at(const kvf_view *v, const kvf_plan_event *pe, uint32_t kv_head) {
     return pe->entry_begin + (uint64_t)(kv_head - kvf__part_of(v, &pe->event).head_begin) * pe->n_evict;
 }

@@ -1,4 +1,4 @@
-/* Plans: what match decides and gate completes, in one slab of fixed capacity. */
+/* Plans: the choices of match and gate, in one slab of fixed capacity. */
 #include "d2o_policy/pages.h"
 
 static kvf_plan *lay_out(kvf__slab *slab, uint32_t n_kv_heads, uint32_t events, uint64_t entries) {

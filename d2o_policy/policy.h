@@ -1,7 +1,14 @@
-/* d2o_policy/policy.h: what the files of this folder share: a sequence's state, the sizes, the call's geometry.
+/* d2o_policy/policy.h: the state of a sequence, and the functions that the files of this folder share.
  *
- * Words: L prompt tokens, B budget per layer in tokens, S slots a layer keeps (hh + M), M recent window, T sinks,
- * k = evict_every. u is a cosine, tau the threshold it is compared with.
+ * Words
+ *   L    prompt tokens
+ *   B    budget: tokens that a layer keeps on average
+ *   S    slots that a layer keeps after an event: heavy hitters (hh) + M
+ *   M    recent window
+ *   T    sinks
+ *   k    evict_every
+ *   u    cosine of an evicted token and its nearest kept one; it merges if u is at least tau
+ *   unit a slot, or with budget_unit block a block: layers and head groups are given whole units
  */
 #ifndef KVF_D2O_POLICY_POLICY_H
 #define KVF_D2O_POLICY_POLICY_H
@@ -9,27 +16,26 @@
 #include "base/base.h"
 #include "kvfold/policy.h"
 
-#define KVF__MAX_TOKENS (1u << 30)    /* budgets and prompts: sums over 1,024 layers stay exact in a double */
-#define KVF__MAX_POSITION 0x7fffffffu /* a selection key has 31 bits for it */
-#define KVF__NO_UPPER 0x3fffffffu     /* "no upper clamp" of a layer's size */
+#define KVF__MAX_TOKENS (1u << 30)    /* of a budget or prompt: sums over 1,024 layers are then exact in a double */
+#define KVF__MAX_POSITION 0x7fffffffu /* a selection key has 31 bits for the position */
+#define KVF__NO_UPPER 0x3fffffffu     /* of a layer's size: no upper limit */
 #define KVF__MAX_LAYERS 1024u
-#define KVF__MAX_CAM_TOKENS 128u /* one less than the rows there is scratch for */
+#define KVF__MAX_CAM_TOKENS 128u /* one less than the rows of the scratch memory */
 #define KVF__NONE UINT32_MAX
-#define KVF__MAX_POOL 64u /* above score_pool */
+#define KVF__MAX_POOL 64u /* score_pool is less */
 
-/* Whether the groups of a layer have been dealt sizes of their own; before: by sizes that have changed since. */
+/* Whether the head groups of a layer have been given their sizes. BEFORE: they have, but the layer's size has changed since. */
 typedef enum kvf__dealt { KVF__NOT_DEALT, KVF__DEALT, KVF__DEALT_BEFORE } kvf__dealt;
 
-/* One sequence. Invariants: sized implies budgeted; deferred implies budgeted and not sized;
- * changed implies sized;
- * tau is NaN until the head's first event; scored[l, h] leading slots of a KV head have an entry in the score pages;
- * rows[l] is below score_window. */
+/* One sequence. Invariants: sized implies budgeted; deferred implies budgeted and not sized; changed implies sized;
+ * tau is NaN until the head's first event; the first scored[l, h] slots of a KV head have an entry in the score pages;
+ * rows[l] < score_window. */
 typedef struct kvf__policy_seq {
     bool open;
     bool budgeted; /* weights, n_prompt, budget and lo are known */
     bool sized;    /* sizes are known */
     bool deferred; /* sizes wait for the first decode step */
-    bool changed;  /* sized anew by a change of the budget: layers above their size shrink before the next append */
+    bool changed;  /* the budget changed and the sizes with it: layers above their size shrink before the next append */
     bool has_density;
     kvf_policy_options options;
     uint32_t n_prompt; /* L: of all segments */
@@ -41,9 +47,9 @@ typedef struct kvf__policy_seq {
     kvf_layer_size *sizes;       /* [n_layers] */
     double *tau;                 /* [n_layers][n_kv_heads] */
     uint32_t *scored;            /* [n_layers][n_kv_heads] */
-    kvf_layer_size *group_sizes; /* [n_layers][n_groups]: the layers', until they are dealt */
+    kvf_layer_size *group_sizes; /* [n_layers][n_groups]: the layer's size until its groups are given their own */
     uint8_t *dealt;              /* [n_layers]: kvf__dealt */
-    uint32_t *rows;              /* [n_layers]: score window: rows collected since the last whole window */
+    uint32_t *rows;              /* [n_layers]: with score window: rows collected since the last whole window */
 } kvf__policy_seq;
 
 struct kvf_policy_state {
@@ -56,7 +62,7 @@ struct kvf_policy_state {
     uint32_t *integers;     /* [2 * n_layers] */
     kvf_layer_size *sizes;  /* [n_layers], for a change of the budget */
     uint32_t *layer_slots;  /* [n_layers] */
-    /* For groups.c; values: with one group there are none. */
+    /* Scratch of groups.c; values is NULL if layers have one group. */
     double *values, *group_next; /* [n_groups][max_slots]; [n_groups] */
     uint32_t *group_counts;      /* [n_groups] */
     kvf_event *group_events;     /* [n_groups] */
@@ -94,18 +100,18 @@ kvf_status kvf__policy_ops_check(const kvf_policy_ops *ops, kvf_error *err);
 
 uint32_t kvf__policy_flags(const kvf_policy_options *o);
 uint32_t kvf__policy_k(const kvf_policy_options *o, uint32_t block_size);
-/* Slots above S that a layer grows by before it evicts: k, none where only a prompt is compressed. */
+/* Slots above S that a layer gains before it evicts: k, or 0 if only the prompt is compressed. */
 uint32_t kvf__policy_room(const kvf_policy_options *o, uint32_t block_size);
 bool kvf__policy_never_evicts(const kvf_policy_options *o);
 bool kvf__policy_is_full_layer(const kvf_policy_options *o, uint32_t layer, uint32_t n_layers);
 uint32_t kvf__policy_n_full(const kvf_policy_options *o, uint32_t n_layers);
 int64_t kvf__policy_layer(int32_t layer, uint32_t n_layers); /* -1 is the last */
-/* Refuses a budget in bytes that kvf_policy_options_resolve has not seen. */
+/* Refuses budget_bytes that kvf_policy_options_resolve has not converted. */
 kvf_status kvf__policy_resolved(const kvf_policy_options *o, kvf_error *err);
-/* Whether merging goes by tau: there is a merge and no fixed gate. */
+/* Whether merging uses tau: there is a merge and no fixed gate. */
 bool kvf__policy_has_tau(const kvf_policy_options *o);
 
-/* Which array of a score page holds what, KVF__NONE where none does. Arrays [known, n) are the policy's own. */
+/* Index of each array in a score page, KVF__NONE if there is none. Arrays [known, n) are the policy's own. */
 typedef struct kvf__roles {
     uint32_t n, score, recent, squares, surprise, v_norm, known;
 } kvf__roles;
@@ -115,43 +121,43 @@ kvf__roles kvf__score_roles(const kvf_policy_options *o);
 
 /* Unbiased variance in double precision, 0 for fewer than two values. */
 double kvf__variance(const float *x, uint32_t n);
-/* What a query head's column sums x[n] say to the metric: the variance, or how many tokens count. */
+/* The metric of a query head's column sums x[n]: their variance, or the number of tokens that count. */
 double kvf__metric_of(const kvf_policy_options *o, const float *x, uint32_t n);
 /* F per layer from the numbers of the query heads, [n_layers][n_heads]. */
 void kvf__layer_density(kvf_metric metric, const double *variance, uint32_t n_layers, uint32_t n_heads,
                         double *density);
-/* softmax(-sign * strength * F), of ln F for the metrics that count tokens, over the layers that pay; full layers get 0
- * where others pay for them. */
+/* softmax(-sign * strength * F) over the layers that are not full layers; for the metrics that count tokens of ln F instead of F. Full
+ * layers get 0 if the others pay for them. */
 void kvf__layer_weights(const kvf_policy_options *o, const double *density, uint32_t n_layers, double *weights);
 
 /* ---- budget.c: README.md, layer level ---------------------------------------------------------------- */
 
-/* Integers in [lo, hi] that add up to total exactly, as near as can be to clamp(lam * w, lo, hi). Requires
+/* Integers in [lo, hi] that add up to total exactly and are as close as possible to clamp(lam * w, lo, hi). Requires
  * n * lo <= total <= n * hi. scratch: [3 * n]; order: [n]. */
 void kvf__exact_sizes(const double *w, uint32_t n, uint64_t total, uint32_t lo, uint32_t hi, double *scratch,
                       uint32_t *order, uint32_t *out);
-/* S into hh and window. */
+/* Divides S into hh and window. */
 void kvf__split(const kvf_policy_options *o, uint32_t keep, kvf_layer_size *size);
 uint32_t kvf__budget_tokens(const kvf_policy_options *o, uint32_t n_prompt);
 
-/* What the layers that are compressed share: n of them, total in units (tokens or blocks), each in [lo, hi]. */
+/* What the n compressed layers have together: total units (tokens or blocks), each layer within [lo, hi]. */
 typedef struct kvf__share {
-    uint32_t n, n_full, lo, hi, unit; /* unit: tokens of one unit */
+    uint32_t n, n_full, lo, hi, unit; /* unit: tokens in one unit */
     uint64_t total, raised_tokens;
 } kvf__share;
 kvf__share kvf__layer_share(const kvf_policy_options *o, uint32_t n_layers, uint32_t block_size, uint32_t n_prompt,
                             uint32_t budget, uint32_t lo, bool clamp);
-/* Fills the layers' sizes of a budgeted sequence, and not the groups'. clamp: no layer above the prompt's length. */
+/* Computes the layers' sizes of a budgeted sequence, not its groups'. clamp: no layer above the prompt's length. */
 void kvf__policy_size(kvf_policy_state *state, kvf__policy_seq *s, bool clamp);
 
 /* ---- due.c, groups.c --------------------------------------------------------------------------------- */
 
-/* Computes the sizes where this moment is the one to do so. most: slots of the longest table. Returns how far above its size a
- * table must be to have an event now, 0 for none. */
+/* Computes the sizes if this is the moment to. most: slots of the longest table. Returns how many slots above its size a table must
+ * have for an event now; 0: no table has one. */
 uint32_t kvf__policy_due_above(kvf_policy_state *state, kvf__policy_seq *s, kvf_moment moment, uint32_t most);
-/* Whether the groups of a layer have sizes of their own. */
+/* Whether the groups of a layer may have different sizes. */
 bool kvf__groups_adapt(const kvf_policy_state *state, const kvf__policy_seq *s);
-/* The layers' sizes have changed: the groups are to be dealt theirs anew. */
+/* After a change of the layers' sizes: the groups will be given new sizes. */
 void kvf__groups_reset(const kvf_policy_state *state, kvf__policy_seq *s);
 const kvf_layer_size *kvf__size_of(const kvf_policy_state *state, const kvf__policy_seq *s, uint32_t layer,
                                    uint32_t kv_head);
@@ -173,17 +179,17 @@ kvf_status kvf__policy_apply(kvf_policy_state *state, kvf_stream *stream, const 
 
 /* ---- match.c, gate.c, apply.c: the parts that golden cases test by themselves ------------------------ */
 
-/* Orders slots from worth keeping (low) to first to go (high): the window, then the sinks, lower position first, then
- * the score descending (NaN last), ties to the lower position. */
+/* A key by which slots are evicted: the highest first. Keys ascend from the window to the sinks (lower position first) to the other
+ * slots by falling score (NaN last), on ties by position. */
 uint64_t kvf__select_key(float score, uint32_t pos, uint32_t window_begin, uint32_t sinks);
-/* The slots with the n_evict highest keys, in no order. heap: [n_evict]. */
+/* The slots with the n_evict highest keys, in no particular order. heap: [n_evict]. */
 void kvf__select_evicted(const uint64_t *keys, uint32_t n, uint32_t n_evict, uint32_t *heap);
-/* The g numbers of one slot, stride floats apart, as one. */
+/* Reduces the numbers of one slot's g query heads, stride floats apart, to one. */
 float kvf__gqa_reduce(kvf_gqa gqa, const float *x, uint32_t g, size_t stride);
-/* The threshold after an event whose mean of the nearest cosines is mean; tau NaN: its first. */
+/* tau after an event; mean: of the cosines of its targets. tau NaN: the first event. */
 double kvf__tau_next(double tau, double mean, double beta_new, double beta_old);
-/* Weights of a merge of n evicted tokens into one kept: we[n]; returns the kept one's. mass: weights of the slots,
- * the kept one's last, read for KVF_MERGE_MASS alone. */
+/* Weights of a merge of n evicted tokens into one kept one: we[n]; returns the kept one's weight. mass: weights of the slots, the
+ * kept one's last; only for KVF_MERGE_MASS. */
 double kvf__merge_weights(kvf_merge merge, const float *u, const float *mass, uint32_t n, double *we);
 
 #endif

@@ -1,4 +1,4 @@
-/* reciprocal: d2o with layers that weigh the reciprocal of their density.
+/* reciprocal: d2o with layer weights that are the reciprocal of the density.
  *
  * Source: D2O, arXiv 2406.13035, table 4 (layer budgets), which compares its softmax with a rule of this name. The formula
  * is this project's: w_l = (1 + layer_strength * F_l) ^ -layer_sign. With the F of head_minmax, in [0, 1], a layer of the

@@ -1,4 +1,4 @@
-/* roco: of the tokens whose attention varies least, those with the least of it on average go; the others are dropped.
+/* roco: evicts, of the tokens whose attention varies least, those with the lowest mean attention.
  *
  * Source: RoCo, arXiv 2402.06262, its robust cache omission policy. Of each token the sums of a and of a^2 over the queries
  * that saw it are kept, a being the attention it got, the query heads of a KV head as one (option gqa; with max the prompt's

@@ -1,4 +1,4 @@
-/* Scores: what a batch and the score pages hold of each slot, brought together for one event. */
+/* Scores: gathers the scores of each slot for one event, from the batch's sums and the score pages. */
 #include "d2o_policy/pages.h"
 
 float kvf__gqa_reduce(kvf_gqa gqa, const float *x, uint32_t g, size_t stride) {

@@ -1,8 +1,8 @@
-/* sirllm: the tokens that were least expected, the first ones, and the newest; the others are dropped.
+/* sirllm: keeps the least probable tokens, the first ones, and the newest; the others are dropped.
  *
- * Source: SirLLM, arXiv 2405.12528, its token entropy and its decay. A token's worth is -log p(x_t | x_<t), the paper's token entropy, which the caller
+ * Source: SirLLM, arXiv 2405.12528, its token entropy and its decay. A token's score is -log p(x_t | x_<t), the paper's token entropy, which the caller
  * passes (KVF_NEEDS_LOGPROBS) and all layers and heads share. Of S slots 4 are sinks and the rest is halved between the tokens of
- * highest worth and the newest (option nm). At the end of each later prompt segment, a turn of the dialogue, what was there
+ * highest score and the newest (option nm). At the end of each later prompt segment, a turn of the dialogue, what was there
  * before is multiplied by score_decay (the paper's decay ratio; 1 by default). The first token of all has no p and counts as
  * expected: a sink keeps it. */
 #include "d2o_policy/policy.h"

@@ -1,4 +1,4 @@
-/* snapkv: what the last queries of the prompt look at, kept once; what is generated afterwards is all kept.
+/* snapkv: keeps the tokens that the last queries of the prompt attend to; all generated tokens are kept.
  *
  * Source: SnapKV, arXiv 2404.14469, section 4. The rows of the prompt's last 64 queries (option score_window) are summed,
  * averaged over neighbours with a kernel of 5 (score_pool; what lies outside counts as 0, as in the authors' code) and over the

@@ -1,4 +1,4 @@
-/* streaming: the first tokens and the newest; what lies between is dropped, unseen.
+/* streaming: keeps the first tokens and the newest; the others are dropped, whatever their attention.
  *
  * Source: StreamingLLM, arXiv 2309.17453, its rolling cache with attention sinks. Of S slots min(sinks, S - 1) are
  * sinks and the rest the recent window. Keys keep the rotation of their true position, where the paper rotates again

@@ -1,4 +1,4 @@
-/* worth: what a slot is worth to the library's own policies, and how an event asks for it (README.md, token level). */
+/* worth: the scores by which the library's own policies rank slots, and how an event asks for them (README.md, token level). */
 #include <math.h>
 
 #include "d2o_policy/pages.h"
@@ -13,8 +13,8 @@ static void order_by_pos(const uint32_t *pos, uint32_t n, uint64_t *out) {
     if (!ascending) kvf__sort_u64(out, n);
 }
 
-/* Average over the kernel's neighbours by position among the slots before the window; what lies beyond either end counts
- * as 0, as SnapKV's padded pooling has it. The window is protected and keeps what it is worth. */
+/* Averages over the kernel's neighbours by position, among the slots before the window. Beyond either end counts as 0, as in
+ * SnapKV's padded pooling. Slots in the window are always kept, and their scores stay as they are. */
 static void pool(const kvf_policy_slots *s, float *worth) {
     uint32_t n = 0, half = s->options->score_pool / 2, window = KVF__MIN(s->size->window, s->next_pos);
     uint64_t *order = (uint64_t *)(void *)s->scratch;
@@ -84,7 +84,7 @@ const float *kvf__event_worth(const kvf__call *c, const kvf_event *e, uint32_t k
     void (*worth)(const kvf_policy_slots *, float *) = kvf_policy_ops_resolve(o->ops).worth;
     kvf__roles r = kvf__score_roles(o);
     kvf__event_scores(c, e, kv_head, x);
-    /* Accumulated scores are the worth themselves: nothing is copied. */
+    /* Accumulated scores are used as they are: nothing is copied. */
     bool plain = !worth && o->score == KVF_SCORE_ACCUMULATE && o->score_pool <= 1 && r.v_norm == KVF__NONE;
     if (plain && r.n) return x->score[r.score == KVF__NONE ? r.surprise : r.score];
     kvf_policy_slots slots;
