@@ -1,4 +1,4 @@
-# kvfold-bench from bench/*.c over the static libraries, with the commit and the flags that its lines name.
+# Builds kvfold-bench from bench/*.c and the static libraries. Its output lines name the commit and the flags.
 file(GLOB bench_sources CONFIGURE_DEPENDS bench/*.c)
 add_executable(kvfold-bench)
 foreach(source IN LISTS bench_sources)

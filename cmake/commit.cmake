@@ -1,7 +1,7 @@
-# kvf_commit: what the tree is, for programs that name it in what they write; "unknown" outside a repository.
+# kvf_commit: the commit of the tree, for programs that write it into their output; "unknown" outside a repository.
 set(kvf_commit unknown)
 find_package(Git QUIET)
-if(Git_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git) # not of a repository that this tree merely lies in
+if(Git_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git) # not the commit of a repository that only contains this tree
   execute_process(COMMAND ${GIT_EXECUTABLE} describe --always --dirty --abbrev=12 --exclude=*
                   WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE described RESULT_VARIABLE failed
                   OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)

@@ -1,4 +1,4 @@
-# libkvfold_cuda: a module of its own, opened on demand, with everything in the cuda/ folders.
+# libkvfold_cuda: a module, opened on demand, built from the cuda/ folders.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 80 90)
 endif()

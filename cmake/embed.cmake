@@ -1,5 +1,5 @@
-# kvf_embed(OUT NAME FILES...): a C file with the files, joined, as kvf__NAME[] and kvf__NAME_bytes. Made at configure
-# time, and again when one of them changes.
+# kvf_embed(OUT NAME FILES...): writes a C file with the concatenated files as kvf__NAME[] and kvf__NAME_bytes, at
+# configure time and again when one of them changes.
 function(kvf_embed out name)
   set(bytes "")
   foreach(file IN LISTS ARGN)

@@ -1,8 +1,8 @@
-# What `cmake --install` puts where, the CMake package and the pkg-config files.
+# Installation: files and folders, the CMake package, the pkg-config files.
 include(CMakePackageConfigHelpers)
 set(kvf_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvfold)
 
-# kvf_install(LIBRARY EXPORT_SET): the library's two forms, its export file and its NAME.pc.
+# kvf_install(LIBRARY EXPORT_SET): installs the shared and static library, its export file and its NAME.pc.
 function(kvf_install name export_set)
   install(TARGETS ${name} ${name}_static EXPORT ${export_set})
   install(EXPORT ${export_set} NAMESPACE kvfold:: DESTINATION ${kvf_package_dir})

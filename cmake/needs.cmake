@@ -1,4 +1,4 @@
-# What a build needs of the machine, each with the package that brings it. Without it configuring ends and says so.
+# What a build needs, and the package that contains it. If something is missing, configuring stops and names both.
 function(kvf_lacks what packages)
   set(engine)
   if(KVF_BUILD_ENGINE AND NOT what STREQUAL "xxhash.h")

@@ -1,4 +1,4 @@
-# Compiler flags and the two forms (shared, static) of each library.
+# Compiler flags, and the shared and static variant of each library.
 set(kvf_warnings -Wall -Wextra -Wpedantic -Wshadow -Wundef)
 set(kvf_c_warnings -Wconversion -Wstrict-prototypes)
 if(KVF_WERROR)

@@ -1,7 +1,7 @@
-/* embed.c: kvfold inside somebody's serving loop. The caller owns the memory, the tensors and the loop.
+/* embed.c: kvfold inside a serving loop. The caller owns the memory, the tensors and the loop.
  *
- * Two prompts run, and D2O compresses the first at its end. It is forked, and one batch decodes a few tokens for
- * all three sequences. Random numbers stand in for a model's projections. */
+ * Two prompts run. D2O compresses the first at its end; it is then forked, and one batch decodes a few tokens for all
+ * three sequences. Random numbers stand in for a model's projections. */
 #include <kvfold/kvfold.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
-/* own_policy.c: a policy of your own: what a slot is worth, and the library does the rest.
+/* own_policy.c: a policy of your own. It computes the score of a slot, and the library does the rest.
  *
- * "fading" keeps the tokens with the most attention, but attention counts by its age: a token's worth halves every
- * HALF_LIFE positions. It is registered by pointer, takes every option there is, and compresses one made-up prompt. */
+ * "fading" keeps the tokens with the most attention, weighted by age: a token's score halves every HALF_LIFE positions.
+ * It is registered by pointer, takes every policy option, and compresses one generated prompt. */
 #include <kvfold/kvfold.h>
 #include <math.h>
 #include <stdio.h>

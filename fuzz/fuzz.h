@@ -1,4 +1,4 @@
-/* fuzz/fuzz.h: what the targets share: a claim that must hold, a file out of bytes, tiny models.
+/* fuzz/fuzz.h: shared by the targets: FUZZ_MUST, a file made of bytes, tiny models.
  *
  * Before any #include a target defines _GNU_SOURCE, for memfd_create.
  */

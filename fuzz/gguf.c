@@ -1,5 +1,5 @@
-/* GGUF files: opened whole and for the tokenizer alone; what opens must then tokenize. The first byte of an input says
- * how many times 4 KiB of zeros follow the rest: so tensors have their data without an input having it. */
+/* GGUF files, opened as a whole and for the tokenizer alone; a file that opens must then tokenize. The first byte of an
+ * input says how many times 4 KiB of zeros follow the rest, so that small inputs can have tensors with data. */
 #define _GNU_SOURCE
 #include "fuzz/fuzz.h"
 

@@ -1,4 +1,4 @@
-/* Policy options: set from text, read back, checked, projected, and opened as a sequence's. An input is a head of numbers
+/* Policy options: set from text, read back, checked, projected, and opened for a sequence. An input is a header of numbers
  * (struct head) and lines NAME=VALUE. */
 #define _GNU_SOURCE
 #include "kvfold/policy.h"

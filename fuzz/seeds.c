@@ -1,5 +1,5 @@
 /* Writes the first inputs of the target gguf into a folder: tiny models without the data of their tensors, which would be
- * most of their bytes and which nothing reads but the norms. Usage: kvfold-fuzz-seeds FOLDER */
+ * most of their bytes and of which only the norms are read. Usage: kvfold-fuzz-seeds FOLDER */
 #define _GNU_SOURCE
 #include "fuzz/fuzz.h"
 

@@ -1,5 +1,5 @@
-/* Text to ids and back, and dialogues: on byte-level BPE vocabularies of every pre-tokenizer and a SentencePiece one. The
- * first byte of an input chooses the vocabulary and the flags, the rest is text. */
+/* Text to ids and back, and dialogues, with byte-level BPE vocabularies of every pre-tokenizer and a SentencePiece one. The
+ * first byte of an input chooses the vocabulary and the flags; the rest is text. */
 #define _GNU_SOURCE
 #include "fuzz/fuzz.h"
 

@@ -1,4 +1,4 @@
-/* tests/cuda_on_cpu/cuda_on_cpu.h: what a test sets and reads of the stand-in. */
+/* tests/cuda_on_cpu/cuda_on_cpu.h: settings and counters of the stand-in, for tests. */
 #ifndef KVF_TESTS_CUDA_ON_CPU_H
 #define KVF_TESTS_CUDA_ON_CPU_H
 

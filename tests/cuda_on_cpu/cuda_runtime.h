@@ -1,4 +1,4 @@
-// tests/cuda_on_cpu/cuda_runtime.h: what a kernel sees: CUDA's words for C++, over one fiber per thread.
+// tests/cuda_on_cpu/cuda_runtime.h: CUDA's C++ extensions as a kernel uses them, implemented with one fiber per thread.
 #ifndef KVF_TESTS_CUDA_RUNTIME_H
 #define KVF_TESTS_CUDA_RUNTIME_H
 

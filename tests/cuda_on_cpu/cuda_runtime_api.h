@@ -1,4 +1,4 @@
-/* tests/cuda_on_cpu/cuda_runtime_api.h: the host's calls of the CUDA runtime that kvfold uses, over plain memory. */
+/* tests/cuda_on_cpu/cuda_runtime_api.h: the host functions of the CUDA runtime that kvfold uses, on plain memory. */
 #ifndef KVF_TESTS_CUDA_RUNTIME_API_H
 #define KVF_TESTS_CUDA_RUNTIME_API_H
 

@@ -1,7 +1,7 @@
 // tests/cuda_on_cpu/fibers.cpp: runs the threads of a kernel as fibers, one block of threads at a time.
 //
-// A thread runs until it waits (barrier, warp call) or ends; then the next ready one is picked, in the order set. When none
-// is ready the launch has failed, and the text says who waits where.
+// A thread runs until it waits (barrier, warp call) or ends. Then the next ready thread runs, in the order set. If none is
+// ready the launch fails, and the message says which thread waits where.
 #include <pthread.h>
 #include <sys/mman.h>
 

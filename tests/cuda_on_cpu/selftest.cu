@@ -1,4 +1,4 @@
-/* tests/cuda_on_cpu/selftest.cu: kernels with and without faults, which the stand-in must tell apart. */
+/* tests/cuda_on_cpu/selftest.cu: kernels with and without faults; the stand-in must find the faults. */
 #include "base/cuda/launch.h"
 
 enum { N = 96 };
