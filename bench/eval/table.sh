@@ -71,7 +71,7 @@ for measure in "${what[@]}"; do
     report)
         mkdir -p docs/results
         report() { # name, title, options and files
-            printf '# %s\n\nWritten by bench/eval/table.sh; what the words mean is in [eval.md](../eval.md).\n\n' "$2" >"docs/results/$1.md"
+            printf '# %s\n\nWritten by bench/eval/table.sh. How to read it: [eval.md](../eval.md#reading-a-report).\n\n' "$2" >"docs/results/$1.md"
             "$program" eval report "${@:3}" --baseline best --markdown "$output/$1.md" --html "$output/$1.html" >"$output/$1.txt"
             cat "$output/$1.md" >>"docs/results/$1.md"
         }

@@ -414,8 +414,8 @@ static void write_text_section(writer *w, const kvf__section *s) {
     } tables[] = {{KVF__FIGURE_KL, "KL divergence, nats a token"},
                   {KVF__FIGURE_NLL_MORE, "NLL above the full cache's, nats a token"},
                   {KVF__FIGURE_NLL, "NLL, nats a token"},
-                  {KVF__FIGURE_AGREE, "Tokens whose likeliest one is the full cache's"},
-                  {KVF__FIGURE_HITS, "Tokens whose likeliest one is the true one"}};
+                  {KVF__FIGURE_AGREE, "Tokens at which both caches have the same likeliest token"},
+                  {KVF__FIGURE_HITS, "Tokens at which the likeliest token is the true one"}};
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
         if (!any_figure(s, &s->groups[0], tables[i].figure)) continue;
         if (tables[i].figure == KVF__FIGURE_NLL && any_figure(s, &s->groups[0], KVF__FIGURE_NLL_MORE)) continue;
@@ -425,7 +425,7 @@ static void write_text_section(writer *w, const kvf__section *s) {
         if (s->table == KVF__NO_NAME && tables[i].figure == s->figure)
             write_groups(w, s, "kind", tables[i].figure, figure_cell, false);
         if (tables[i].figure != s->figure || !any_base(s)) continue;
-        heading(w, 4, "Against the baseline, ratio of means");
+        heading(w, 4, "Ratio of means to the baseline");
         write_figure(w, s, &s->groups[0], s->figure, against_cell, true);
         if (s->table == KVF__NO_NAME) write_groups(w, s, "context", s->figure, against_cell, true);
     }
@@ -437,7 +437,7 @@ static void write_task_section(writer *w, const kvf__section *s) {
     write_groups(w, s, "context", KVF__FIGURE_EXACT, figure_cell, false);
     write_groups(w, s, "task and placement", KVF__FIGURE_EXACT, figure_cell, false);
     if (any_base(s)) {
-        heading(w, 4, "Right answers, more than the baseline");
+        heading(w, 4, "Right answers minus the baseline's");
         write_figure(w, s, &s->groups[0], KVF__FIGURE_EXACT, against_cell, true);
     }
     static const struct {
