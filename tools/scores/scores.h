@@ -20,7 +20,7 @@ typedef enum kvf__figure {
     KVF__FIGURE_KL,       /* nats a token, against the full cache */
     KVF__FIGURE_NLL,      /* nats a token */
     KVF__FIGURE_NLL_MORE, /* ... above the full cache's */
-    KVF__FIGURE_AGREE,    /* share of tokens whose likeliest one is the full cache's */
+    KVF__FIGURE_AGREE,    /* share of tokens at which both caches have the same likeliest token */
     KVF__FIGURE_EXACT,    /* share of answers that are right */
     KVF__FIGURE_HITS,     /* share of the answers' tokens that are */
     KVF__N_FIGURES

@@ -10,7 +10,7 @@ const FIGURES = {
   agree: { name: "likeliest token is the full cache's", axis: "likeliest token is the full cache's", show: share, up: true },
   exact: { name: "right answers", axis: "right answers", show: share, up: true },
   hits: { name: "right tokens of the answers", axis: "right tokens of the answers", show: share, up: true },
-  more: { name: "right answers, more than the baseline", axis: "right answers, more than the baseline", show: share, line: 0, up: true }
+  more: { name: "right answers minus the baseline's", axis: "right answers minus the baseline's", show: share, line: 0, up: true }
 };
 const known = x => x !== null && x !== undefined;
 
