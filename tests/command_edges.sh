@@ -26,7 +26,7 @@ refused plain_decode 2 'not for --decode' tokenize --decode 1 --plain
 refused special_message 2 '--special: --prompt without --raw' run --model "$model" --prompt x --special
 check help_of_templates <<'END'
 from helper import *
-assert "default system message: none is added" in " ".join(run("help", "run", "chat-template")[0].decode().split())
+assert "without a default system message" in " ".join(run("help", "run", "chat-template")[0].decode().split())
 END
 
 # ---- A model that is cut short ----------------------------------------------------------------------------------

@@ -263,7 +263,7 @@ for option in ("--report", "--metrics", "--stats", "--record", "--trace"):
     open("r35-other", "w").write("of an earlier run")
     run(*base, "--input", "in", option, "r35-other")
     assert "of an earlier run" not in open("r35-other").read()
-assert "write over" in " ".join(run("help", "run", "force")[0].decode().split())
+assert "overwrite the answers" in " ".join(run("help", "run", "force")[0].decode().split())
 END
 
 # ---- Kept prompts that are no use --------------------------------------------------------------------------------------

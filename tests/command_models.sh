@@ -15,7 +15,7 @@ if len(data) < 1 << 24 and data.count(b"tokenizer.chat_template") == 1:
         out, err = run(*options, "--prompt", "Hi", "--max-tokens", "2", code=0 if ok else 1)
         assert (says in err) != ok, (template, err)
     run("run", "--model", "untold.gguf", "--quiet", "--prompt", "Hi", "--raw", "--max-tokens", "2")
-assert "a file without a template needs a name" in " ".join(run("help", "run", "chat-template")[0].decode().split())
+assert "if the file has no template, name one" in " ".join(run("help", "run", "chat-template")[0].decode().split())
 END
 
 check r5_warns_of_unknown_tensors <<'END'
