@@ -3,8 +3,8 @@
 
 #include "engine/internal.h"
 
-/* What the built-in policies take with any of their options but squares under a window: a few bytes a token and head, which
- * are not touched before a policy needs them. */
+/* Enough score arrays for the built-in policies with all their options, except squares together with score window: a few bytes a token
+ * and head, which are not touched before a policy needs them. */
 enum { DEFAULT_SCORE_ARRAYS = 3 };
 
 kvf_engine_config kvf_engine_config_default(void) {
@@ -50,7 +50,7 @@ static kvf_status resolve(kvf_engine *e, kvf_error *err) {
     return KVF_OK;
 }
 
-/* A buffer freed with the engine. zero 0: pages are left untouched, so that they cost nothing until used. */
+/* Allocates a buffer that is freed with the engine. zero 0: its pages are not touched and cost nothing until used. */
 static void *take(kvf_engine *e, size_t n, size_t element_bytes, int zero) {
     size_t bytes;
     if (e->n_buffers == KVF__ENGINE_BUFFERS || !kvf__mul(n, element_bytes, &bytes)) return NULL;
@@ -60,7 +60,7 @@ static void *take(kvf_engine *e, size_t n, size_t element_bytes, int zero) {
     return p;
 }
 
-/* Alike, of the device's memory; what the device says of a failure is noted. */
+/* The same in the device's memory; a failure's text is kept. */
 static void *take_of_device(kvf_engine *e, kvf_memory kind, size_t n, size_t element_bytes) {
     size_t bytes;
     void *p = NULL;
@@ -85,7 +85,7 @@ static void give_back(kvf_engine *e, const kvf__buffer *b) {
 
 void *kvf__engine_take(kvf_engine *e, size_t n, size_t element_bytes) { return take(e, n, element_bytes, 0); }
 
-/* Memory for the blocks of p and as many score pages; false: there is none. */
+/* Memory for the blocks of p and as many score pages; false: out of memory. */
 static bool take_pages(kvf_engine *e, kvf_memory kind, kvf_pages *p, kvf_score_pages *scores) {
     size_t slots = (size_t)p->n_blocks * p->heads_per_group * p->block_size;
     size_t half = (size_t)kvf_pages_block_bytes(p) / 2;
@@ -153,7 +153,7 @@ static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
     return KVF_OK;
 }
 
-/* The sums of cached prompts, by default a twentieth of the KV memory that they may lie in. */
+/* Memory for the sums of cached prompts: by default a twentieth of the KV memory that the prompts may be in. */
 static kvf_status create_snapshots(kvf_engine *e, kvf_error *err) {
     if (!e->config.prefix_cache) return KVF_OK;
     uint64_t n_blocks = (uint64_t)e->pages.n_blocks + (e->offloads ? e->host_pages.n_blocks : 0);

@@ -14,7 +14,7 @@ static kvf_policy_batch batch_base(kvf_engine *e) {
                               .path = e->config.path};
 }
 
-/* Called by the forward pass after each layer. Rows of one policy that stand together are one call. */
+/* Called by the forward pass after each layer. Adjacent rows of one policy are observed in one call. */
 kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass) {
     kvf_engine *e = ctx;
     kvf_policy_batch b = batch_base(e);
@@ -50,7 +50,7 @@ static kvf_status run_batch(kvf_engine *e, const kvf_policy_ops *policy, kvf_pol
     return st;
 }
 
-/* Slots of the tables of an event, which have equally many; and how many KV heads they are. */
+/* Slots of an event's tables, which all have equally many; and the number of KV heads. */
 static uint32_t event_slots(const kvf_engine *e, const kvf_event *event) {
     uint32_t group = event->n_groups ? event->group_begin : 0;
     return e->view.n_slots[((size_t)event->row * e->info->n_layers + event->layer) * e->n_groups + group];
@@ -59,7 +59,7 @@ static uint32_t event_heads(const kvf_engine *e, const kvf_event *event) {
     return event->n_groups ? event->n_groups * e->pages.heads_per_group : e->info->n_kv_heads;
 }
 
-/* The accumulators of each row that its policy needs. sums: where its columns begin, NULL: it has none. */
+/* Sets the accumulators that each row's policy needs. sums: the row's first column; NULL: it has none. */
 static void accumulators(kvf_engine *e, float *const *sums, kvf_policy_batch *b) {
     size_t stride = e->config.max_prefill_tokens;
     for (uint32_t i = 0; i < e->view.n_seqs; i++) {
@@ -77,9 +77,9 @@ static void accumulators(kvf_engine *e, float *const *sums, kvf_policy_batch *b)
     b->prompt_stride = stride;
 }
 
-/* Runs the events in their order, in batches that the plan can hold. Of the tables that share a block all but the last in
- * this order have fresh rows (kvf_compact_begin), and within a batch apply writes these first: so whatever reads a block
- * has done so before its last owner writes there, however the batches are cut. */
+/* Runs the events in their order, in batches that the plan can hold. If several tables share a block, all but the last in this order
+ * have fresh blocks (kvf_compact_begin), and within a batch apply writes to fresh blocks first. So a shared block has been read
+ * by all before its last owner writes to it, however the batches are cut. */
 static kvf_status run_batches(kvf_engine *e, uint32_t n_events, const kvf_compaction *compaction, float *const *sums,
                               kvf_error *err) {
     kvf_policy_batch b = batch_base(e);
@@ -107,7 +107,7 @@ static kvf_status run_batches(kvf_engine *e, uint32_t n_events, const kvf_compac
     return b.n_events ? run_batch(e, ops, &b, err) : KVF_OK;
 }
 
-/* The item of an event of some groups: that of the layer, in which the others keep what they have until their own. */
+/* Adds an event of some head groups to its layer's compaction item. Groups without an event so far keep their slots. */
 static void list_group(kvf_engine *e, const kvf_event *event, bool new_item, uint32_t item) {
     uint32_t *keep = e->group_keep + (size_t)item * e->n_groups;
     const uint32_t *slots = e->view.n_slots + ((size_t)event->row * e->info->n_layers + event->layer) * e->n_groups;
@@ -116,8 +116,7 @@ static void list_group(kvf_engine *e, const kvf_event *event, bool new_item, uin
     e->items[item].n_keep_group = keep;
 }
 
-/* Notes which item of the compaction each event is; returns how many items there are. The events of a layer's groups stand
- * together. */
+/* Sets the compaction item of each event; returns the number of items. The events of a layer's groups are adjacent. */
 static uint32_t list_items(kvf_engine *e, uint32_t n_events) {
     uint32_t n_items = 0, row = UINT32_MAX, layer = UINT32_MAX;
     for (uint32_t i = 0; i < n_events; i++) {
@@ -134,7 +133,7 @@ static uint32_t list_items(kvf_engine *e, uint32_t n_events) {
     return n_items;
 }
 
-/* Too few blocks for the tables that are shared: the latest arrival is preempted, and its events are gone. */
+/* Too few blocks for shared tables: preempts the latest request and drops its events. */
 static kvf_status make_room(kvf_engine *e, uint32_t *n_events, kvf_error *err) {
     kvf_step_item shed;
     kvf_status st = kvf_sched_shed(e->sched, &shed);
@@ -147,7 +146,7 @@ static kvf_status make_room(kvf_engine *e, uint32_t *n_events, kvf_error *err) {
     return KVF_OK;
 }
 
-/* Carries e->events out. Rows of requests that made room for it are NULL afterwards. */
+/* Runs e->events. Rows of requests that were preempted for them are NULL afterwards. */
 static kvf_status run_events(kvf_engine *e, uint32_t n_events, float *const *sums, kvf_error *err) {
     kvf_compaction compaction = {0};
     kvf_status st = KVF_OK;
@@ -163,7 +162,7 @@ static kvf_status run_events(kvf_engine *e, uint32_t n_events, float *const *sum
     return st;
 }
 
-/* Tables that have an event together: a layer's, or one where the layer's groups have sizes of their own. */
+/* How many tables have an event together: those of a layer, or one if the layer's groups have different sizes. */
 static uint32_t event_tables(const kvf_engine *e, uint32_t row) {
     return kvf_policy_group_sizes(e->policies, e->view.seq_index[row]) ? 1 : e->n_groups;
 }
@@ -192,7 +191,7 @@ static kvf_status collect(kvf_engine *e, uint32_t row, kvf_moment moment, kvf_ev
     return KVF_OK;
 }
 
-/* The first events of a row, with the promise that they need where blocks are shared. */
+/* The first events of a row, with the reservation that they need if blocks are shared. */
 static kvf_status collect_first(kvf_engine *e, uint32_t row, kvf_moment moment, float *const *sums, uint32_t *n_events,
                                 kvf_error *err) {
     uint32_t n = *n_events;
@@ -203,8 +202,8 @@ static kvf_status collect_first(kvf_engine *e, uint32_t row, kvf_moment moment, 
     return st ? kvf__fail(err, st, "%s", kvf_sched_error(e->sched)) : KVF_OK;
 }
 
-/* Before a token is appended: the first compaction of requests whose prompt fitted the budget, and that of requests whose
- * budget has changed. */
+/* Before a token is appended: compacts requests whose prompt fitted the budget and that would now exceed it, and requests whose budget
+ * has changed. */
 kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     uint32_t n = 0;
     for (kvf__live *r = e->first; r; r = r->next) {
@@ -233,7 +232,7 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     return KVF_OK;
 }
 
-/* metric -> budget: the sizes of a row whose prompt has ended. */
+/* metric -> budget: computes the sizes of a row whose prompt has ended. */
 static kvf_status find_sizes(kvf_engine *e, uint32_t row, kvf_error *err) {
     const kvf__live *r = e->rows[row];
     kvf_policy_ops ops = kvf_policy_ops_resolve(r->policy.ops);
@@ -247,8 +246,7 @@ static kvf_status find_sizes(kvf_engine *e, uint32_t row, kvf_error *err) {
     return ops.budget(e->policies, e->view.seq_index[row], has_metric ? e->variance : NULL, r->n_seen, err);
 }
 
-/* Score pages for a row whose events are the last of *n_events, from begin on. Tables without an event have one that moves
- * their scores out of the sums. */
+/* Takes score pages for a row whose events are [begin, *n_events). Tables without an event get one that only stores their scores. */
 static kvf_status take_scores(kvf_engine *e, uint32_t row, uint32_t begin, uint32_t *n_events, kvf_error *err) {
     kvf__live *r = e->rows[row];
     uint32_t step = event_tables(e, row), due = begin, n = 0;
@@ -271,7 +269,7 @@ static kvf_status take_scores(kvf_engine *e, uint32_t row, uint32_t begin, uint3
     return st ? kvf__fail(err, st, "%s", kvf_manager_error(e->manager)) : KVF_OK;
 }
 
-/* metric -> budget -> due -> events with the prompt's sums, of all rows together. */
+/* metric -> budget -> due -> events with the prompt's sums, for all rows together. */
 kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row_begin, uint32_t row_end, kvf_error *err) {
     uint32_t n_events = 0;
     kvf_status st;
@@ -288,7 +286,7 @@ kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row_begin, uint32_t ro
     return n_events ? run_events(e, n_events, e->prompt_sums, err) : KVF_OK;
 }
 
-/* A layer that is compacted first in decode deals its groups their sizes then. */
+/* A layer whose first event is in decode gives its groups their sizes then. */
 static void note_group_sizes(kvf_engine *e, uint32_t index) {
     const kvf_layer_size *groups = kvf_policy_group_sizes(e->policies, index);
     for (uint32_t t = 0; groups && t < e->n_tables; t++) e->table_slots[t] = groups[t].keep;

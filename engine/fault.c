@@ -21,7 +21,7 @@ kvf__name kvf__live_name(const kvf__live *r) {
 
 /* ---- A step that failed ------------------------------------------------------------------------------------- */
 
-/* Those that ran are to blame; where some of them are suspects already, these. */
+/* Counts the failure for the requests that ran; if some of them are suspects already, only for these. */
 static void count_failure(kvf_engine *e) {
     bool known = false;
     for (const kvf__live *r = e->first; r; r = r->next)
@@ -30,7 +30,7 @@ static void count_failure(kvf_engine *e) {
         r->n_failures += !r->idle && kvf_sched_seq(e->sched, r->id) && (!known || r->n_failures);
 }
 
-/* A callback may end others. */
+/* The list is searched again after each end, since a callback may end others. */
 static void end_failed(kvf_engine *e, const kvf_error *why) {
     for (kvf__live *r = e->first; r;) {
         if (!e->broken && r->n_failures < FAILURES_MAX) {
@@ -85,8 +85,8 @@ static kvf_error not_finite(const kvf_engine *e, uint32_t layer) {
     return why;
 }
 
-/* Before anything of them is stored or seen by a policy. Samples that are held for a prompt come into its place when it
- * ends, with the step's item, and end too. */
+/* Ends them before anything of theirs is stored or used by a policy. If the prompt of held samples ends, the next sample takes over the
+ * step's item, and ends too. */
 void kvf__engine_end_not_finite(kvf_engine *e, const kvf_step *step) {
     for (uint32_t i = 0; i < step->n_items; i++) {
         if (e->not_finite[i] == KVF_FINITE || !e->rows[i]) continue;

@@ -116,7 +116,7 @@ kvf_status kvf__group_forked(kvf_engine *e, kvf__live *leader, kvf_error *err) {
 
 /* ---- Ranking ------------------------------------------------------------------------------------------------ */
 
-/* What it holds now, kept for later. */
+/* Stores its result, with the KV that it holds now. */
 static void note_outcome(kvf_engine *e, const kvf__live *holder, kvf__live *r, kvf_finish finish, const char *error) {
     kvf__outcome *o = r->outcome;
     const kvf__group *g = r->group;
@@ -133,7 +133,7 @@ static void note_outcome(kvf_engine *e, const kvf__live *holder, kvf__live *r, k
     if (g->beams) o->result.score = n ? r->sum / pow(n, g->length_penalty) : 0;
 }
 
-/* In its place among the done. The last of more than width goes back to the spare ones. */
+/* Inserts it into done, by rank. If there are more than width, the last becomes spare. */
 static void enter_done(kvf__group *g, kvf__live *r) {
     bool failed = r->outcome->result.finish == KVF_FINISH_ERROR;
     double score = r->outcome->result.score;
@@ -151,7 +151,7 @@ static void enter_done(kvf__group *g, kvf__live *r) {
     g->spare = worst;
 }
 
-/* All have ended: the best are the answers. Aborted, all answers are. */
+/* All have ended: delivers the best as the answers. If the group was aborted, each answer is aborted. */
 static void end_group(kvf_engine *e, kvf__group *g, const char *error) {
     uint32_t n = KVF__MIN(g->n, g->n_done);
     for (uint32_t i = 0; i < n; i++) {
@@ -199,7 +199,7 @@ bool kvf__beams_ready(const kvf__group *g) {
     return true;
 }
 
-/* What runs counts as it stands. */
+/* Stops the search: the running hypotheses count with their present tokens. */
 void kvf__beams_stop(kvf_engine *e, kvf__group *g, kvf_finish finish, const char *error) {
     uint32_t n = g->begun ? g->n_left : KVF__MIN(g->n_left, g->n); /* before its first step they are all the same */
     for (uint32_t i = 0; i < n; i++) note_outcome(e, g->members[i], g->members[i], finish, error);
@@ -220,7 +220,7 @@ void kvf__beams_stop(kvf_engine *e, kvf__group *g, kvf_finish finish, const char
     end_group(e, g, error ? why.text : NULL);
 }
 
-/* Everything that the tokens so far have made of it, and the alternatives of the step that comes. */
+/* Copies the state that follows from a beam's tokens, and its choices for this step. */
 static bool copy_beam(kvf_engine *e, const kvf__live *from, kvf__live *to) {
     size_t n = from->n_known - from->n_prompt, n_top = KVF__MIN(n + 1, from->max_tokens) * from->n_top;
     to->text_bytes = 0;
@@ -258,7 +258,7 @@ static int by_sum(const void *a, const void *b) {
     return (x->order > y->order) - (x->order < y->order);
 }
 
-/* All continuations, the best first. Before the first step all beams are what the first one is. */
+/* Ranks all continuations, best first. Before the first step all beams are equal, and only the first one's count. */
 static uint32_t rank_choices(kvf__group *g) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < (g->begun ? g->n_left : 1u); i++) {
@@ -294,7 +294,7 @@ static bool take_pick(kvf_engine *e, kvf__live *r, const kvf__pick *p) {
     return kvf__live_text(e, r, p->token) >= 0;
 }
 
-/* A hypothesis that ends here: the beam itself goes on with other tokens, or not at all. */
+/* Stores a hypothesis that ends here. The beam itself goes on with other tokens, or is dropped. */
 static bool add_finished(kvf_engine *e, kvf__group *g, const kvf__pick *p) {
     kvf__live *r = g->spare;
     g->spare = r->next;
@@ -305,8 +305,8 @@ static bool add_finished(kvf_engine *e, kvf__group *g, const kvf__pick *p) {
     return good;
 }
 
-/* Walks the ranking: what ends among the first width is finished, what does not fills the places. picks[0..n) are then
- * those that go on. */
+/* Walks the ranking: a continuation that ends among the first width is finished; the others become the next beams. picks[0..n) are
+ * then those that go on. */
 static bool choose(kvf_engine *e, kvf__group *g, uint32_t *n) {
     uint32_t n_all = rank_choices(g), n_kept = 0;
     bool good = true;
@@ -339,8 +339,8 @@ static kvf__live *branch(kvf_engine *e, kvf__group *g, const kvf__pick *p, uint3
     return kvf__engine_set_prefix(e, r) ? NULL : r;
 }
 
-/* The picks become the members, in the order of their rank. Those that are left go before any is forked: their room is
- * what the forks take. Duplicates are taken in place of forks. */
+/* The picks become the members, in the order of their rank. Beams without a pick are finished before any is forked, so that the forks
+ * can use their blocks. Duplicates are used before forks. */
 static bool move_on(kvf_engine *e, kvf__group *g, uint32_t n_picks) {
     kvf__live *next[KVF_SAMPLES_MAX] = {NULL};
     bool good = true, used[KVF_SAMPLES_MAX] = {false};

@@ -22,7 +22,7 @@ typedef struct move {
     bool to_pages;
 } move;
 
-/* One (layer, query head): its columns from or to the pages. */
+/* Copies the columns of one (layer, query head) from or to snapshot pages. */
 static void move_row(void *ctx, uint32_t item, uint32_t thread) {
     const move *m = ctx;
     (void)thread;
@@ -40,7 +40,7 @@ static void move_sums(kvf_engine *e, float *sums, uint32_t n_tokens, bool to_pag
     kvf__stream_for(e->stream, e->info->n_layers * e->info->n_q_heads, move_row, &m);
 }
 
-/* The sums of the tokens that were found, from their snapshot. */
+/* Loads the sums of the tokens found in the cache from their snapshot. */
 kvf_status kvf__engine_restore_sums(kvf_engine *e, const kvf_step_item *item, float *sums, kvf_error *err) {
     uint32_t n = 0, capacity = kvf__ceil_div(e->config.max_context, e->config.block_size);
     kvf_status st = kvf_prefix_snapshot_get(e->manager, item->match, e->page_ids, capacity, &n);
@@ -51,7 +51,7 @@ kvf_status kvf__engine_restore_sums(kvf_engine *e, const kvf_step_item *item, fl
     return KVF_OK;
 }
 
-/* Keeps the sums of the prompts that came to a place where others may go on. One that finds no room is not kept. */
+/* Stores snapshots of the prompts that have reached a point where others may continue. Without room none is stored. */
 void kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step) {
     for (uint32_t i = step->n_decode; i < step->n_items; i++) {
         const kvf_step_item *item = &step->items[i];
@@ -66,7 +66,7 @@ void kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step) {
     }
 }
 
-/* Its own tokens: samples of one prompt end apart. */
+/* With the request's own tokens, since samples of one prompt differ. */
 kvf_status kvf__engine_set_prefix(kvf_engine *e, const kvf__live *r) {
     kvf_sched_prefix prefix = {.struct_size = sizeof prefix,
                                .prefix_end = r->prefix_end,

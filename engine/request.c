@@ -28,7 +28,7 @@ bool kvf__live_take_arrays(kvf_engine *e, kvf__live *r, uint32_t room) {
     return false;
 }
 
-/* They double: what a request takes follows what it has generated, not what it may. */
+/* Arrays grow by doubling: a request's memory follows the tokens it has generated, not max_tokens. */
 bool kvf__live_make_room(kvf_engine *e, kvf__live *r, uint32_t n) {
     enum { LEAST = 16 };
     if (n <= r->room) return true;
@@ -191,7 +191,7 @@ static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_e
     return KVF_OK;
 }
 
-/* A caller's policy, NULL: full; checked, with a budget in bytes made tokens. */
+/* Reads and checks a caller's policy (NULL: full), and converts budget_bytes to tokens. */
 kvf_status kvf__engine_read_policy(const kvf_engine *e, const kvf_policy_options *given, kvf_policy_options *out,
                                    kvf_error *err) {
     kvf_status st = given ? kvf_policy_options_read(out, given, err) : kvf_policy_options_init(out, "full", NULL, err);
@@ -239,7 +239,7 @@ static kvf_status check_alike(const kvf_policy_options *o, uint32_t i, kvf__prom
     return KVF_OK;
 }
 
-/* One live request with copies of all it needs; NULL when out of memory. */
+/* Creates a live request with copies of all it needs; NULL when out of memory. */
 static kvf__live *live_create(kvf_engine *e, const kvf_generate *g, const kvf_policy_options *policy) {
     kvf__live *r = kvf__alloc(&e->allocator, sizeof *r);
     if (!r) return NULL;
@@ -268,7 +268,7 @@ static kvf__live *live_create(kvf_engine *e, const kvf_generate *g, const kvf_po
     return NULL;
 }
 
-/* All samples of a request, or all beams and room for as many that have ended and one more. Its policies are checked. */
+/* Creates all samples of a request, or all beams with as many spare ones for those that end, and one more. Its policies are checked. */
 static kvf__group *group_of(kvf_engine *e, const kvf_generate *g) {
     kvf__group *group = kvf__group_create(e, g);
     for (uint32_t i = 0; group && i < group->n_lives; i++) {
@@ -488,7 +488,7 @@ int kvf__live_text(kvf_engine *e, kvf__live *r, uint32_t token) {
     return 1;
 }
 
-/* The KV figures of a request that has its sequence. */
+/* The KV part of the result of a request that has its sequence. */
 static void result_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result) {
     uint32_t index, next_pos;
     if (kvf_seq_index(e->manager, r->seq, &index) || kvf_seq_next_pos(e->manager, r->seq, &next_pos) ||
@@ -525,7 +525,7 @@ void kvf__live_note_single(kvf_engine *e) {
     if (result.layers) e->single = result;
 }
 
-/* What a request holds, or held before the scheduler ended it. */
+/* The KV that a request holds, or held before the scheduler ended it. */
 void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result) {
     memset(layers, 0, e->info->n_layers * sizeof *layers);
     result->layers = layers;
@@ -584,7 +584,7 @@ kvf_result kvf__live_result(const kvf_engine *e, const kvf__live *r, kvf_finish 
                         .score = n ? sum / n : 0};
 }
 
-/* The caller has taken it out of the list: the callback may submit or abort. */
+/* The caller has removed it from the list, since the callback may submit or abort. */
 void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result) {
     e->done_merged += result->counts.merged;
     e->done_dropped += result->counts.dropped;

@@ -8,7 +8,7 @@ typedef struct normalizer {
     double max, log_sum;
 } normalizer;
 
-/* The likeliest token's logit and log-probability say both. */
+/* Both follow from the logit and log-probability of the likeliest token. */
 static normalizer normalize(const float *logits, uint32_t n_vocab) {
     double logprob;
     uint32_t best = kvf_sample(&(kvf_sampling){.temperature = 0}, 0, logits, n_vocab, NULL, &logprob);
@@ -18,7 +18,7 @@ static normalizer normalize(const float *logits, uint32_t n_vocab) {
 /* Natural log of the probability of one token. */
 static double logprob_of(const normalizer *n, float logit) { return (double)logit - n->max - n->log_sum; }
 
-/* A list kept sorted, which few logits enter. */
+/* Insertion into a sorted list: few logits are large enough to enter it. */
 void kvf__engine_top(const float *logits, uint32_t n_vocab, uint32_t k, uint32_t *tokens, double *logprobs) {
     normalizer norm = normalize(logits, n_vocab);
     uint32_t n = 0;
@@ -62,7 +62,7 @@ static void tell_caller(const kvf__live *r, uint32_t token, double logprob) {
         r->on_token(r->user, r->group ? r->group->id : r->id, token, logprob);
 }
 
-/* Takes the new token in; finishes the request when it was the last. */
+/* Adds the new token; finishes the request if it was the last. */
 static kvf_status take_token(kvf_engine *e, kvf__live *r, uint32_t token, double logprob, kvf_error *err) {
     uint32_t step = r->n_known - r->n_prompt;
     int ended = 0;
@@ -82,7 +82,7 @@ static kvf_status take_token(kvf_engine *e, kvf__live *r, uint32_t token, double
     return KVF_OK;
 }
 
-/* What a prompt's item is added to: its columns in an accumulator, cleared before its first tokens; NULL if not wanted. */
+/* A prompt's columns in an accumulator, cleared before its first tokens; NULL if not wanted. */
 static float *columns(kvf_engine *e, const kvf_step_item *item, bool wanted, float *all, uint32_t n_heads) {
     if (!wanted) return NULL;
     size_t stride = e->config.max_prefill_tokens;
@@ -92,7 +92,7 @@ static float *columns(kvf_engine *e, const kvf_step_item *item, bool wanted, flo
     return to;
 }
 
-/* A row's target is the token after it, where that is of a prompt; the first token of all counts as certain. */
+/* The target of a row is the next token, if that belongs to a prompt. The very first token counts as certain. */
 static void want_logprobs(kvf_engine *e, const kvf_step_item *item, uint32_t i) {
     const kvf__live *r = item->user;
     bool decode = item->kind == KVF_STEP_DECODE;
@@ -108,7 +108,7 @@ static void want_logprobs(kvf_engine *e, const kvf_step_item *item, uint32_t i) 
     e->prompt_logprobs[item->prefill_offset + item->token_begin] = first;
 }
 
-/* A prompt's item whose policy needs accumulators: cleared, or read back, before its first tokens. */
+/* Prepares a prompt's accumulators: cleared, or loaded from a snapshot, before its first tokens. */
 static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_t i, kvf_error *err) {
     const kvf__live *r = item->user;
     kvf__prompt_needs prompt = kvf__live_needs(r);
@@ -129,7 +129,7 @@ static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_
     return st;
 }
 
-/* What the forward pass found of the targets, to the prompts' accumulators. */
+/* Copies the targets' log-probabilities to the prompts' accumulators. */
 static void keep_logprobs(kvf_engine *e, const kvf_step *step) {
     for (uint32_t i = 0; i < step->n_items && e->n_targets; i++) {
         const kvf_step_item *item = &step->items[i];
@@ -145,8 +145,8 @@ static void keep_logprobs(kvf_engine *e, const kvf_step *step) {
     }
 }
 
-/* What its prompt is computed for. A held sample that has come into its leader's place goes by what that one had come to: a
- * budget that changed while its prompt ran leaves it observing. */
+/* What its prompt's policies need. A held sample that has become leader continues with its leader's needs: a budget that changed while
+ * the prompt ran leaves it observing. */
 static void take_options(const kvf_engine *e, kvf__live *r) {
     uint32_t index;
     if (kvf_seq_index(e->manager, r->seq, &index)) return;
@@ -154,7 +154,7 @@ static void take_options(const kvf_engine *e, kvf__live *r) {
     if (now) r->policy = *now;
 }
 
-/* Which of its tokens were computed for the first time: in a step that did not fail. */
+/* Counts the tokens that were computed for the first time, in a step that did not fail. */
 static void note_progress(kvf_engine *e, kvf__live *r, const kvf_step_item *item) {
     uint32_t end = item->token_begin + item->n_tokens, begin = KVF__MAX(item->token_begin, r->n_reached);
     if (begin >= end) return;
@@ -267,7 +267,7 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
     return KVF_OK;
 }
 
-/* Blocks of a row: by its sizes; what never evicts, and all without sizes, counts with what it holds. */
+/* Blocks of a row: by its sizes; tables that never evict, and all tables if sizes are unknown, count the blocks they hold. */
 static uint64_t blocks_of(const kvf_engine *e, uint32_t row, const kvf_layer_size *sizes) {
     const kvf_layer_size *groups = kvf_policy_group_sizes(e->policies, e->view.seq_index[row]);
     uint64_t blocks = 0;
@@ -284,7 +284,8 @@ static const kvf_layer_size *sizes_of(const kvf_engine *e, uint32_t row) {
     return kvf_policy_sizes(e->policies, e->view.seq_index[row]);
 }
 
-/* A row that has drawn its next token. A first event that is put off holds more than is reserved: that is promised to it then. */
+/* Counts the blocks of a row that has drawn its next token. If its first event is deferred it holds more than its sizes ask for, and
+ * this is reserved then. */
 static void note_blocks(kvf_engine *e, uint32_t row, kvf__live *r) {
     uint64_t held = blocks_of(e, row, NULL), reserved = blocks_of(e, row, sizes_of(e, row));
     r->n_block_steps++;
@@ -303,7 +304,7 @@ static kvf_status end_prompt(kvf_engine *e, kvf__live *r, uint32_t n_held, kvf_e
     return n_held ? kvf__group_forked(e, r, err) : KVF_OK;
 }
 
-/* The events of rows whose prompt has ended, and what follows. */
+/* Runs the events of rows whose prompt has ended, then kvf_sched_prompt_done for each. */
 static kvf_status end_prompts(kvf_engine *e, uint32_t begin, uint32_t end, uint32_t n_held, kvf_error *err) {
     kvf_status st = kvf__engine_prompt_end(e, begin, end, err);
     for (uint32_t i = begin; i < end && !st; i++) {
@@ -324,8 +325,8 @@ static void swap_rows(kvf_engine *e) {
     e->other_rows = now;
 }
 
-/* Samples with policies of their own: forked off before anything is evicted, they have their events together. The rows are
- * theirs until then. */
+/* Samples with policies of their own: forks them before anything is evicted; then all have their prompt events together, in the second
+ * set of rows. */
 static kvf_status end_sample_prompts(kvf_engine *e, kvf__live *leader, float *sums, kvf_error *err) {
     const kvf__group *g = leader->group;
     kvf_status st = kvf_sched_fork_prompt(e->sched, leader->id);
@@ -369,7 +370,7 @@ static kvf_status policy_moments(kvf_engine *e, const kvf_step *step, kvf_error 
     return st;
 }
 
-/* Who draws from which row: rows that fell out of the step leave none, a prompt's end has one for each that was forked. */
+/* Lists who draws from which row. A preempted row has no draw; a row where a prompt ended has one for each forked sample. */
 static void list_draws(kvf_engine *e, const kvf_step *step, uint32_t n_out) {
     e->n_draws = 0;
     for (uint32_t i = 0; i < n_out; i++) {
@@ -399,7 +400,7 @@ static void tell_logits(const kvf_engine *e) {
     }
 }
 
-/* What has no token to generate ends with its prompt, and before it all that was forked off and has not drawn. */
+/* A request without tokens to generate ends with its prompt; forked samples that have drawn nothing end before it. */
 static void end_empty(kvf_engine *e, const kvf_step *step) {
     for (kvf__live *r = e->first, *next; r; r = next) {
         next = r->next;
@@ -410,7 +411,7 @@ static void end_empty(kvf_engine *e, const kvf_step *step) {
             kvf__live_finish(e, e->rows[i], KVF_FINISH_LENGTH, NULL);
 }
 
-/* Room for the tokens to come, before they are drawn side by side. */
+/* Makes room for the next tokens, before they are drawn in parallel. */
 static void make_rooms(kvf_engine *e) {
     for (uint32_t i = 0; i < e->n_draws; i++) {
         kvf__live *r = e->draws[i].live;
@@ -421,7 +422,7 @@ static void make_rooms(kvf_engine *e) {
 static const char no_room[] =
     "out of host memory for its tokens: run fewer requests at once, or with a smaller max_tokens";
 
-/* The last draw of a group's stands for it: the beams of the others may be gone after the step. */
+/* A group of beams advances at its last draw: the other beams may be gone after the step. */
 static kvf_status advance_group(kvf_engine *e, uint32_t draw, kvf_error *err) {
     kvf__group *g = e->draws[draw].group;
     bool failed = false;
@@ -456,7 +457,7 @@ static kvf_status sample(kvf_engine *e, const kvf_step *step, uint32_t n_out, kv
     return KVF_OK;
 }
 
-/* What all that hold tables would hold with the full cache, also those that have no part in this step. */
+/* Bytes that all requests with tables would need with the full cache, also those without an item in this step. */
 static void note_full_bytes(kvf_engine *e) {
     uint64_t blocks = 0;
     uint32_t next_pos;

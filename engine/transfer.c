@@ -109,8 +109,8 @@ kvf_status kvf__engine_transfers_end(kvf_engine *e, kvf_error *err) {
 static bool is_out(const kvf_copy *c) { return c->kind == KVF_COPY_BLOCK_OUT || c->kind == KVF_COPY_SCORE_OUT; }
 static bool is_in(const kvf_copy *c) { return c->kind == KVF_COPY_BLOCK_IN || c->kind == KVF_COPY_SCORE_IN; }
 
-/* Moves what goes to the host from a list that brings nothing back to a transfer, to run behind what stays. What a copy
- * that stays writes may go out in the same list, but nothing that stays depends on what goes out. */
+/* If a list has no copies from the host, moves its copies to the host to a transfer, which runs after the others. A block that another
+ * copy of the list writes may be copied to the host, but no other copy depends on a copy to the host. */
 static kvf__transfer *part_out(kvf_engine *e, kvf_copy_list *copies) {
     kvf__transfer *t = &e->transfers[OF_PREEMPTED];
     uint32_t n_out = 0, n = 0;
@@ -155,8 +155,7 @@ kvf_copy_list *kvf__engine_spare_list(kvf_engine *e, kvf_error *err) {
 /* Over all tables. */
 static uint64_t step_blocks(const kvf_engine *e) { return (uint64_t)step_nodes(e, e->stats.n_running) * e->n_tables; }
 
-/* As soon as what is free may not last for two steps, whatever is idle has its copy: a hit that comes back from the host
- * takes many blocks at once. */
+/* If the free blocks may not last for two steps, every idle block is copied: a hit that is swapped in takes many blocks at once. */
 static uint32_t wanted_nodes(const kvf_engine *e) {
     kvf_occupancy now = {.struct_size = sizeof now};
     if (kvf_occupancy_read(e->manager, &now, NULL) || now.blocks.n_free >= 2 * step_blocks(e)) return 0;
@@ -172,8 +171,8 @@ kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err) {
     return t->list.n && post(e, t, &why) ? broken(e, err) : KVF_OK;
 }
 
-/* What waits may take much at once, and what has just ended has no copy yet. A plan finds nothing pinned: it ends requests
- * that find no room. */
+/* A waiting request may take many blocks at once, and those of a request that has just ended have no copy yet. The copies are waited
+ * for, since a plan ends requests that find no room and so must find nothing pinned. */
 kvf_status kvf__engine_offload_first(kvf_engine *e, kvf_error *err) {
     const kvf__live *r = e->first;
     while (r && (r->seq || r->idle)) r = r->next;

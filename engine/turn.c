@@ -32,7 +32,7 @@ void kvf__live_answered(kvf_engine *e, kvf__live *r, kvf_finish finish) {
     kvf__live_tell(e, r, &result);
 }
 
-/* Room for a turn: what is there is copied, the rest is the turn's. false: out of memory, and nothing is held. */
+/* Allocates arrays with room for a turn and copies the present ones. false: out of memory, nothing is allocated. */
 static bool make_room(kvf_engine *e, const kvf__live *r, const kvf_turn *turn, kvf__live *to) {
     const kvf_allocator *a = &e->allocator;
     uint32_t n_known = r->n_known, n_after = r->n_known - r->n_prompt, begin = n_known + turn->n_tokens;
@@ -67,7 +67,7 @@ static void give_room(kvf_engine *e, kvf__live *r) {
     kvf__free(a, r->forced, r->n_forced * sizeof *r->forced);
 }
 
-/* What make_room made becomes the request's, whose own is the caller's to free; the figures of the answer begin anew. */
+/* Gives the request the arrays of make_room; the caller frees the old ones. Counters of the answer start again. */
 static void take_room(kvf_engine *e, kvf__live *r, const kvf__live *to) {
     r->room = to->room;
     r->tokens = to->tokens;

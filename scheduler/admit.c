@@ -129,8 +129,8 @@ uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r) {
 
 uint64_t kvf__sched_prompt_blocks(const kvf_sched *s, const kvf__req *r) { return blocks_for(s, r->n_prompt); }
 
-/* Blocks spread evenly, the rest over the first tables. Which table will need them is not known yet; what is promised
- * counts in the pool as a whole. But a window has no use for more than it ever holds: the others then share that. */
+/* Spreads blocks evenly over the tables, the remainder over the first. Which table will need them is not known yet, but only the sum
+ * counts in the pool. A table with a sliding window gets no more than it can ever hold; the others share what that leaves. */
 static void want_blocks(kvf_sched *s, uint64_t n_blocks) {
     uint32_t n_open = s->n_tables;
     memset(s->want, 0, s->n_tables * sizeof *s->want);
@@ -150,14 +150,14 @@ static void want_blocks(kvf_sched *s, uint64_t n_blocks) {
         s->want[t] = (uint32_t)KVF__MIN((uint64_t)s->want[t] * s->block_size, s->max_slots);
 }
 
-/* The slots that a table is counted with: its head group's, where the groups of a layer have sizes of their own. */
+/* The size of a table: of its head group if the groups have different sizes, else of its layer. */
 static kvf_layer_size size_of(const kvf_sched *s, const kvf_layer_size *sizes, const kvf_layer_size *groups,
                               uint32_t t) {
     return groups ? groups[t] : sizes[t / s->n_groups];
 }
 
-/* By the sizes: S + k in each layer that evicts, nothing in one that never does. Returns false when a table still
- * holds more (its first event is put off): then it is promised the token until that event, and is not yet sized. */
+/* Sets want by the sizes: S + k in each layer that evicts, 0 in one that never does. Returns false if a table still holds more,
+ * because its first event is deferred: its want is then one more token, until that event. */
 static bool want_sized(kvf_sched *s, const kvf__req *r, const kvf_layer_size *sizes, const kvf_layer_size *groups) {
     bool sized = true;
     for (uint32_t t = 0; t < s->n_tables; t++) {
@@ -184,10 +184,10 @@ static kvf_status reserve_want(kvf_sched *s, const kvf__req *r) {
     return kvf_seq_reserve_as(s->config.manager, r->seq, &reserve);
 }
 
-/* Gives a new sequence what was found in the prefix cache, and what it needs with that. A policy that never evicts holds
- * what it found and goes on behind it. So does one that evicts when nobody else holds that: its first event writes in
- * place, if it must. Else the event needs as many fresh blocks as stay, after the rest of the prompt has grown; but it is
- * never promised more than it needs without the cache, beyond what it found. */
+/* Attaches the prefix hit to a new sequence and makes its reservation. A policy that never evicts reserves only blocks behind the
+ * hit. So does one that evicts if no other sequence holds the hit's blocks, since its first event can then write in place. Otherwise
+ * the event needs a fresh block for each block that stays, after the rest of the prompt is appended. In no case is more
+ * reserved, besides the hit, than the request needs without the cache. */
 kvf_status kvf__sched_take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks) {
     kvf_reserve reserve = reserve_of(s, r);
     uint64_t found = (uint64_t)kvf__ceil_div(r->match.n_tokens, s->block_size) * s->n_tables;
@@ -207,8 +207,8 @@ kvf_status kvf__sched_reserve_blocks(kvf_sched *s, const kvf__req *r, kvf_seq se
     return kvf_seq_reserve(s->config.manager, seq, s->want, r->needs_scores);
 }
 
-/* While the sizes are not known a bounded request keeps what admission promised, since that covers its budget; an
- * unbounded one grows from the free pool. */
+/* While the sizes are unknown, a bounded request keeps the reservation of its admission, which covers its budget; any other request
+ * grows from the free pool. */
 kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
     const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
     if (!sizes && r->bounded) return KVF_OK;
@@ -225,8 +225,7 @@ kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
     return KVF_OK;
 }
 
-/* Before the first event: a table with a block that another sequence holds too is promised the fresh ones it will be
- * written to. */
+/* Before the first event: reserves the fresh blocks for each table that shares a block with another sequence. */
 kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r) {
     const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
     if (!sizes) return KVF_OK;
@@ -241,19 +240,19 @@ kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r) {
     return kvf_seq_reserve_as(s->config.manager, r->seq, &reserve);
 }
 
-/* The promise that a running request has under the budget `to` has. sized: s->sizes are those of its layers. A budget
- * that gives nothing to evict is promised nothing. */
+/* Makes the reservation that a running request has under the budget of `to`. sized: s->sizes are its layers' sizes. With a budget
+ * that never evicts it reserves nothing. */
 kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to, bool sized) {
     bool in_prompt = r->state != KVF__REQ_DECODE && r->state != KVF__REQ_PAUSED;
-    if (in_prompt && !to->bounded) return KVF_OK; /* what it was promised for its prompt */
+    if (in_prompt && !to->bounded) return KVF_OK; /* the reservation for its prompt stays */
     if (!in_prompt && sized)
-        (void)want_sized(s, r, s->sizes, NULL); /* groups are dealt theirs by the event */
+        (void)want_sized(s, r, s->sizes, NULL); /* the event gives the groups their sizes */
     else
         want_blocks(s, to->bounded ? to->n_blocks : 0);
     return reserve_want(s, r);
 }
 
-/* What kvf__sched_reserve_change took is given up, as far as the budget that it has does without. */
+/* Undoes kvf__sched_reserve_change: gives up what the current budget does not need. */
 void kvf__sched_reserve_back(kvf_sched *s, kvf__req *r) {
     kvf__group_reserve_back(s, r);
     bool known = kvf_policy_sizes(s->config.policies, r->seq_index) != NULL;
@@ -265,7 +264,7 @@ void kvf__sched_reserve_back(kvf_sched *s, kvf__req *r) {
     (void)status; /* no more than it has */
 }
 
-/* Alone in the pool a promise keeps nobody else away: it only keeps one of its tables from what another needs now. */
+/* For a request alone in the pool. Its reservation would only keep one of its tables from blocks that another needs now. */
 kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r) {
     kvf_status status = kvf__sched_reserve_blocks(s, r, r->seq, 0);
     if (status != KVF_OK) return status;
@@ -277,7 +276,7 @@ kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r) {
     return KVF_OK;
 }
 
-/* ---- Coming and going ---------------------------------------------------------------------------- */
+/* ---- Admission, release -------------------------------------------------------------------------- */
 
 void kvf__sched_give_sequence(kvf_sched *s, kvf__req *r) {
     kvf_policy_close(s->config.policies, r->seq_index);
@@ -286,7 +285,7 @@ void kvf__sched_give_sequence(kvf_sched *s, kvf__req *r) {
     r->seq = 0;
 }
 
-/* The promises that admission counts, with those of the samples that are held for it. */
+/* Makes the reservations that admission counts, with those of the held samples. */
 static kvf_status reserve_admission(kvf_sched *s, kvf__req *r) {
     if (r->n_held) return kvf__group_reserve(s, r);
     kvf_status status = kvf__sched_take_admission(s, r, kvf__sched_admission_blocks(s, r));
@@ -295,7 +294,7 @@ static kvf_status reserve_admission(kvf_sched *s, kvf__req *r) {
     return status;
 }
 
-/* A sequence with what was found and what it is promised, or nothing. */
+/* Creates a sequence with its prefix hit and its reservation, or changes nothing. */
 static kvf__admission open_sequence(kvf_sched *s, kvf__req *r) {
     kvf_manager *manager = s->config.manager;
     if (kvf_seq_create(manager, &r->seq) != KVF_OK) return KVF__ADMIT_LATER;
@@ -312,7 +311,7 @@ undo:
     return result;
 }
 
-/* All or nothing: the request stays as it is unless everything was there. */
+/* All or nothing: without room the request stays as it is. */
 kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
     if (kvf__group_needs(s, r).extent && (s->lacks_extent || !kvf__sched_take_extent(s, r, r->n_prompt)))
         return KVF__ADMIT_LATER;
@@ -343,7 +342,7 @@ void kvf__sched_release(kvf_sched *s, kvf__req *r) {
     r->again = true;
 }
 
-/* The blocks its tables need to go on where they are: by the sizes, else for one token more. */
+/* The blocks that its tables need to continue: by the sizes, or if these are unknown for one more token. */
 static uint32_t present_blocks(kvf_sched *s, const kvf__req *r) {
     const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
     const kvf_layer_size *groups = kvf_policy_group_sizes(s->config.policies, r->seq_index);

@@ -52,7 +52,7 @@ void kvf__group_dissolve(kvf_sched *s, kvf__req *leader) {
     }
 }
 
-/* ---- What they are promised ---------------------------------------------------------------------- */
+/* ---- Their reservations -------------------------------------------------------------------------- */
 
 kvf__needs kvf__group_needs(kvf_sched *s, const kvf__req *leader) {
     kvf__needs needs = leader->needs;
@@ -125,7 +125,7 @@ void kvf__group_unreserve(kvf_sched *s, kvf__req *leader) {
     for (kvf__req *r = kvf__sched_at(s, leader->held); r; r = kvf__sched_at(s, r->next)) drop_reservation(s, r);
 }
 
-/* Without room a tighter budget leaves the former promises: the fork is then all or none as ever. */
+/* Without room for a lower budget the earlier reservations stay; the fork is then all or none, as usual. */
 kvf_status kvf__group_reserve_change(kvf_sched *s, const kvf__req *leader, const kvf__req *to, bool all) {
     kvf_status status = KVF_OK;
     for (kvf__req *r = kvf__sched_at(s, leader->held); r && status == KVF_OK; r = kvf__sched_at(s, r->next)) {
@@ -216,13 +216,13 @@ static void reserve_again(kvf_sched *s, kvf__req *parent) {
     (void)status;
 }
 
-/* The sequences that held the promises go first: their room is what the forks take. */
+/* The sequences that carry the reservations are freed first: the forks take their blocks. */
 kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader) {
     kvf__group_unreserve(s, leader);
     bool known = kvf_policy_sizes(s->config.policies, leader->seq_index) != NULL;
     uint32_t first_copy = copies(s)->n;
     kvf_status status = KVF_OK;
-    if (!known && leader->bounded) /* what a child is promised, without what admission counted beside */
+    if (!known && leader->bounded) /* a child's reservation, without what admission counted in addition */
         status = kvf__sched_reserve_blocks(s, leader, leader->seq, leader->child_blocks);
     for (kvf__req *r = kvf__sched_at(s, leader->held); r && status == KVF_OK; r = kvf__sched_at(s, r->next))
         status = fork_state(s, leader, r);
@@ -259,7 +259,7 @@ static void release_samples(kvf_sched *s, kvf__req *leader) {
     while (leader->n_held) {
         kvf__req *r = kvf__sched_at(s, leader->held);
         kvf_seq seq = r->seq;
-        r->seq = 0; /* no promise to give back */
+        r->seq = 0; /* no reservation to drop */
         kvf__group_leave(s, r);
         r->seq = seq;
         r->n_computed = leader->n_computed;

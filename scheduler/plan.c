@@ -35,7 +35,7 @@ static void push_item(kvf_sched *s, kvf__req *r, kvf_step_kind kind, uint32_t n_
     s->n_tokens += n_tokens;
 }
 
-/* What comes back from the host in the middle of a plan decodes too. */
+/* A request that is swapped in during a plan decodes too. */
 static void push_decode(kvf_sched *s, kvf__req *r) {
     uint32_t i = s->n_items++;
     for (; i > s->n_decode || (i && kvf__sched_before(r, kvf__sched_find(s, s->items[i - 1].request))); i--)
@@ -45,8 +45,8 @@ static void push_decode(kvf_sched *s, kvf__req *r) {
     s->n_tokens++;
 }
 
-/* Every running request that decodes has one token, then the running prompts a chunk each while the tokens last. A
- * prompt never passes an earlier one: the first that does not fit ends the list. */
+/* Every decoding request gets one token; then each running prompt gets a chunk, as long as max_batch_tokens allows. A prompt never
+ * passes an earlier one: the first that does not fit ends the list. */
 static void list_running(kvf_sched *s) {
     s->n_items = s->n_decode = s->n_tokens = 0;
     s->lacks_extent = false;
@@ -73,8 +73,8 @@ static kvf_status append_items(kvf_sched *s) {
     return kvf_append(s->config.manager, s->appends, s->n_items, &s->copies);
 }
 
-/* Makes room for a growth that found no block. The latest arrival goes: whoever needs the block came no later. The
- * running requests are never all put back: the last one ends instead, since it has the pool to itself. */
+/* Makes room for a request that found no block to grow: preempts the latest one, which came no earlier. The only running request is
+ * not preempted: it has the whole pool, and ends instead. */
 static void shed_latest(kvf_sched *s) {
     if (kvf__sched_preempt_paused(s)) return;
     kvf__req *r = kvf__sched_at(s, s->running.tail);
@@ -88,9 +88,9 @@ static void shed_latest(kvf_sched *s) {
     if (!s->swapping) kvf__sched_requeue(s, r);
 }
 
-/* Reservations that could not be exact at the prompt's end: the sizes came with the overflow, or the first event was
- * put off. Where there is no room now the former promise stands, and growth is secured below. Those of forks are set
- * anew each time, since what is shared changes with what others give up; twice, as one may give back what another lacks. */
+/* Sets reservations that could not be exact at the prompt's end, because the sizes came with the overflow or the first event was
+ * deferred. Without room the earlier reservation stays, and growth is made possible below. Reservations of forks are set at each
+ * plan, since shared blocks change when others give them up; twice, because one fork may give back what another lacks. */
 static void settle_reservations(kvf_sched *s) {
     bool lacks = true;
     for (int pass = 0; pass < 2 && lacks; pass++) {
@@ -103,8 +103,8 @@ static void settle_reservations(kvf_sched *s) {
     }
 }
 
-/* What finds its blocks without those that are on their way to the host; a prompt passes no earlier one. The others have
- * theirs in the next step, when the copies are done. */
+/* Grows the requests that find blocks although those of swapped requests are not free yet; a prompt passes no earlier one. The others
+ * grow in the next step, when the copies are done. */
 static kvf_status grow_what_fits(kvf_sched *s) {
     list_running(s);
     uint32_t n_listed = s->n_items;
@@ -138,7 +138,7 @@ static kvf_status grow_running(kvf_sched *s) {
     }
 }
 
-/* Why the head of the queue could not come in, when nothing runs that could give a block back. */
+/* Ends the head of the queue, which could not be admitted although nothing runs that could give a block back. */
 static void end_head(kvf_sched *s, kvf__req *r, kvf__admission admission) {
     if (r->n_held && !r->forks && admission != KVF__ADMIT_REFUSED)
         kvf__group_dissolve(s, r);
@@ -219,9 +219,9 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
     return KVF_OK;
 }
 
-/* Nothing can run: all that is in the pool waits for tokens that the caller tells when another fork, which is in the
- * queue, has computed its own. Room for that one comes from groups that came later; where there are none its group has
- * the pool to itself, and that is not enough. */
+/* Nothing can run: every running request waits for a token that the caller tells only when another fork, now in the queue, has
+ * computed its own. Later groups are preempted to make room for that fork. If there are none, its group has the pool to
+ * itself and the pool is too small. */
 static kvf_status break_standstill(kvf_sched *s) {
     kvf_status status = KVF_OK;
     while (!s->n_items && !s->n_ends && s->queue.n && s->running.n && status == KVF_OK) {
