@@ -53,8 +53,8 @@ void kvf__fold_norm(const kvf__fold *w, uint32_t slot, const float *row) {
         *kvf__score_at(&w->old, w->call->batch->scores, w->roles.v_norm, slot) = norm;
 }
 
-/* acc = the receiver and its sources under the weights. Weights that add up to 1 go by differences, so that equal
- * values stay exactly what they are. */
+/* acc = the weighted sum of the receiver and its sources. If the weights add up to 1, differences are added instead, so that equal
+ * values stay exactly as they are. */
 static void fold_row(const kvf__fold *w, kvf__head old, bool keys, uint32_t target, uint32_t entry, double wc) {
     const kvf_pages *p = old.pages;
     uint32_t d = p->head_dim, i = 0;
@@ -89,10 +89,9 @@ static double attention_of(const kvf__fold *w, uint32_t slot) {
     return (double)*score_of(w, slot) / seen;
 }
 
-/* The masses of a merge by attention: of the kept slot's weight, which its attention already has in it, each source has
- * the share that its own attention is of the kept one's. A share above 1 is one of few queries, mostly, and counts as 1;
- * scores that are no numbers, or below 0, give one in [0, 1] too. The kept slot stands for its sources from now on, and so
- * its score grows as its weight does. */
+/* The masses of a merge by attention. Each source gets a share of the kept slot's weight: its own attention divided by the kept slot's.
+ * A share above 1, which mostly comes from few queries, counts as 1; NaN and negative scores give a share in [0, 1] too. From then
+ * on the kept slot stands for its sources, so its score grows in proportion to its weight. */
 static double attention_masses(const kvf__fold *w, uint32_t entry, uint32_t target, double own) {
     double kept = attention_of(w, target), times = 1.0;
     uint32_t n = 0;

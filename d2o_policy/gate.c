@@ -22,7 +22,7 @@ static void gate_by_head(const kvf_policy_options *o, const double *state_tau, u
     }
 }
 
-/* Entry i of every head goes by the mean over the heads of all ranks. */
+/* scope layer: entry i of every head is decided by the mean cosine over the heads of all ranks. */
 static void gate_by_layer(const kvf_policy_options *o, const double *state_tau, uint32_t n_heads, uint32_t n_evict,
                           kvf_plan_entry *entries, const double *sums, double *tau) {
     double sum = 0.0, heads = sums[n_evict];

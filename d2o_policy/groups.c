@@ -146,8 +146,8 @@ static void list_events(const kvf_policy_state *state, const kvf_policy_batch *b
     }
 }
 
-/* Whether a layer's groups are dealt sizes now: when it holds more than all of them may together, and whenever it was dealt
- * others before. */
+/* Whether a layer's groups are given sizes now: if the layer holds more slots than all of them may together, or if they have sizes
+ * from before a change of the layer's size. */
 static bool wants_deal(const kvf_policy_state *state, const kvf__policy_seq *s, const uint32_t *n_slots, uint32_t layer,
                        uint32_t above) {
     uint64_t n = state->config.n_groups, total = (uint64_t)s->sizes[layer].keep * n, sum = 0;
@@ -156,7 +156,7 @@ static bool wants_deal(const kvf_policy_state *state, const kvf__policy_seq *s, 
     return s->dealt[layer] == KVF__DEALT_BEFORE || (sum > total && sum - total >= above * n);
 }
 
-/* Deals, or with check alone sees whether all is there that it takes. */
+/* Gives the groups their sizes; with check it only checks the inputs that this needs. */
 static kvf_status deal_layers(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
                               uint32_t above, uint32_t kind, bool check, kvf_error *err) {
     const kvf_view *v = batch->view;

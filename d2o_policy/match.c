@@ -50,8 +50,8 @@ static void highest_keys(const kvf__head *h, const kvf__scratch *x, const float 
     kvf__select_evicted(x->keys, n, n_evict, x->slots);
 }
 
-/* The same for one, by the scores alone, in loops that compilers turn into vectors: the lowest score between sinks and
- * window, of equals the highest position. false: scores of NaN or infinity, or none there; keys tell. */
+/* The same for one victim, without keys, in loops that compilers vectorise: the slot with the lowest score between sinks and window,
+ * on ties the highest position. false: a score is NaN or infinite, or there is no such slot; then the keys decide. */
 static bool lowest_score(const kvf__head *h, const kvf__scratch *x, const float *worth, uint32_t window_begin,
                          uint32_t sinks) {
     if (window_begin <= sinks) return false;

@@ -158,7 +158,7 @@ void kvf__group_take_budget(kvf__req *r, const kvf__req *to) {
 
 /* ---- Forks --------------------------------------------------------------------------------------- */
 
-/* The list that forks write to: what the caller has already is begun anew. */
+/* The list that forks write their copies to. If the caller has taken the present copies, it starts empty. */
 static kvf_copy_list *copies(kvf_sched *s) {
     if (s->copies_given) s->copies.n = 0;
     s->copies_given = false;
@@ -233,7 +233,7 @@ kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader) {
     while (leader->n_held) {
         kvf__req *r = kvf__sched_at(s, leader->held);
         kvf_seq seq = r->seq;
-        r->seq = 0; /* no promise to give back */
+        r->seq = 0; /* no reservation to drop */
         kvf__group_leave(s, r);
         r->seq = seq;
         run_fork(s, leader, r);

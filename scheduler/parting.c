@@ -94,8 +94,8 @@ static bool takes_snapshots(kvf_sched *s, const kvf__req *r) {
     return needs.sums && !needs.all && !r->prefix.no_hits;
 }
 
-/* The next neighbour to one side: what it shares with the prompt the walk began at, in whole blocks, and whether it would use a
- * snapshot there. Equal prompts are passed: they find the snapshot at the prompt's end. */
+/* A walk over the neighbours to one side. shared: tokens, in whole blocks, that the next one has in common with the prompt at which the
+ * walk began. Equal prompts are skipped: they find the snapshot at the prompt's end. */
 typedef struct side {
     uint32_t at, n_left, shared;
 } side;

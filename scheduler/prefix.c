@@ -33,8 +33,8 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     if (needs.n_last) options.max_tokens = r->n_prompt - needs.n_last;
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
     if (status == KVF_OK && r->match.n_snapshot_tokens > r->match.n_tokens && r->match.n_tokens % s->block_size == 0) {
-        /* The last token stands alone in its block, which an attach does not take: the snapshot could go with it before it
-         * is read. */
+        /* The last token is alone in its block, and an attach does not hold that block: it could be evicted with the snapshot
+         * before that is read. */
         options.max_tokens = --key.n_tokens;
         status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
     }

@@ -381,7 +381,7 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
                          (unsigned long long)request);
     status = kvf__sched_reserve_sized(sched, r);
     if (status == KVF_E_NO_BLOCKS && r->bounded && kvf_policy_group_sizes(sched->config.policies, r->seq_index)) {
-        /* Head groups that were dealt their sizes in decode may round up to more blocks than equal ones. */
+        /* Head groups that got their sizes in decode may round up to more blocks than equal ones. */
         r->tightened = true;
         r->bounded = r->sized = false;
     }
