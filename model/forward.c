@@ -363,7 +363,7 @@ static void sums_of_layer(const pass *p, float *const *sums, uint32_t layer, uin
         out[i] = sums[i] ? sums[i] + (size_t)layer * n_heads * p->f.prompt_stride : NULL;
 }
 
-/* ---- Sums kept aside ------------------------------------------------------------------------------------- */
+/* ---- A copy of the sums ------------------------------------------------------------------------------------- */
 
 /* Copies the sums of a layer that this pass may add to, from the accumulators or back. Returns the number of floats;
  * with kept NULL it only counts them. */
@@ -395,7 +395,7 @@ static kvf_status keep_room(pass *p) {
     float *kept = kvf__alloc(&a->allocator, n * sizeof *kept);
     if (!kept)
         return kvf__fail(p->err, KVF_E_NO_MEMORY,
-                         "forward: %zu bytes to keep the prompts' sums aside could not be allocated", n * sizeof *kept);
+                         "forward: %zu bytes for a copy of the prompts' sums could not be allocated", n * sizeof *kept);
     kvf__free(&a->allocator, a->kept, a->kept_floats * sizeof *kept);
     a->kept = kept;
     a->kept_floats = n;

@@ -300,7 +300,7 @@ Test(blockmgr, bad_arguments_are_refused) {
 
 /* ---- Field reports ----------------------------------------------------------------------------------- */
 
-/* A reference taken again on a block that had fallen to its last holder puts it on the free list only once. */
+/* A reference taken again on a block whose other holders have gone puts it on the free list only once. */
 Test(blockmgr, a1_no_phantom_on_the_free_list) {
     static list l;
     kvf_manager *m = make((shape){1, 1, 1, 8, 3, 3, 4, 64});
