@@ -88,6 +88,12 @@ void kvf__parting_leave(kvf_sched *s, kvf__req *r) {
     r->parting = false;
 }
 
+/* Tokens of the longest snapshot that there is room for: a longer one is not kept, and nobody finds it. */
+static uint32_t longest_snapshot(const kvf_sched *s) {
+    uint64_t n = (uint64_t)kvf_manager_get_config(s->config.manager)->n_snapshot_pages * s->block_size;
+    return (uint32_t)KVF__MIN(n, UINT32_MAX);
+}
+
 /* Whether it goes on from a snapshot that another prompt leaves. */
 static bool takes_snapshots(kvf_sched *s, const kvf__req *r) {
     kvf__needs needs = kvf__group_needs(s, r);
@@ -132,6 +138,7 @@ static void step_up(kvf_sched *s, const kvf__req *r, side *w) {
  * farther neighbours share less, so both sides are walked outwards together. UINT32_MAX: nowhere. */
 static uint32_t next_parting(kvf_sched *s, const kvf__req *r, uint32_t begin) {
     uint32_t best = UINT32_MAX, place = 0, n = 0, from = place_of(s, r), bs = s->block_size;
+    uint32_t longest = longest_snapshot(s);
     side down = {from, KVF__PARTING_NEIGHBOURS, r->n_prompt}, up = down;
     step_down(s, r, &down);
     step_up(s, r, &up);
@@ -143,7 +150,7 @@ static uint32_t next_parting(kvf_sched *s, const kvf__req *r, uint32_t begin) {
         n = shared == place ? n : 0;
         place = shared;
         n += takes_snapshots(s, &s->slots[s->parting[w->at].slot]);
-        if ((uint64_t)n * (place - begin) >= least_gain(s)) best = place;
+        if (place <= longest && (uint64_t)n * (place - begin) >= least_gain(s)) best = place;
         if (lower)
             step_down(s, r, &down);
         else
@@ -168,20 +175,22 @@ void kvf__parting_note_cached(kvf_sched *s, kvf__req *r) {
     kvf_prefix_match match;
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &match);
     if (status != KVF_OK || match.n_tokens < r->match.n_tokens + least_gain(s)) return;
+    if (match.n_tokens > longest_snapshot(s)) return;
     if (match.n_tokens + s->block_size < r->n_prompt) r->parts_at = match.n_tokens; /* else its end does */
 }
 
 /* What a prompt of this step, q, will have left for r to begin from. */
 static uint32_t will_find(kvf_sched *s, const kvf__req *q, const kvf__req *r, kvf__needs needs) {
-    uint32_t shared = shared_tokens(q, r), bs = s->block_size;
-    if (shared == r->n_prompt && (q->n_prompt == shared || !needs.sums) && !needs.n_last) return shared;
+    if (needs.sums && !kvf__group_needs(s, q).sums) return 0;
+    uint32_t shared = shared_tokens(q, r), bs = s->block_size, longest = needs.sums ? longest_snapshot(s) : UINT32_MAX;
+    if (shared == r->n_prompt && shared <= longest && (q->n_prompt == shared || !needs.sums) && !needs.n_last)
+        return shared;
     uint32_t most = KVF__MIN(shared, needs.n_last ? r->n_prompt - needs.n_last : r->n_prompt - 1), found = 0;
     most -= most % bs;
     if (!needs.sums) return most;
-    if (!kvf__group_needs(s, q).sums) return 0;
     for (uint32_t end = q->n_computed; end < most;) {
         end = kvf__sched_chunk_end(s, q, end);
-        if (end <= most) found = end;
+        if (end <= KVF__MIN(most, longest)) found = end;
     }
     return found;
 }

@@ -119,6 +119,51 @@ Test(engine_parting, what_shares_little_does_not_wait) {
     free(a);
 }
 
+/* Where the memory for snapshots holds none of that length, waiting and shorter chunks would gain nothing: all is as without a
+ * cache. With room for one, the others find it. */
+Test(engine_parting, r45_nobody_waits_for_a_snapshot_that_is_not_kept) {
+    static const uint64_t bytes[] = {1, 4096, 1 << 15};
+    enum { N = 16 };
+    struct answer *a = calloc(N, sizeof *a);
+    for (int equal = 0; equal < 2; equal++)
+        for (int i = 0; i < 3; i++) {
+            uint64_t n_steps[2], found = 0;
+            for (int cache = 0; cache < 2; cache++) {
+                kvf_engine_config c = cache_config(1000, 512, cache);
+                c.max_running = N;
+                c.snapshot_bytes = bytes[i];
+                kvf_engine *e = create(&c);
+                for (uint32_t k = 0; k < N; k++)
+                    submit_pieces(e, &a[k], (struct piece[2]){{96, 1}, {104, equal ? 2 : 100 + k}}, 2,
+                                  "d2o rho=0.3 min_tokens=16", 2);
+                run(e);
+                n_steps[cache] = stats_of(e).n_steps;
+                found = stats_of(e).prefix.hit_tokens;
+                kvf_engine_destroy(e);
+            }
+            if (i < 2)
+                cr_expect(n_steps[0] == n_steps[1] && !found, "%d bytes: %d steps, without a cache %d", (int)bytes[i],
+                          (int)n_steps[1], (int)n_steps[0]);
+            else
+                cr_expect_geq(found, 15u * 96);
+        }
+    free(a);
+}
+
+/* Nor for one whose policy leaves no sums. */
+Test(engine_parting, r45_nobody_waits_for_a_policy_that_leaves_no_snapshot) {
+    struct answer *a = calloc(2, sizeof *a);
+    kvf_engine_config c = cache_config(1000, 256, 1);
+    kvf_engine *e = create(&c);
+    for (int i = 0; i < 2; i++) submit_pieces(e, &a[i], (struct piece[1]){{120, 1}}, 1, policies[2 * i], 2);
+    int more;
+    step(e, &more);
+    cr_expect(a[0].n_tokens == 1 && a[1].n_tokens == 1);
+    run(e);
+    kvf_engine_destroy(e);
+    free(a);
+}
+
 /* The one that the others wait for goes, at every step it can. */
 Test(engine_parting, nobody_waits_for_what_has_gone) {
     for (int steps = 0; steps < 4; steps++) {

@@ -304,7 +304,8 @@ typedef struct kvf_sched_prefix {
  *  or its fork.
  *  @param sched a scheduler. @param request a live one. @param prefix see kvf_sched_prefix; copied.
  *  @own what the key points to stays the caller's. @threads as the scheduler.
- *  @errors KVF_E_NOT_FOUND, KVF_E_INVALID (prefix_end, too few tokens, NULL salt or extras), KVF_E_LIMIT (salt). @cost O(1). */
+ *  @errors KVF_E_NOT_FOUND, KVF_E_INVALID (prefix_end, too few tokens, NULL salt or extras), KVF_E_LIMIT (salt).
+ *  @cost O(log n) comparisons of two prompts and O(n), where n prompts are not computed yet. */
 KVF_API KVF_CHECK kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request request,
                                                   const kvf_sched_prefix *prefix);
 
