@@ -385,7 +385,8 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
         r->tightened = true;
         r->bounded = r->sized = false;
     }
-    if (status == KVF_E_NO_BLOCKS && !r->bounded) return KVF_OK; /* it grows from the free pool; each plan asks again */
+    /* An unbounded one grows from the free pool. A bounded one may share blocks with a later prompt. Each plan asks again. */
+    if (status == KVF_E_NO_BLOCKS) return KVF_OK;
     if (status != KVF_OK) kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
     return status;
 }

@@ -355,3 +355,26 @@ Test(engine_prefix, r21_what_is_computed_again_counts_apart) {
     cr_expect_gt(s.prefix.again_hit_tokens, 0u); /* its own blocks */
     (void)run_unrelated(1);                      /* answers are replayed token by token */
 }
+
+/* Three of one prompt come to their budgets while they share its blocks: each then needs blocks of its own, which a small pool
+ * does not have. The earlier reservation stays, and no step fails. */
+Test(engine_prefix, a_budget_reached_in_shared_blocks_fails_no_step) {
+    static const char *const words[] = {"streaming budget_tokens=%u", "d2o budget_tokens=%u"};
+    struct answer *a = calloc(3, sizeof *a);
+    for (int p = 0; p < 2; p++)
+        for (uint32_t budget = 50; budget <= 54; budget += 4)
+            for (uint32_t n_blocks = 40; n_blocks <= 52; n_blocks += 3) {
+                char policy[64];
+                snprintf(policy, sizeof policy, words[p], budget);
+                kvf_engine_config c = config_of(n_blocks);
+                c.prefix_cache = 1;
+                c.snapshot_bytes = 1 << 20;
+                kvf_engine *e = create(&c);
+                memset(a, 0, 3 * sizeof *a);
+                for (uint32_t i = 0; i < 3; i++) submit(e, &a[i], 48, 1, 14 - i, policy);
+                run(e);
+                for (uint32_t i = 0; i < 3; i++) cr_expect_eq(a[i].n_tokens, 14 - i);
+                kvf_engine_destroy(e);
+            }
+    free(a);
+}

@@ -312,9 +312,9 @@ KVF_API KVF_CHECK kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request 
 /** Sets a request's reservation to its policy's sizes, after an overflow event or a change of the budget. Without this call the
  *  next kvf_sched_plan does it.
  *  @param sched a scheduler. @param request running. @own nothing. @threads as the scheduler.
- *  @errors KVF_E_NOT_FOUND, KVF_E_STATE (its prompt is not computed), KVF_E_NO_BLOCKS (every layer evicts, and the tables are not
- *  compacted yet: the earlier reservation stays. Other requests, and those whose head groups have different sizes, grow from
- *  the free pool instead, which is no error). @cost O(n_layers). */
+ *  @errors KVF_E_NOT_FOUND, KVF_E_STATE (its prompt is not computed). If there is no room, for example because the tables are not
+ *  compacted yet or share blocks with another prompt, the earlier reservation stays, and each kvf_sched_plan tries again.
+ *  @cost O(n_layers). */
 KVF_API KVF_CHECK kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request);
 
 /** kvf_sched_set_budget for several requests, all or none; for the samples of one prompt.
