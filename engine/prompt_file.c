@@ -416,7 +416,7 @@ kvf_status kvf_engine_prompt_load(kvf_engine *e, const kvf_prompt_file *file, ui
     kvf_prompt_file f;
     kvf_status st = check(e, file, &f, err);
     if (st) return st;
-    int fd = open(f.path, O_RDONLY | O_CLOEXEC);
+    int fd = open(f.path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* of a named pipe it would wait for a writer */
     if (fd < 0)
         return kvf__fail(err, errno == ENOENT ? KVF_E_NOT_FOUND : KVF_E_IO, "%s: cannot be opened: %s", f.path,
                          strerror(errno));

@@ -226,6 +226,11 @@ run(*base, "in", "--output", "r34", "--resume")
 assert len(answers("r34")) == 6
 # Pipes and devices are nobody's.
 for option in ("--output", "--report", "--stats"): run(*base, "in", option, "/dev/null")
+os.mkfifo("r34-pipe")
+for option in ("--report", "--trace", "--record", "--metrics", "--stats"): # opened once: the first close is the reader's end
+    reader = subprocess.Popen(["cat", "r34-pipe"], stdout=subprocess.PIPE)
+    run(*base, "in", option, "r34-pipe")
+    assert reader.communicate(timeout=60)[0], option
 # A folder of kept prompts is shared.
 os.makedirs("r34-kept", exist_ok=True)
 row = json.dumps({"prompt": "A context that many runs share. " * 8, "prefix_name": "c", "max_tokens": 2}).encode()
@@ -303,6 +308,10 @@ os.remove(path); os.mkdir(path)
 got, err = go(code=3)
 assert got == first and "is no regular file" in err and "renaming failed" in err, err
 os.rmdir(path)
+os.mkfifo(path) # nobody writes there: no wait for it
+got, err = go()
+assert got == first and "is no regular file" in err and bytes_of(path) == whole, err
+os.remove(path)
 os.symlink("nowhere", path)
 go()
 assert bytes_of(path) == whole

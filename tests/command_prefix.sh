@@ -52,6 +52,11 @@ bad = [({"prefix_name": "../x"}, "prefix_name ../x"), ({"prefix_name": ""}, "pre
 out, _ = batch("\n".join(json.dumps({"prompt": "x", **b}) for b, _ in bad), *arguments, code=1)
 assert all(words in {r["line"]: r["error"] for r in out}[i + 1] for i, (_, words) in enumerate(bad)), out
 assert "--prefix-dir" in batch('{"prompt": "x", "prefix_name": "a"}', code=1)[0][0]["error"]
-out, err = batch(json.dumps(rows[0]), "--prefix-dir", "no/such", code=3)
-assert out[0]["finish_reason"] in ("stop", "length") and "no/such/ctx-1.kvfprompt" in err, (out, err)
+END
+check r37_a_folder_of_prompts_is_one <<'END'
+from helper import *
+open("no-folder", "w").close()
+for folder in ("no/such", "", "no-folder", "/dev/null"): # "": not the root of the file system
+    out, err = batch('{"prompt": "x", "prefix_name": "r37"}', "--prefix-dir", folder, code=2)
+    assert out == [] and "is no directory" in err and not os.path.exists("/r37.kvfprompt"), (folder, out, err)
 END

@@ -75,6 +75,11 @@ static bool check_usage(kvf__batch *r) {
         kvf__say("--force: needs --output FILE, to go on with (--resume) or to write over");
         return false;
     }
+    struct stat info;
+    if (cli->prefix_dir && (stat(cli->prefix_dir, &info) != 0 || !S_ISDIR(info.st_mode))) {
+        kvf__say("--prefix-dir %s: is no directory: make it first, or name another", kvf__shown(cli->prefix_dir).text);
+        return false;
+    }
     return kvf__samples_check(cli) && check_files(r);
 }
 
