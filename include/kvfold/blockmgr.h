@@ -31,6 +31,7 @@
  *                parallel to the table's blocks, are never shared, and are copied by a fork.
  *   reservation  the number of blocks that a table can grow to without failing. The part that it does not hold yet is
  *                promised to it: a count, not particular blocks. Always: promised <= free + cached idle.
+ *   hold         a reference to a block from outside the tables (kvf_block_take, kvf_block_hold).
  *   cached       a block that the prefix cache can find (prefix.h). It is idle if no table, hold or copy refers to it. An
  *                idle block is handed out when no block is free.
  *   shared       a block with more than one holder. A shared block is read-only.
@@ -59,8 +60,8 @@ extern "C" {
 
 typedef struct kvf_manager kvf_manager;
 
-/* A sequence handle. It contains a generation and its manager's tag: a freed handle, or one of
- * another manager, is KVF_E_STALE. 0 is never a sequence. */
+/* A sequence handle. It contains a generation and its manager's tag, so a freed handle, or one of
+ * another manager, gives KVF_E_STALE. 0 is never a sequence. */
 typedef uint64_t kvf_seq;
 
 /* A block handle (id and generation), for callers that hold blocks outside the tables. */
@@ -195,7 +196,8 @@ KVF_API KVF_CHECK kvf_status kvf_seq_create(kvf_manager *manager, kvf_seq *out);
 
 /** Forks a sequence. The child shares every block of its parent. Score pages are copied (the copies are appended to the
  *  list). Where the parent's table has a reservation, the child's table gets the same one. The child is promised all of it,
- *  because its first compaction needs fresh blocks; with kvf_reserve.growth, all of it beyond the shared whole blocks.
+ *  because its first compaction needs fresh blocks. With kvf_reserve.growth it is promised only what lies beyond the shared
+ *  whole blocks.
  *  @param manager a manager. @param parent a sequence with no compaction under way.
  *  @param copies score page copies to carry out. @param out the child.
  *  @own the caller, kvf_seq_free. @threads as the manager.
@@ -232,9 +234,10 @@ KVF_API KVF_CHECK kvf_status kvf_seq_next_pos(const kvf_manager *manager, kvf_se
 /** Sets the reservation of every table, in place of the former one; 0 drops it. A table's reservation is
  *  ceil(n_slots / block_size) blocks, its private blocks included (and as many score pages if with_scores).
  *  An append within the reservation never fails for lack of blocks. This guarantee ends when a private block of the table
- *  becomes shared (the sequence is forked, the block is held, or another sequence hits it in the prefix cache), is given up
- *  while a copy pins it, or is cached and then rolled back in part; the caller may then reserve again. A commit or rollback
- *  promises the table again the blocks that it gives up.
+ *  - becomes shared: the sequence is forked, the block is held, or another sequence hits it in the prefix cache;
+ *  - is given up while a copy pins it; or
+ *  - is cached and then rolled back in part.
+ *  The caller may then reserve again. When a commit or rollback gives up blocks of the table, they are promised to it again.
  *  @param manager a manager. @param seq a sequence.
  *  @param n_slots [n_layers][n_groups], slots; each at most max_slots. For a window w, give the most slots it will hold:
  *  w + n + block_size - 2 for appends of up to n tokens, whatever the sequence's length. A layer that keeps nothing is
@@ -375,9 +378,9 @@ typedef struct kvf_compaction {
  *  blocks, all or nothing.
  *  A table gets ceil(n_keep / block_size) fresh blocks if any of its blocks is shared, held by kvf_block_hold or pinned by a
  *  pending copy. If several holders of a block are in the batch, all but the last get fresh blocks.
- *  A table with cached blocks gets fresh blocks too, if the blocks that are neither in use nor promised suffice for all such
- *  tables. If not, the cached blocks of one sequence after another, and the nodes below them, are removed from the prefix
- *  cache, until they suffice; the tables that lost theirs are written in place.
+ *  A table with cached blocks gets fresh blocks too, so that the cached ones stay as they are. If the blocks that are neither
+ *  in use nor promised do not suffice for all such tables, the cached blocks of one sequence after another are removed from
+ *  the prefix cache, with the nodes below them, until they suffice. Tables whose blocks were removed are written in place.
  *  Any other table is written in place. Until commit or cancel the sequences accept no append, fork or rollback.
  *  @param manager a manager with no compaction under way. @param items distinct (seq, layer). @param n_items how many,
  *  at most max_seqs * n_layers. @param out filled; valid until commit or cancel.

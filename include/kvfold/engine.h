@@ -65,8 +65,9 @@ typedef struct kvf_engine_config {
     uint32_t max_running;        /* sequences in a step; 0: 64 */
     uint32_t max_context;        /* positions of a request; 0: the model's */
     uint32_t max_prefill_tokens; /* see kvf_sched_config; 0: max_context */
-    uint32_t n_score_arrays;     /* arrays of a score page; a request that needs more is refused; 0: 3 */
-    int want_mass_bias;          /* 1: pages have weight and bias, for merge mass and attention */
+    uint32_t
+        n_score_arrays; /* arrays of a score page; a request that needs more (kvf_policy_n_arrays) is refused; 0: 3 */
+    int want_mass_bias; /* 1: pages have weight and bias, for merge mass and attention */
     kvf_cpu_path path;
     /* Messages for a person. KVF_LOG_INFO: what was created. KVF_LOG_WARN: requests are preempted (logged at the 1st, 2nd, 4th,
      * 8th... preemption of the engine), with the remedy. */
@@ -152,8 +153,9 @@ typedef struct kvf_result {
     /* With KVF_FINISH_STOP: the stop string that ended the answer; NULL: an end token did. If several begin at the same place, the
      * first in kvf_generate.stop. */
     const char *stop_string;
-    uint64_t queue_steps; /* steps between its submission, or its turn, and its first step; UINT64_MAX: it never ran */
-    double start_s;       /* seconds between them; NaN: it never ran */
+    /* Steps, and seconds, from kvf_engine_submit or kvf_engine_extend to its first step; it never ran: UINT64_MAX, NaN. */
+    uint64_t queue_steps;
+    double start_s;
     kvf_limit limit;
 } kvf_result;
 
@@ -241,7 +243,7 @@ KVF_API KVF_CHECK kvf_status kvf_engine_create(const kvf_engine_config *config, 
 KVF_API void kvf_engine_destroy(kvf_engine *engine);
 
 /** Queues a request.
- *  @param engine an engine. @param generate see kvf_generate. @param out its name, or NULL. @param err names the thing, the value and the
+ *  @param engine an engine. @param generate see kvf_generate. @param out the request's handle, or NULL. @param err names the thing, the value and the
  *  remedy, or NULL.
  *  @own nothing is kept but user. @threads as the engine; also from within a callback.
  *  @errors KVF_E_INVALID (no token, an id outside the vocabulary, options, a stop string of no bytes, n_top_logprobs, n, best_of,

@@ -69,14 +69,15 @@ typedef enum kvf_score {
 typedef enum kvf_score_norm { KVF_SCORE_NORM_NONE, KVF_SCORE_NORM_V } kvf_score_norm;
 typedef enum kvf_cam_mode { KVF_CAM_EXPECTED, KVF_CAM_SAMPLE } kvf_cam_mode;
 typedef enum kvf_match { KVF_MATCH_KEY, KVF_MATCH_VALUE } kvf_match;
-typedef enum kvf_scope { KVF_SCOPE_HEAD, KVF_SCOPE_LAYER } kvf_scope;
+typedef enum kvf_scope { KVF_SCOPE_HEAD, KVF_SCOPE_LAYER } kvf_scope; /* what decides which tokens merge */
 typedef enum kvf_head_budget { KVF_HEAD_BUDGET_EQUAL, KVF_HEAD_BUDGET_ADAPTIVE } kvf_head_budget;
+/* Weights with which n evicted tokens, of cosines u_i, merge into one kept token. */
 typedef enum kvf_merge {
-    KVF_MERGE_PAPER,
-    KVF_MERGE_AUTHORS,
-    KVF_MERGE_AVERAGE,
-    KVF_MERGE_MASS,
-    KVF_MERGE_NONE,
+    KVF_MERGE_PAPER,    /* exp(u_i) each, e for the kept token, divided by their sum */
+    KVF_MERGE_AUTHORS,  /* u_i / (1 + n) each, 1 / (1 + n) for the kept token; they do not add up to 1 */
+    KVF_MERGE_AVERAGE,  /* 1 / (1 + n) for all */
+    KVF_MERGE_MASS,     /* by the number of tokens that each slot stands for */
+    KVF_MERGE_NONE,     /* evicted tokens are dropped */
     KVF_MERGE_ATTENTION /* weighted by attention per query, each token at most as much as the kept one */
 } kvf_merge;
 
@@ -91,7 +92,7 @@ typedef struct kvf_policy_options {
     const kvf_policy_ops *ops;
     double rho;             /* share of the prompt's tokens that a layer keeps on average, (0, 1]; 1: never evicts */
     uint32_t budget_tokens; /* tokens per layer in place of rho * L, at least KVF_MIN_BUDGET_TOKENS; 0: rho counts */
-    uint32_t min_tokens;    /* least budget per layer; no effect with redistribute 0 */
+    uint32_t min_tokens;    /* least B (average per layer); no effect with redistribute 0 */
     kvf_metric metric;
     int32_t layer_sign;    /* +1 or -1 */
     double layer_strength; /* factor of the density, >= 0; 0: all layers are equal */
@@ -100,14 +101,14 @@ typedef struct kvf_policy_options {
     int32_t full_layers[KVF_MAX_FULL_LAYERS]; /* never compressed; -1 is the last layer, -2 the one before */
     uint32_t n_full_layers;
     uint32_t n_parts, m_parts; /* N:M, the ratio of heavy hitters to recent window */
-    uint32_t sinks;
-    int32_t sinks_extra; /* 1: N:M divides what is left of S after the sinks; 0: sinks count as heavy hitters */
+    uint32_t sinks;            /* first tokens that are always kept */
+    int32_t sinks_extra;       /* 1: N:M divides what is left of S after the sinks; 0: sinks count as heavy hitters */
     kvf_score score;
-    kvf_gqa gqa;
+    kvf_gqa gqa; /* how the scores of a KV head's query heads are combined */
     kvf_merge merge;
     int32_t merge_keys; /* 0: only values are merged */
-    kvf_scope scope;
-    double beta_new, beta_old;
+    kvf_scope scope; /* head: each KV head decides which tokens merge; layer: all heads together, with one threshold */
+    double beta_new, beta_old;  /* tau = beta_new * mean cosine of the event + beta_old * former tau */
     double gate;                /* least cosine that merges, in [-1, 1]; NaN: the moving threshold tau */
     uint32_t evict_every;       /* k; 0: block_size / 2 */
     int32_t defer_first_decode; /* 1: the prompt is compressed after the first decode step, not at its end */
