@@ -65,9 +65,8 @@ typedef struct kvf_engine_config {
     uint32_t max_running;        /* sequences in a step; 0: 64 */
     uint32_t max_context;        /* positions of a request; 0: the model's */
     uint32_t max_prefill_tokens; /* see kvf_sched_config; 0: max_context */
-    uint32_t
-        n_score_arrays; /* arrays of a score page; a request that needs more (kvf_policy_n_arrays) is refused; 0: 3 */
-    int want_mass_bias; /* 1: pages have weight and bias, for merge mass and attention */
+    uint32_t n_score_arrays;     /* of a score page; a request that needs more (kvf_policy_n_arrays) is refused; 0: 3 */
+    int want_mass_bias;          /* 1: pages have weight and bias, for merge mass and attention */
     kvf_cpu_path path;
     /* Messages for a person. KVF_LOG_INFO: what was created. KVF_LOG_WARN: requests are preempted (logged at the 1st, 2nd, 4th,
      * 8th... preemption of the engine), with the remedy. */
