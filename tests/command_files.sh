@@ -271,6 +271,23 @@ for option in ("--report", "--metrics", "--stats", "--record", "--trace"):
 assert "overwrite the answers" in " ".join(run("help", "run", "force")[0].decode().split())
 END
 
+check r35_closed_streams_are_not_the_files <<'END'
+from files import *
+put("in", rows_of(1, max_tokens=1)); put("many", rows_of(9)); open("junk", "w").write("junk\n")
+base = ["run", "--model", model, "--output", "r35-closed", "--force"]
+def closed(name, code, *fds):
+    def close():
+        for fd in fds: os.close(fd)
+    p = subprocess.run([kvfold, *base, "--input", name], preexec_fn=close, close_fds=False)
+    assert p.returncode == code, (name, fds, p)
+for fds in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)):
+    run(*base, "--quiet", "--input", "many")
+    closed("in", 0, *fds)
+    assert [r["id"] for r in answers("r35-closed")] == [1], fds
+    closed("junk", 1, *fds)
+    assert [r["finish_reason"] for r in answers("r35-closed")] == ["error"], fds
+END
+
 # ---- Kept prompts that are no use --------------------------------------------------------------------------------------
 check r37_damaged_prompts_are_computed_anew <<'END'
 from files import *

@@ -1,9 +1,12 @@
 /* kvfold: picks the command, reads its options, runs it. */
 #define _POSIX_C_SOURCE 200809L
+#include <errno.h>
+#include <fcntl.h>
 #include <locale.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tools/cli.h"
 #include "tools/signals.h"
@@ -105,7 +108,15 @@ static int run_command(const kvf__command *command, int argc, char **argv) {
     return code;
 }
 
+/* A file that is opened must not get the number of a standard stream that was closed: text for that stream would go
+ * into it. /dev/null the wrong way round takes the number, and using the stream fails as before. */
+static void hold_standard_streams(void) {
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) (void)open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
 int main(int argc, char **argv) {
+    hold_standard_streams();
     (void)signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is a write that fails, as on a full disk */
     setlocale(LC_CTYPE, "");        /* for the chart: whether the terminal is UTF-8 */
     kvf__options_init();
