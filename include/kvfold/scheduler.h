@@ -1,7 +1,7 @@
 /* kvfold/scheduler.h: continuous batching: which requests run in the next step, and with how many tokens.
  * It creates and frees the sequences of its requests and their policy states, admits requests by their size after
  * compression, cuts prompts into chunks, and preempts the latest request when a growing one finds no free block. It counts
- * tokens but never sees them: the caller runs the forward pass and the policy's events (policy.h).
+ * tokens, and reads their ids only for the prefix cache. The caller runs the forward pass and the policy's events (policy.h).
  *
  * Simple use
  *     // One step for requests of policy "full", submitted with kvf_sched_submit; repeat while any waits or runs.
