@@ -44,9 +44,9 @@ static void step(world *w) {
                                         "begin",  "end",    "rollback", "reserve", "copies",  "hold", "snapshot",
                                         "scores", "forget", "append",   "lookup",  "offload", "swap", "flush"};
     uint32_t op = rnd(w, sizeof names / sizeof *names), live = pick(w, true), n;
-    w->doing = names[op];
     w->n_done[op]++;
     if (live == N_SEQS && op != 12 && op != 15 && op != 18) op = 0;
+    w->doing = names[op];
     wseq *s = &w->seqs[live % N_SEQS];
     switch (op) {
     case 0: start(w); break;
