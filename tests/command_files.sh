@@ -169,6 +169,7 @@ bad("the model", *base, "--compare", "full", "--compare-output", "m.gguf")
 bad("the model", "run", "--model", "m.gguf", "--prompt", "x", "--output", "soft.gguf", "--force")
 os.link("m.gguf", "y.kvfold-header.json"); os.link("m.gguf", "z.kvfold-part")
 for output in "yz": bad("the model", *base, "--output", output)
+for end in ("header.json", "part"): assert f"--stats and --output (a file beside) would both write to w.kvfold-{end}" in run(*base, "--output", "w", "--stats", "w.kvfold-" + end, code=2)[1]
 bad("the model", *measure, "--text", "text", "--output", "soft.gguf", "--force")
 bad("a text", *measure, "--text", "novel=text", "--output", "./text", "--force")
 for option in ("--report", "--trace", "--record", "--metrics"):

@@ -14,7 +14,7 @@
 
 struct kvf__file_use {
     char *path;
-    char option[24]; /* of an output; "": an input */
+    char option[32]; /* of an output; "": an input */
     char what[40];   /* of an input */
 };
 

@@ -15,7 +15,7 @@
 static void write_beside(kvf__files *files, const char *output, const char *suffix) {
     char path[KVF__PATH_BYTES];
     if (output && strcmp(output, "-") && (size_t)snprintf(path, sizeof path, "%s%s", output, suffix) < sizeof path)
-        kvf__files_write(files, "--output, beside which goes", path);
+        kvf__files_write(files, "--output (a file beside)", path);
 }
 
 static bool check_files(kvf__batch *r) {
