@@ -343,6 +343,11 @@ static void load_known_marks(kvf_tokenizer *t, bool has_eos) {
                                        "<turn|>",
                                        "<eos>",
                                        "<end_of_utterance>",
+                                       "<|return|>",
+                                       "<|call|>",
+                                       "[EOT]",
+                                       "[EOS]",
+                                       "<|END_OF_TURN_TOKEN|>",
                                        "<\357\275\234end\342\226\201of\342\226\201sentence\357\275\234>"};
     const size_t n_begins = sizeof begins / sizeof *begins, n_ends = sizeof ends / sizeof *ends;
     for (size_t i = 0; i < n_begins + n_ends; i++) {

@@ -206,9 +206,9 @@ static void must_be_mark(const kvf_model *model, uint32_t id, bool ends, const c
 }
 
 Test(special, r17_marks_end_an_answer_whatever_their_type) {
-    static const char *const ends[] = {"<|im_end|>",    "<|eot_id|>",      "<|eom_id|>",
-                                       "<|end|>",       "<|endoftext|>",   "</s>",
-                                       "<end_of_turn>", "<|end_of_text|>", "<|end_of_turn|>"};
+    static const char *const ends[] = {"<|im_end|>",      "<|eot_id|>", "<|eom_id|>",    "<|end|>",
+                                       "<|endoftext|>",   "</s>",       "<end_of_turn>", "<|end_of_text|>",
+                                       "<|end_of_turn|>", "<|return|>", "[EOT]",         "<|END_OF_TURN_TOKEN|>"};
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         for (int type = 0; type <= USER_DEFINED; type++) {
             if (type == UNKNOWN) continue;
