@@ -32,10 +32,6 @@ const char *kvf_status_name(kvf_status status) {
     return "KVF_E_?";
 }
 
-#define STR2(x) #x
-#define STR(x) STR2(x)
-const char *kvf_version(void) { return STR(KVF_VERSION_MAJOR) "." STR(KVF_VERSION_MINOR) "." STR(KVF_VERSION_PATCH); }
-
 size_t kvf_dtype_bytes(kvf_dtype dtype) { return dtype == KVF_F32 ? 4 : dtype == KVF_F16 || dtype == KVF_BF16 ? 2 : 0; }
 
 kvf_status kvf__fail(kvf_error *err, kvf_status status, const char *format, ...) {
@@ -134,9 +130,8 @@ kvf_status kvf__config_read(void *dst, size_t full_size, const void *src, const 
     if (!dst) return kvf__fail(err, KVF_E_INVALID, "%s: the copy to be filled is NULL", what);
     memcpy(&given, src, sizeof given);
     if (given < sizeof given)
-        return kvf__fail(err, KVF_E_INVALID,
-                         "%s: struct_size %zu: set it to sizeof(%s), or start from its default function", what, given,
-                         what);
+        return kvf__fail(err, KVF_E_INVALID, "%s: struct_size %zu: set it to sizeof(%s), or call its init function",
+                         what, given, what);
     const unsigned char *bytes = src;
     for (size_t i = full_size; i < given; i++)
         if (bytes[i])
@@ -146,6 +141,25 @@ kvf_status kvf__config_read(void *dst, size_t full_size, const void *src, const 
     memset(dst, 0, full_size);
     memcpy(dst, src, KVF__MIN(given, full_size));
     return KVF_OK;
+}
+
+void kvf__init(void *dst, size_t struct_size, const void *defaults, size_t full_size) {
+    if (!dst || struct_size < sizeof struct_size) return;
+    memset(dst, 0, struct_size);
+    memcpy(dst, defaults, KVF__MIN(struct_size, full_size));
+    memcpy(dst, &struct_size, sizeof struct_size);
+}
+
+bool kvf__output_is_valid(const void *out) {
+    size_t given = 0;
+    if (out) memcpy(&given, out, sizeof given);
+    return given >= sizeof given;
+}
+
+void kvf__output(void *out, const void *value, size_t full_size) {
+    size_t given;
+    memcpy(&given, out, sizeof given);
+    memcpy((char *)out + sizeof given, (const char *)value + sizeof given, KVF__MIN(given, full_size) - sizeof given);
 }
 
 void *kvf__slab_take(kvf__slab *s, size_t n, size_t element_bytes) {

@@ -15,24 +15,31 @@
 #define KVF__MAX(a, b) ((a) > (b) ? (a) : (b))
 
 /* Writes the detail text and returns the status, so that a check is one line. err may be NULL. */
-KVF_API kvf_status kvf__fail(kvf_error *err, kvf_status status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+kvf_status kvf__fail(kvf_error *err, kvf_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* Writes one line, cut at 511 bytes, to the log. Does nothing if the log has no `write`. */
-KVF_API void kvf__log(const kvf_log *log, kvf_log_level level, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+void kvf__log(const kvf_log *log, kvf_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* The caller's allocator, or the default one. An allocator with only one of its functions is an error. */
-KVF_API kvf_status kvf__allocator_resolve(const kvf_allocator *in, kvf_allocator *out, kvf_error *err);
+kvf_status kvf__allocator_resolve(const kvf_allocator *in, kvf_allocator *out, kvf_error *err);
 /* KVF__CACHE_LINE aligned, zeroed. With the default allocator, pages of large memory are allocated only when written. */
-KVF_API void *kvf__alloc(const kvf_allocator *a, size_t bytes);
+void *kvf__alloc(const kvf_allocator *a, size_t bytes);
 /* Asks for small pages in [p, p + bytes), of which only a little will be written, in scattered places. */
-KVF_API void kvf__sparse(void *p, size_t bytes);
-KVF_API void kvf__free(const kvf_allocator *a, void *p, size_t bytes);
+void kvf__sparse(void *p, size_t bytes);
+void kvf__free(const kvf_allocator *a, void *p, size_t bytes);
 
 /* Reads a config struct that may come from an older or newer version: copies struct_size bytes into dst (full_size
  * bytes) and fills the rest with zeros. A longer struct is refused unless its rest is zero. what: the struct's name. */
-KVF_API kvf_status kvf__config_read(void *dst, size_t full_size, const void *src, const char *what, kvf_error *err);
+kvf_status kvf__config_read(void *dst, size_t full_size, const void *src, const char *what, kvf_error *err);
+/* Fills a caller's input struct with defaults, in at most struct_size bytes. */
+void kvf__init(void *dst, size_t struct_size, const void *defaults, size_t full_size);
+/* A caller's output struct: whether it is there and its struct_size is set; its fields, in at most struct_size bytes. */
+bool kvf__output_is_valid(const void *out);
+void kvf__output(void *out, const void *value, size_t full_size);
+/* The i-th element of a caller's array whose elements have `bytes` bytes there, full_size here. */
+static inline void kvf__element(void *array, size_t i, size_t bytes, const void *value, size_t full_size) {
+    memcpy((char *)array + i * bytes, value, KVF__MIN(bytes, full_size));
+}
 
 /* Checked arithmetic: false if the result would wrap (out is then untouched). */
 static inline bool kvf__mul(size_t a, size_t b, size_t *out) {
@@ -56,19 +63,19 @@ typedef struct kvf__slab {
     size_t used;
     bool bad;
 } kvf__slab;
-KVF_API void *kvf__slab_take(kvf__slab *s, size_t n, size_t element_bytes);
+void *kvf__slab_take(kvf__slab *s, size_t n, size_t element_bytes);
 
 /* Runs fn(ctx, item, thread) for every item in [0, n); thread < kvf_stream_n_threads. Items start in ascending order,
  * one at a time per thread. Returns when all are done. stream NULL: all run in the calling thread. */
 typedef void (*kvf__item_fn)(void *ctx, uint32_t item, uint32_t thread);
-KVF_API void kvf__stream_for(kvf_stream *stream, uint32_t n, kvf__item_fn fn, void *ctx);
+void kvf__stream_for(kvf_stream *stream, uint32_t n, kvf__item_fn fn, void *ctx);
 
 /* The caller's device, or the CPU if there is none. A device that lacks a function is an error. */
-KVF_API kvf_status kvf__device_resolve(const kvf_device *in, kvf_device *out, kvf_error *err);
+kvf_status kvf__device_resolve(const kvf_device *in, kvf_device *out, kvf_error *err);
 
 /* IEEE half. Rounds to nearest even; overflow gives infinity; NaN stays NaN. */
-KVF_API uint16_t kvf__f16_from_f32(float x);
-KVF_API float kvf__f32_from_f16(uint16_t h);
+uint16_t kvf__f16_from_f32(float x);
+float kvf__f32_from_f16(uint16_t h);
 
 /* bfloat16: the upper half of an fp32. Rounds to nearest even; NaN stays NaN. */
 static inline uint16_t kvf__bf16_from_f32(float x) {
@@ -99,9 +106,9 @@ typedef struct kvf__cpu {
     bool avx512_vnni; /* and avx512 */
     bool avx_vnni;    /* and avx2_fma_f16c */
 } kvf__cpu;
-KVF_API kvf__cpu kvf__cpu_detect(void);
+kvf__cpu kvf__cpu_detect(void);
 
 /* Monotonic seconds. */
-KVF_API double kvf__clock(void);
+double kvf__clock(void);
 
 #endif

@@ -102,13 +102,14 @@ static uint64_t kv_bytes(const bench *b) {
 
 static void open_engine(bench *b, const char *policy) {
     kvf_error err = {""};
-    kvf_engine_config c = kvf_engine_config_default();
+    kvf_engine_config c;
+    kvf_engine_config_init(&c, sizeof c);
     b->policy_name = policy;
     char name[64];
     snprintf(name, sizeof name, "%s", policy);
     char *preset = strchr(name, ':');
     if (preset) *preset++ = '\0';
-    if (kvf_policy_options_init(&b->policy, name, preset, &err)) die("-p %s: %s", policy, err.text);
+    if (kvf_policy_options_init(&b->policy, sizeof b->policy, name, preset, &err)) die("-p %s: %s", policy, err.text);
     if (strcmp(name, "full") != 0 && kvf_policy_option_set(&b->policy, "rho", "0.2", &err)) die("%s", err.text);
     c.model = b->model;
     c.n_threads = b->s->n_threads;

@@ -22,7 +22,7 @@ typedef kvf__bench_layers layers;
 static kvf_policy_options d2o(void) {
     kvf_error err = {""};
     kvf_policy_options o;
-    if (kvf_policy_options_init(&o, "d2o", NULL, &err)) kvf__bench_die("policy: %s", err.text);
+    if (kvf_policy_options_init(&o, sizeof o, "d2o", NULL, &err)) kvf__bench_die("policy: %s", err.text);
     o.n_full_layers = 0;
     if (kvf_policy_n_arrays(&o) != 1) kvf__bench_die("policy: d2o has more than one score array");
     return o;

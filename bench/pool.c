@@ -194,14 +194,14 @@ static void check_full(pool *p) {
             for (uint32_t b = 0; b < n_blocks; b++)
                 if (row[b] >= p->n_blocks || p->seen[row[b]]++) kvf__bench_die("pool: block %u twice", row[b]);
         }
-    must(p, kvf_occupancy_read(p->manager, &now, NULL), "kvf_occupancy_read");
+    must(p, kvf_occupancy_read(p->manager, &now, NULL, 0), "kvf_occupancy_read");
     if (now.blocks.n_held != p->n_blocks || now.blocks.n_free) kvf__bench_die("pool: blocks are left over");
     if (kvf_audit(p->manager, &err)) kvf__bench_die("pool: %s", err.text);
 }
 static void check_empty(pool *p) {
     kvf_error err = {""};
     kvf_occupancy now = {.struct_size = sizeof now};
-    must(p, kvf_occupancy_read(p->manager, &now, NULL), "kvf_occupancy_read");
+    must(p, kvf_occupancy_read(p->manager, &now, NULL, 0), "kvf_occupancy_read");
     if (now.blocks.n_free != p->n_blocks || now.blocks.n_promised) kvf__bench_die("pool: blocks are missing");
     if (kvf_audit(p->manager, &err)) kvf__bench_die("pool: %s", err.text);
 }
@@ -306,7 +306,8 @@ static void measure(pool *p, bool shuffled, bool steps, int repetitions, size_t 
 }
 
 static kvf_manager_config config_for(uint32_t n_seqs, uint32_t n_blocks) {
-    kvf_manager_config config = kvf_manager_config_default();
+    kvf_manager_config config;
+    kvf_manager_config_init(&config, sizeof config);
     config.n_layers = LAYERS;
     config.n_kv_heads = 8;
     config.block_size = BLOCK;

@@ -92,8 +92,9 @@ static void prepare(cache *c) {
 }
 
 static void run(cache *c, bool checked, double *ours, double *plain) {
-    kvf_prefix_options options = kvf_prefix_options_default();
-    kvf_prefix_match match;
+    kvf_prefix_options options;
+    kvf_prefix_options_init(&options, sizeof options);
+    kvf_prefix_match match = {.struct_size = sizeof match};
     uint64_t found = 0;
     options.max_tokens = TOKENS;
     prepare(c);
@@ -172,7 +173,8 @@ int kvf__bench_prefix(int argc, char **argv) {
         }
     cache c = {.n_seqs = (uint32_t)((blocks + PER_SEQ - 1) / PER_SEQ)};
     c.n_blocks = c.n_seqs * PER_SEQ;
-    kvf_manager_config config = kvf_manager_config_default();
+    kvf_manager_config config;
+    kvf_manager_config_init(&config, sizeof config);
     config.n_layers = LAYERS;
     config.n_kv_heads = 8;
     config.block_size = BLOCK;

@@ -56,7 +56,8 @@ static void begin(way *w, const setup *s, int kind, sequence *sequences) {
     kvf_policy_options o;
     uint32_t most = s->n_context + (s->n_rounds + 2) * s->n_steps + 16, *prompt = kvf__bench_take(s->n_context * 4);
     uint64_t random = 1;
-    kvf_engine_config c = kvf_engine_config_default();
+    kvf_engine_config c;
+    kvf_engine_config_init(&c, sizeof c);
     c.model = s->model;
     c.n_threads = s->n_threads;
     c.max_running = s->n_seqs;
@@ -64,7 +65,7 @@ static void begin(way *w, const setup *s, int kind, sequence *sequences) {
     c.max_prefill_tokens = most * s->n_seqs;
     c.kv_bytes = (uint64_t)(most + 16) * s->n_seqs * info->n_layers * info->n_kv_heads * info->head_dim * 2 * 2;
     if (kvf_engine_create(&c, &w->engine, &err)) kvf__bench_die("rho1: %s", err.text);
-    if (kvf_policy_options_init(&o, kind ? "d2o" : "full", NULL, &err)) kvf__bench_die("rho1: %s", err.text);
+    if (kvf_policy_options_init(&o, sizeof o, kind ? "d2o" : "full", NULL, &err)) kvf__bench_die("rho1: %s", err.text);
     o.rho = 1;
     o.budget_may_change = kind == 2;
     for (uint32_t i = 0; i < s->n_seqs; i++) {

@@ -131,7 +131,7 @@ static void choose(const char *policy, const char *preset) {
     kvf_error err = {""};
     chosen *c = &list.policy[list.n];
     if (list.n == MAX_POLICIES) die("-p: at most %d policies", MAX_POLICIES);
-    if (kvf_policy_options_init(&c->options, policy, preset, &err)) die("-p: %s", err.text);
+    if (kvf_policy_options_init(&c->options, sizeof c->options, policy, preset, &err)) die("-p: %s", err.text);
     bool plain = !preset || strcmp(preset, "default") == 0;
     snprintf(c->name, sizeof c->name, "%s%s%s", policy, plain ? "" : ":", plain ? "" : preset);
     c->options.n_full_layers = 0;

@@ -4,9 +4,11 @@
 
 /* ---- Config --------------------------------------------------------------------------------- */
 
-kvf_manager_config kvf_manager_config_default(void) {
-    return (kvf_manager_config){
-        .struct_size = sizeof(kvf_manager_config), .block_size = 16, .max_seqs = 256, .max_slots = 8192};
+enum { BLOCK_SIZE = 16, MAX_SEQS = 256, MAX_SLOTS = 8192 }; /* defaults */
+
+void kvf_manager_config_init(kvf_manager_config *config, size_t struct_size) {
+    const kvf_manager_config c = {.block_size = BLOCK_SIZE, .max_seqs = MAX_SEQS, .max_slots = MAX_SLOTS};
+    kvf__init(config, struct_size, &c, sizeof c);
 }
 
 static kvf_status check_range(const char *name, uint32_t value, uint32_t most, kvf_error *err) {
@@ -68,12 +70,11 @@ static kvf_status resolve(const kvf_manager_config *in, kvf_manager_config *c, k
     if (!s) s = kvf__classes_resolve(c, err);
     if (s) return s;
     c->struct_size = sizeof *c;
-    kvf_manager_config d = kvf_manager_config_default();
     if (!c->heads_per_group) c->heads_per_group = KVF__MAX(c->n_kv_heads, 1);
-    if (!c->block_size) c->block_size = d.block_size;
+    if (!c->block_size) c->block_size = BLOCK_SIZE;
     if (!c->n_score_pages) c->n_score_pages = c->n_blocks;
-    if (!c->max_seqs) c->max_seqs = d.max_seqs;
-    if (!c->max_slots) c->max_slots = d.max_slots;
+    if (!c->max_seqs) c->max_seqs = MAX_SEQS;
+    if (!c->max_slots) c->max_slots = MAX_SLOTS;
     s = check_fields(c, err);
     if (s) return s;
     kvf_profile_config unused;
@@ -308,14 +309,14 @@ void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before) {
     m->seq_blocks_max[seq_layer] = KVF__MAX(m->seq_blocks_max[seq_layer], seq_layer_blocks(m, seq_layer));
 }
 
-kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kvf_layer_occupancy *layers) {
+kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kvf_layer_occupancy *layers,
+                              size_t layer_bytes) {
     if (!manager) return KVF_E_INVALID;
-    if (!out || out->struct_size < sizeof out->struct_size)
+    if (!kvf__output_is_valid(out))
         return kvf__fail(manager->error, KVF_E_INVALID,
                          "out: must be given, its struct_size set to sizeof(kvf_occupancy)");
     const kvf_manager_config *c = &manager->config;
-    kvf_occupancy o = {.struct_size = out->struct_size,
-                       .blocks = kvf__pools_occupancy(manager, manager->blocks),
+    kvf_occupancy o = {.blocks = kvf__pools_occupancy(manager, manager->blocks),
                        .score_pages = kvf__pool_occupancy(&manager->pages),
                        .n_seqs = manager->n_seqs,
                        .n_seqs_max = manager->n_seqs_max,
@@ -327,7 +328,8 @@ kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kv
         uint64_t used = manager->layer_slots[l], idle = (uint64_t)n_blocks * c->block_size - used;
         o.slots_used += used;
         o.slots_idle += idle;
-        if (layers) layers[l] = (kvf_layer_occupancy){n_blocks, manager->layer_blocks_max[l], used, idle};
+        const kvf_layer_occupancy layer = {n_blocks, manager->layer_blocks_max[l], used, idle};
+        if (layers) kvf__element(layers, l, layer_bytes, &layer, sizeof layer);
     }
     o.n_cached = manager->cache.n_here * manager->seq_tables;
     o.n_host_cached = manager->cache.n_on_host * manager->seq_tables;
@@ -338,11 +340,11 @@ kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kv
         o.held_bytes += kvf__pool_n_held(p) * manager->classes[i].block_bytes;
         o.held_bytes_max += (p->n - p->n_least) * manager->classes[i].block_bytes;
     }
-    memcpy(out, &o, KVF__MIN(out->struct_size, sizeof o));
+    kvf__output(out, &o, sizeof o);
     return KVF_OK;
 }
 
-kvf_status kvf_seq_occupancy(const kvf_manager *manager, kvf_seq seq, kvf_layer_occupancy *layers) {
+kvf_status kvf_seq_occupancy(const kvf_manager *manager, kvf_seq seq, kvf_layer_occupancy *layers, size_t layer_bytes) {
     uint32_t index = 0;
     kvf_status s = kvf__seq_find(manager, seq, &index);
     if (s) return s;
@@ -352,8 +354,9 @@ kvf_status kvf_seq_occupancy(const kvf_manager *manager, kvf_seq seq, kvf_layer_
         uint64_t used = 0;
         for (uint32_t g = 0; g < manager->n_groups; g++) used += manager->n_slots[sl * manager->n_groups + g];
         uint32_t n_blocks = seq_layer_blocks(manager, sl);
-        layers[l] = (kvf_layer_occupancy){n_blocks, manager->seq_blocks_max[sl], used,
-                                          (uint64_t)n_blocks * manager->config.block_size - used};
+        const kvf_layer_occupancy layer = {n_blocks, manager->seq_blocks_max[sl], used,
+                                           (uint64_t)n_blocks * manager->config.block_size - used};
+        kvf__element(layers, l, layer_bytes, &layer, sizeof layer);
     }
     return KVF_OK;
 }

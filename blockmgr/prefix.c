@@ -10,8 +10,8 @@ kvf_status kvf__prefix_check(const kvf_manager *m) {
     return kvf__fail(m->error, KVF_E_UNSUPPORTED, "prefix_cache 0: this manager keeps no prefix cache");
 }
 
-kvf_prefix_options kvf_prefix_options_default(void) {
-    return (kvf_prefix_options){.struct_size = sizeof(kvf_prefix_options)};
+void kvf_prefix_options_init(kvf_prefix_options *options, size_t struct_size) {
+    kvf__init(options, struct_size, &(kvf_prefix_options){0}, sizeof *options);
 }
 
 /* ---- Lookup ------------------------------------------------------------------------------------------------ */
@@ -119,9 +119,12 @@ kvf_status kvf_prefix_lookup(const kvf_manager *manager, const kvf_prefix_key *k
                              kvf_prefix_match *match) {
     kvf_status s = kvf__prefix_check(manager);
     if (s) return s;
-    kvf_prefix_options o = kvf_prefix_options_default();
+    kvf_prefix_options o;
+    kvf_prefix_options_init(&o, sizeof o);
     kvf__walk w;
-    if (!match) return kvf__fail(manager->error, KVF_E_INVALID, "match: is NULL");
+    if (!kvf__output_is_valid(match))
+        return kvf__fail(manager->error, KVF_E_INVALID,
+                         "match: must be given, its struct_size set to sizeof(kvf_prefix_match)");
     if (options) s = kvf__config_read(&o, sizeof o, options, "kvf_prefix_options", manager->error);
     if (!s) s = kvf__walk_begin(&manager->cache, key, &w, manager->error);
     if (s) return s;
@@ -131,7 +134,8 @@ kvf_status kvf_prefix_lookup(const kvf_manager *manager, const kvf_prefix_key *k
     f.limit = KVF__MIN(f.limit, manager->config.max_slots);
     f.reach = f.limit >= n_tokens - 1 ? n_tokens : f.limit; /* a hit on the whole prompt */
     find(&manager->cache, &w, &o, &f);
-    *match = match_of(&manager->cache, &w, &o, &f);
+    const kvf_prefix_match result = match_of(&manager->cache, &w, &o, &f);
+    kvf__output(match, &result, sizeof result);
     return KVF_OK;
 }
 
@@ -321,7 +325,7 @@ kvf_status kvf_prefix_attach_tiers(kvf_manager *manager, kvf_seq seq, const kvf_
     kvf_status s = kvf__prefix_check(manager);
     if (s) return s;
     kvf__walk w;
-    kvf_prefix_match given;
+    kvf_prefix_match given = {.struct_size = sizeof given};
     kvf_reserve wanted;
     uint32_t index = 0, n_chain = 0;
     s = kvf__seq_find(manager, seq, &index);
@@ -397,11 +401,11 @@ kvf_status kvf_prefix_tick(kvf_manager *manager, uint64_t now) {
 
 kvf_status kvf_prefix_stats_read(const kvf_manager *manager, kvf_prefix_stats *out) {
     if (!manager) return KVF_E_INVALID;
-    if (!out || out->struct_size < sizeof out->struct_size)
-        return kvf__fail(manager->error, KVF_E_INVALID, "out: must be given, struct_size set");
+    if (!kvf__output_is_valid(out))
+        return kvf__fail(manager->error, KVF_E_INVALID,
+                         "out: must be given, its struct_size set to sizeof(kvf_prefix_stats)");
     const kvf__cache *c = &manager->cache;
     kvf_prefix_stats now = c->stats;
-    now.struct_size = out->struct_size;
     now.n_nodes = c->n_nodes;
     now.n_cached = c->n_here * c->n_tables;
     now.n_idle = 0;
@@ -411,6 +415,6 @@ kvf_status kvf_prefix_stats_read(const kvf_manager *manager, kvf_prefix_stats *o
     now.n_host_only = c->n_nodes - c->n_here;
     now.n_bare = c->bare.n;
     now.snapshot_bytes = now.n_snapshot_pages * manager->config.snapshot_page_bytes;
-    memcpy(out, &now, KVF__MIN(out->struct_size, sizeof now));
+    kvf__output(out, &now, sizeof now);
     return KVF_OK;
 }

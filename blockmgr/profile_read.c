@@ -12,8 +12,8 @@ static size_t layer_words(void) { return sizeof(kvf_profile_layer) / sizeof(uint
 
 /* ---- Config and memory ------------------------------------------------------------------------- */
 
-kvf_profile_config kvf_profile_config_default(void) {
-    return (kvf_profile_config){.struct_size = sizeof(kvf_profile_config), .n_events = EVENTS_DEFAULT};
+void kvf_profile_config_init(kvf_profile_config *config, size_t struct_size) {
+    kvf__init(config, struct_size, &(kvf_profile_config){.n_events = EVENTS_DEFAULT}, sizeof *config);
 }
 
 kvf_status kvf__profile_resolve(const kvf_profile_config *in, kvf_profile_config *out, kvf_error *err) {
@@ -83,27 +83,33 @@ kvf_status kvf_profile_tick(kvf_manager *manager, uint64_t now) {
 }
 
 /* One attempt to copy the figures. False if a call changed them meanwhile. */
-static bool copy_words(const kvf__profile *p, uint64_t *figures, uint64_t *layers, size_t n_layer_words) {
+static bool copy_words(const kvf__profile *p, uint64_t *figures, kvf_profile_layer *layers, size_t layer_bytes,
+                       uint32_t n_layers) {
     uint64_t version = atomic_load_explicit(&p->version, memory_order_acquire);
     if (version & 1) return false;
     size_t n = figure_words();
     for (size_t i = 0; i < n; i++) figures[i] = atomic_load_explicit(&p->words[i], memory_order_acquire);
-    for (size_t i = 0; i < n_layer_words; i++) layers[i] = atomic_load_explicit(&p->words[n + i], memory_order_acquire);
+    size_t words = KVF__MIN(layer_bytes / sizeof(uint64_t), layer_words());
+    for (size_t l = 0; l < n_layers; l++) {
+        uint64_t *layer = (uint64_t *)(void *)((char *)layers + l * layer_bytes);
+        for (size_t i = 0; i < words; i++)
+            layer[i] = atomic_load_explicit(&p->words[n + l * layer_words() + i], memory_order_acquire);
+    }
     return atomic_load_explicit(&p->version, memory_order_relaxed) == version;
 }
 
-kvf_status kvf_profile_read(const kvf_manager *manager, kvf_profile *out, kvf_profile_layer *layers,
+kvf_status kvf_profile_read(const kvf_manager *manager, kvf_profile *out, kvf_profile_layer *layers, size_t layer_bytes,
                             uint32_t n_layers) {
-    if (!manager || !out || out->struct_size < sizeof out->struct_size) return KVF_E_INVALID;
-    if (layers && n_layers > manager->config.n_layers) return KVF_E_INVALID;
+    if (!manager || !kvf__output_is_valid(out)) return KVF_E_INVALID;
+    if (!layers) n_layers = 0;
+    if (n_layers > manager->config.n_layers || (n_layers && layer_bytes % sizeof(uint64_t))) return KVF_E_INVALID;
     const kvf__profile *p = manager->profile;
     if (!p) return KVF_E_STATE;
-    kvf_profile copy = {.struct_size = out->struct_size};
+    kvf_profile copy = {0};
     uint64_t *figures = (uint64_t *)(void *)((char *)&copy + offsetof(kvf_profile, now));
-    size_t n_layer_words = layers ? n_layers * layer_words() : 0;
-    for (unsigned tries = 1; !copy_words(p, figures, (uint64_t *)layers, n_layer_words); tries++)
+    for (unsigned tries = 1; !copy_words(p, figures, layers, layer_bytes, n_layers); tries++)
         if (tries % TRIES == 0) (void)sched_yield(); /* the manager's thread may be waiting for this CPU */
-    memcpy(out, &copy, KVF__MIN(out->struct_size, sizeof copy));
+    kvf__output(out, &copy, sizeof copy);
     return KVF_OK;
 }
 

@@ -132,7 +132,7 @@ kvf_status kvf_prefix_snapshot_get(kvf_manager *manager, const kvf_prefix_match 
     kvf_status s = check_snapshots(manager, ids, n_pages);
     if (s) return s;
     kvf__cache *c = &manager->cache;
-    kvf_prefix_match given;
+    kvf_prefix_match given = {.struct_size = sizeof given};
     s = kvf__config_read(&given, sizeof given, match, "kvf_prefix_match", manager->error);
     if (s) return s;
     uint32_t node = kvf__node_of(c, given.snapshot), n = 0;

@@ -134,7 +134,9 @@ static void fill(const kvf_manager *m, const kvf__view_buffer *v, const kvf_seq 
 static kvf_status check(const kvf_manager *m, uint32_t which, const kvf_seq *seqs, uint32_t n_seqs,
                         const kvf_view *out) {
     if (which > 1) return kvf__fail(m->error, KVF_E_INVALID, "which %u: must be 0 or 1", which);
-    if (!out || (n_seqs && !seqs)) return kvf__fail(m->error, KVF_E_INVALID, "seqs, out: must be given");
+    if (!kvf__output_is_valid(out))
+        return kvf__fail(m->error, KVF_E_INVALID, "out: must be given, its struct_size set to sizeof(kvf_view)");
+    if (n_seqs && !seqs) return kvf__fail(m->error, KVF_E_INVALID, "seqs: is NULL");
     if (n_seqs > m->config.max_seqs)
         return kvf__fail(m->error, KVF_E_LIMIT, "n_seqs %u: must be at most max_seqs %u", n_seqs, m->config.max_seqs);
     uint32_t index = 0;
@@ -157,18 +159,18 @@ kvf_status kvf_view_fill(kvf_manager *manager, uint32_t which, const kvf_seq *se
     } else {
         fill(manager, v, seqs, n_seqs);
     }
-    *out = (kvf_view){.struct_size = sizeof *out,
-                      .n_seqs = n_seqs,
-                      .n_layers = manager->config.n_layers,
-                      .n_groups = manager->n_groups,
-                      .heads_per_group = manager->config.heads_per_group,
-                      .block_size = manager->config.block_size,
-                      .rows = copies ? v->blocks.rows : manager->rows,
-                      .score_rows = copies ? v->pages.rows : manager->score_rows,
-                      .row_offset = v->row_offset,
-                      .n_slots = v->n_slots,
-                      .next_pos = v->next_pos,
-                      .seq_index = v->seq_index};
+    const kvf_view view = {.n_seqs = n_seqs,
+                           .n_layers = manager->config.n_layers,
+                           .n_groups = manager->n_groups,
+                           .heads_per_group = manager->config.heads_per_group,
+                           .block_size = manager->config.block_size,
+                           .rows = copies ? v->blocks.rows : manager->rows,
+                           .score_rows = copies ? v->pages.rows : manager->score_rows,
+                           .row_offset = v->row_offset,
+                           .n_slots = v->n_slots,
+                           .next_pos = v->next_pos,
+                           .seq_index = v->seq_index};
+    kvf__output(out, &view, sizeof view);
     return KVF_OK;
 }
 
@@ -184,9 +186,11 @@ static kvf_status check_copies(const kvf_manager *m, uint32_t which) {
 kvf_status kvf_view_read_changes(const kvf_manager *manager, uint32_t which, kvf_view_changes *out) {
     kvf_status s = check_copies(manager, which);
     if (s) return s;
-    if (!out) return kvf__fail(manager->error, KVF_E_INVALID, "out: is NULL");
+    if (!kvf__output_is_valid(out))
+        return kvf__fail(manager->error, KVF_E_INVALID,
+                         "out: must be given, its struct_size set to sizeof(kvf_view_changes)");
     const kvf__view_buffer *v = &manager->views[which];
-    *out = (kvf_view_changes){sizeof *out, v->ranges, v->n_ranges, v->n_bytes};
+    kvf__output(out, &(kvf_view_changes){0, v->ranges, v->n_ranges, v->n_bytes}, sizeof *out);
     return KVF_OK;
 }
 

@@ -27,6 +27,13 @@ function(kvf_compile target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
 endfunction()
 
+# Until 1.0 each minor version has an ABI of its own.
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+  set(kvf_soversion 0.${PROJECT_VERSION_MINOR})
+else()
+  set(kvf_soversion ${PROJECT_VERSION_MAJOR})
+endif()
+
 # Files named *_avx2.c, *_avx512.c... are built for those instructions and called only after a check at run time.
 function(kvf_cpu_flags)
   if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
@@ -63,7 +70,7 @@ function(kvf_library name)
   target_link_libraries(${name}_objects PRIVATE ${arg_LIBRARIES})
   add_library(${name} SHARED $<TARGET_OBJECTS:${name}_objects>)
   add_library(${name}_static STATIC $<TARGET_OBJECTS:${name}_objects>)
-  set_target_properties(${name} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+  set_target_properties(${name} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${kvf_soversion}
                         LINKER_LANGUAGE C INSTALL_RPATH "$ORIGIN")
   set_target_properties(${name}_static PROPERTIES OUTPUT_NAME ${name} LINKER_LANGUAGE C)
   target_link_options(${name} PRIVATE ${kvf_sanitize})
@@ -73,7 +80,9 @@ function(kvf_library name)
   target_link_libraries(${name} PRIVATE ${arg_LIBRARIES})
   target_link_libraries(${name}_static PRIVATE ${arg_LIBRARIES})
   if(arg_ABOVE)
-    target_link_libraries(${name} PUBLIC ${arg_ABOVE})
+    # What it calls of base/ is not exported by the library below: it contains it, and does not export it either.
+    target_link_libraries(${name} PUBLIC ${arg_ABOVE} PRIVATE $<BUILD_INTERFACE:kvfold_base>)
+    target_link_options(${name} PRIVATE -Wl,--exclude-libs,libkvfold_base.a)
     target_link_libraries(${name}_static PUBLIC ${arg_ABOVE}_static)
   endif()
   foreach(target ${name}_objects ${name} ${name}_static)

@@ -187,9 +187,12 @@ void kvf__policy_size(kvf_policy_state *state, kvf__policy_seq *s, bool clamp) {
 
 static uint64_t blocks(uint64_t tokens, uint32_t block_size) { return (tokens + block_size - 1) / block_size; }
 
-kvf_status kvf_policy_project(const kvf_policy_options *o, uint32_t n_layers, uint32_t n_groups, uint32_t block_size,
-                              uint32_t n_prompt, uint32_t max_new, kvf_policy_need *need, kvf_error *err) {
-    if (!o || !o->ops || !need)
+kvf_status kvf_policy_project(const kvf_policy_options *options, uint32_t n_layers, uint32_t n_groups,
+                              uint32_t block_size, uint32_t n_prompt, uint32_t max_new, kvf_policy_need *need,
+                              kvf_error *err) {
+    kvf_policy_options copy;
+    const kvf_policy_options *o = kvf__options_of(options, &copy);
+    if (!o || !need)
         return kvf__fail(err, KVF_E_INVALID, "kvf_policy_project: options, their ops and need must be set");
     if (n_layers == 0 || n_layers > KVF__MAX_LAYERS || n_groups == 0 || block_size == 0)
         return kvf__fail(err, KVF_E_INVALID,

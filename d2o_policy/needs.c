@@ -32,10 +32,16 @@ bool kvf__policy_never_evicts(const kvf_policy_options *o) {
            (o->budget_tokens == 0 && o->budget_bytes == 0 && o->rho >= 1.0);
 }
 
-int kvf_policy_evicts(const kvf_policy_options *o) { return o && o->ops && !kvf__policy_never_evicts(o); }
+int kvf_policy_evicts(const kvf_policy_options *options) {
+    kvf_policy_options copy;
+    const kvf_policy_options *o = kvf__options_of(options, &copy);
+    return o && !kvf__policy_never_evicts(o);
+}
 
-uint32_t kvf_policy_needs(const kvf_policy_options *o) {
-    if (!o || !o->ops || (!o->budget_may_change && kvf__policy_never_evicts(o))) return 0;
+uint32_t kvf_policy_needs(const kvf_policy_options *options) {
+    kvf_policy_options copy;
+    const kvf_policy_options *o = kvf__options_of(options, &copy);
+    if (!o || (!o->budget_may_change && kvf__policy_never_evicts(o))) return 0;
     kvf_policy_ops ops = kvf_policy_ops_resolve(o->ops);
     uint32_t needs = ops.needs;
     bool scores = needs & (KVF_NEEDS_COL_SUMS | KVF_NEEDS_LAST_ROWS);
@@ -47,8 +53,10 @@ uint32_t kvf_policy_needs(const kvf_policy_options *o) {
     return needs;
 }
 
-int kvf_policy_observes(const kvf_policy_options *o) {
-    return (kvf_policy_needs(o) & (KVF_NEEDS_ROW | KVF_NEEDS_LOGPROBS)) &&
+int kvf_policy_observes(const kvf_policy_options *options) {
+    kvf_policy_options copy;
+    const kvf_policy_options *o = kvf__options_of(options, &copy);
+    return o && (kvf_policy_needs(o) & (KVF_NEEDS_ROW | KVF_NEEDS_LOGPROBS)) &&
            !(kvf__policy_flags(o) & KVF_POLICY_PROMPT_ONLY);
 }
 
@@ -69,7 +77,11 @@ kvf__roles kvf__score_roles(const kvf_policy_options *o) {
     return r;
 }
 
-uint32_t kvf_policy_n_arrays(const kvf_policy_options *o) { return o && o->ops ? kvf__score_roles(o).n : 0; }
+uint32_t kvf_policy_n_arrays(const kvf_policy_options *options) {
+    kvf_policy_options copy;
+    const kvf_policy_options *o = kvf__options_of(options, &copy);
+    return o ? kvf__score_roles(o).n : 0;
+}
 
 int64_t kvf__policy_layer(int32_t layer, uint32_t n_layers) { return layer >= 0 ? layer : (int64_t)n_layers + layer; }
 
@@ -85,13 +97,18 @@ uint32_t kvf__policy_n_full(const kvf_policy_options *o, uint32_t n_layers) {
     return n;
 }
 
-int kvf_policy_needs_weights(const kvf_policy_options *o) {
+int kvf_policy_needs_weights(const kvf_policy_options *options) {
+    kvf_policy_options copy;
+    const kvf_policy_options *o = kvf__options_of(options, &copy);
     return o && (o->merge == KVF_MERGE_MASS || o->merge == KVF_MERGE_ATTENTION);
 }
 
 bool kvf__policy_has_tau(const kvf_policy_options *o) { return o->merge != KVF_MERGE_NONE && isnan(o->gate); }
 
-kvf_status kvf_policy_options_resolve(kvf_policy_options *o, uint32_t n_layers, uint64_t token_bytes, kvf_error *err) {
+kvf_status kvf_policy_options_resolve(kvf_policy_options *options, uint32_t n_layers, uint64_t token_bytes,
+                                      kvf_error *err) {
+    kvf_policy_options copy;
+    const kvf_policy_options *o = kvf__options_of(options, &copy);
     if (!o || n_layers == 0 || token_bytes == 0)
         return kvf__fail(err, KVF_E_INVALID,
                          "kvf_policy_options_resolve: options, n_layers and token_bytes must be set");
@@ -106,8 +123,10 @@ kvf_status kvf_policy_options_resolve(kvf_policy_options *o, uint32_t n_layers, 
                          (unsigned long long)o->budget_bytes, n_layers, KVF_MIN_BUDGET_TOKENS,
                          (unsigned long long)least);
     }
-    o->budget_tokens = (uint32_t)KVF__MIN(tokens, KVF__MAX_TOKENS);
-    o->budget_bytes = 0;
+    kvf_policy_options resolved = *o;
+    resolved.budget_tokens = (uint32_t)KVF__MIN(tokens, KVF__MAX_TOKENS);
+    resolved.budget_bytes = 0;
+    kvf__output(options, &resolved, sizeof resolved);
     return KVF_OK;
 }
 

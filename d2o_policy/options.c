@@ -306,14 +306,19 @@ kvf_status kvf_policy_option_set(kvf_policy_options *options, const char *name, 
     if (i < 0)
         return kvf__fail(err, KVF_E_NOT_FOUND, "option %.64s: there is none of that name; see docs/options.md",
                          name ? name : "NULL");
-    if (!options || !value) return kvf__fail(err, KVF_E_INVALID, "%s: options and value must be set", infos[i].name);
-    kvf_policy_options o = *options;
+    kvf_policy_options o;
+    if (!value) return kvf__fail(err, KVF_E_INVALID, "%s: options and value must be set", infos[i].name);
+    kvf_status st = kvf_policy_options_read(&o, sizeof o, options, err);
+    if (st) return st;
+    if (details[i].offset + sizeof(uint64_t) > options->struct_size && options->struct_size < sizeof o)
+        return kvf__fail(err, KVF_E_UNSUPPORTED, "%s: the caller's kvf_policy_options of %zu bytes does not have it",
+                         infos[i].name, options->struct_size);
     if (!parse_into(&o, (uint32_t)i, value)) return bad_value((uint32_t)i, value, err);
-    kvf_status st = check_one(&o, (uint32_t)i, value, err);
+    st = check_one(&o, (uint32_t)i, value, err);
     /* Of a budget in tokens and one in bytes the later counts. */
     if (details[i].kind == BYTES && o.budget_bytes) o.budget_tokens = 0;
     if (details[i].offset == offsetof(kvf_policy_options, budget_tokens) && o.budget_tokens) o.budget_bytes = 0;
-    if (!st) *options = o;
+    if (!st) kvf__output(options, &o, sizeof o);
     return st;
 }
 
@@ -344,9 +349,11 @@ static kvf_status check_attention(const kvf_policy_options *o, kvf_error *err) {
     return KVF_OK;
 }
 
-kvf_status kvf_policy_options_check(const kvf_policy_options *o, uint32_t n_layers, uint32_t block_size,
+kvf_status kvf_policy_options_check(const kvf_policy_options *options, uint32_t n_layers, uint32_t block_size,
                                     kvf_error *err) {
-    if (!o || !o->ops) return kvf__fail(err, KVF_E_INVALID, "policy options: start from kvf_policy_options_init");
+    kvf_policy_options copy;
+    const kvf_policy_options *o = kvf__options_of(options, &copy);
+    if (!o) return kvf__fail(err, KVF_E_INVALID, "policy options: start from kvf_policy_options_init");
     if (n_layers == 0 || n_layers > KVF__MAX_LAYERS || block_size == 0)
         return kvf__fail(err, KVF_E_INVALID, "n_layers %u, block_size %u: must be positive, and at most %u layers",
                          n_layers, block_size, KVF__MAX_LAYERS);
@@ -418,9 +425,11 @@ static void print_layers(const kvf_policy_options *o, char text[TEXT_MAX]) {
     }
 }
 
-kvf_status kvf_policy_option_get(const kvf_policy_options *options, const char *name, char *text, size_t capacity) {
+kvf_status kvf_policy_option_get(const kvf_policy_options *given, const char *name, char *text, size_t capacity) {
     int i = find_option(name);
-    if (!options || !text) return KVF_E_INVALID;
+    kvf_policy_options copy;
+    if (!text || kvf_policy_options_read(&copy, sizeof copy, given, NULL)) return KVF_E_INVALID;
+    const kvf_policy_options *options = &copy;
     if (i < 0) return KVF_E_NOT_FOUND;
     char out[TEXT_MAX];
     const void *field = (const unsigned char *)options + details[i].offset;

@@ -94,6 +94,9 @@ void kvf__preset_d2o_serving(kvf_policy_options *o);
 void kvf__preset_d2o_authors(kvf_policy_options *o);
 void kvf__preset_cam_h2o(kvf_policy_options *o);
 
+/* A caller's options in this version's form: the caller's own if they have it, else copied. NULL: none, or a wrong
+ * struct_size. */
+const kvf_policy_options *kvf__options_of(const kvf_policy_options *given, kvf_policy_options *copy);
 kvf_status kvf__policy_ops_check(const kvf_policy_ops *ops, kvf_error *err);
 
 /* ---- needs.c --------------------------------------------------------------------------------- */

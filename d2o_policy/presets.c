@@ -65,17 +65,22 @@ static kvf_policy_options defaults(void) {
     };
 }
 
-kvf_status kvf_policy_options_read(kvf_policy_options *out, const kvf_policy_options *in, kvf_error *err) {
-    kvf_status st = kvf__config_read(out, sizeof *out, in, "kvf_policy_options", err);
+kvf_status kvf_policy_options_read(kvf_policy_options *out, size_t struct_size, const kvf_policy_options *in,
+                                   kvf_error *err) {
+    kvf_policy_options read;
+    if (!out || struct_size < sizeof struct_size)
+        return kvf__fail(err, KVF_E_INVALID, "kvf_policy_options_read: out must be given, with its size");
+    kvf_status st = kvf__config_read(&read, sizeof read, in, "kvf_policy_options", err);
     if (st) return st;
-    size_t known = KVF__MIN(in->struct_size, sizeof *out);
-    unsigned char all[sizeof *out];
-    kvf_policy_options fill = defaults(); /* a field that the caller's version did not know keeps its default */
-    memcpy(all, &fill, sizeof all);
-    memcpy(all, out, known);
-    memcpy(out, all, sizeof all);
-    out->struct_size = sizeof *out;
+    kvf_policy_options all = defaults(); /* a field that the caller's version did not know keeps its default */
+    memcpy((void *)&all, &read, KVF__MIN(in->struct_size, sizeof all));
+    kvf__init(out, struct_size, &all, sizeof all);
     return KVF_OK;
+}
+
+const kvf_policy_options *kvf__options_of(const kvf_policy_options *given, kvf_policy_options *copy) {
+    if (given && given->struct_size == sizeof *given) return given->ops ? given : NULL;
+    return kvf_policy_options_read(copy, sizeof *copy, given, NULL) || !copy->ops ? NULL : copy;
 }
 
 const char *kvf_policy_name(uint32_t i) { return i < N_POLICIES ? policies[i]->name : NULL; }
@@ -103,18 +108,20 @@ static kvf_status unknown_policy(const char *policy, kvf_error *err) {
     return kvf__fail(err, KVF_E_NOT_FOUND, "policy %.64s: there is %s", policy ? policy : "NULL", known);
 }
 
-kvf_status kvf_policy_options_init(kvf_policy_options *options, const char *policy, const char *preset,
-                                   kvf_error *err) {
+kvf_status kvf_policy_options_init(kvf_policy_options *options, size_t struct_size, const char *policy,
+                                   const char *preset, kvf_error *err) {
     const kvf_policy_ops *ops = kvf_policy_find(policy);
-    if (!options) return kvf__fail(err, KVF_E_INVALID, "kvf_policy_options_init: options is NULL");
+    if (!options || struct_size < sizeof struct_size)
+        return kvf__fail(err, KVF_E_INVALID, "kvf_policy_options_init: options must be given, with its size");
     if (!ops) return unknown_policy(policy, err);
     char known[128] = "";
     for (size_t i = 0; i < N_PRESETS; i++) {
         if (presets[i].ops != ops) continue;
         if (strcmp(presets[i].preset, preset ? preset : "default") == 0) {
-            *options = defaults();
-            options->ops = ops;
-            presets[i].fill(options);
+            kvf_policy_options filled = defaults();
+            filled.ops = ops;
+            presets[i].fill(&filled);
+            kvf__init(options, struct_size, &filled, sizeof filled);
             return KVF_OK;
         }
         size_t used = strlen(known);
@@ -139,12 +146,14 @@ kvf_status kvf__policy_ops_check(const kvf_policy_ops *ops, kvf_error *err) {
     return KVF_OK;
 }
 
-kvf_status kvf_policy_options_init_ops(kvf_policy_options *options, const kvf_policy_ops *ops, kvf_error *err) {
-    if (!options || !ops)
+kvf_status kvf_policy_options_init_ops(kvf_policy_options *options, size_t struct_size, const kvf_policy_ops *ops,
+                                       kvf_error *err) {
+    if (!options || struct_size < sizeof struct_size || !ops)
         return kvf__fail(err, KVF_E_INVALID, "kvf_policy_options_init_ops: options and ops must be set");
     kvf_status st = kvf__policy_ops_check(ops, err);
     if (st) return st;
-    *options = defaults();
-    options->ops = ops;
+    kvf_policy_options filled = defaults();
+    filled.ops = ops;
+    kvf__init(options, struct_size, &filled, sizeof filled);
     return KVF_OK;
 }

@@ -129,7 +129,7 @@ kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_poli
     if (!state) return kvf__fail(err, KVF_E_INVALID, "kvf_policy_open: state is NULL");
     if (seq >= state->config.max_seqs)
         return kvf__fail(err, KVF_E_INVALID, "seq %u: must be below max_seqs %u", seq, state->config.max_seqs);
-    kvf_status st = kvf_policy_options_read(&o, options, err);
+    kvf_status st = kvf_policy_options_read(&o, sizeof o, options, err);
     if (!st) st = kvf_policy_options_check(&o, state->config.n_layers, state->config.block_size, err);
     if (!st) st = kvf__policy_resolved(&o, err);
     if (st) return st;
@@ -206,7 +206,9 @@ double kvf_policy_tau(const kvf_policy_state *state, uint32_t seq, uint32_t laye
     return s->tau[(size_t)layer * state->config.n_kv_heads + kv_head];
 }
 
-kvf_policy_counts kvf_policy_get_counts(const kvf_policy_state *state, uint32_t seq) {
+kvf_status kvf_policy_get_counts(const kvf_policy_state *state, uint32_t seq, kvf_policy_counts *counts) {
     const kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
-    return s ? s->counts : (kvf_policy_counts){0};
+    if (!state || !kvf__output_is_valid(counts)) return KVF_E_INVALID;
+    kvf__output(counts, s ? &s->counts : &(kvf_policy_counts){0}, sizeof *counts);
+    return KVF_OK;
 }

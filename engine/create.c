@@ -7,8 +7,8 @@
  * and head, which are not touched before a policy needs them. */
 enum { DEFAULT_SCORE_ARRAYS = 3 };
 
-kvf_engine_config kvf_engine_config_default(void) {
-    return (kvf_engine_config){.struct_size = sizeof(kvf_engine_config), .kv_dtype = KVF_F16};
+void kvf_engine_config_init(kvf_engine_config *config, size_t struct_size) {
+    kvf__init(config, struct_size, &(kvf_engine_config){.kv_dtype = KVF_F16}, sizeof *config);
 }
 
 static kvf_status resolve(kvf_engine *e, kvf_error *err) {
@@ -173,7 +173,8 @@ static kvf_status create_snapshots(kvf_engine *e, kvf_error *err) {
 
 static kvf_status create_manager(kvf_engine *e, kvf_error *err) {
     const kvf_engine_config *c = &e->config;
-    kvf_manager_config m = kvf_manager_config_default();
+    kvf_manager_config m;
+    kvf_manager_config_init(&m, sizeof m);
     uint32_t windows[1024];
     m.n_layers = e->info->n_layers;
     m.n_kv_heads = e->info->n_kv_heads;
@@ -211,7 +212,8 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
                                  .allocator = e->allocator,
                                  .n_groups = e->n_groups};
     if ((st = kvf_policy_state_create(&p, &e->policies, err))) return st;
-    kvf_sched_config s = kvf_sched_config_default();
+    kvf_sched_config s;
+    kvf_sched_config_init(&s, sizeof s);
     s.manager = e->manager;
     s.policies = e->policies;
     s.max_running = c->max_running;
@@ -307,6 +309,7 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
     e->allocator = a;
     e->device = device;
     e->stats.struct_size = sizeof e->stats;
+    e->view.struct_size = e->other_rows.view.struct_size = sizeof e->view;
     if ((st = resolve(e, err)) || (st = create_pages(e, err)) || (st = create_host(e, err)) ||
         (st = create_snapshots(e, err)) || (st = create_parts(e, err)) || (st = create_buffers(e, err)) ||
         (st = create_small(e, err)) || (st = kvf__engine_create_transfers(e, err))) {
@@ -339,30 +342,30 @@ void kvf_engine_destroy(kvf_engine *e) {
 }
 
 kvf_status kvf_engine_get_stats(kvf_engine *e, kvf_engine_stats *out) {
-    if (!e || !out || out->struct_size < sizeof out->struct_size || out->struct_size > sizeof *out)
-        return KVF_E_INVALID;
+    if (!e || !kvf__output_is_valid(out)) return KVF_E_INVALID;
     kvf_engine_stats s = e->stats;
     kvf_sched_counts(e->sched, &s.n_running, &s.n_waiting);
     s.occupancy.struct_size = sizeof s.occupancy;
-    kvf_status st = kvf_occupancy_read(e->manager, &s.occupancy, e->layers);
+    kvf_status st = kvf_occupancy_read(e->manager, &s.occupancy, e->layers, sizeof *e->layers);
     if (st) return st;
     s.host_bytes_max = s.occupancy.host_blocks.n_held_max * s.block_bytes;
     s.n_layers = e->info->n_layers;
     s.layers = e->layers;
+    s.layer_bytes = sizeof *e->layers;
     s.merged = e->done_merged;
     s.dropped = e->done_dropped;
     s.kept = e->done_kept + s.occupancy.slots_used * e->pages.heads_per_group;
     for (const kvf__live *r = e->first; r; r = r->next) {
         uint32_t index;
         if (!r->seq || kvf_seq_index(e->manager, r->seq, &index)) continue;
-        kvf_policy_counts counts = kvf_policy_get_counts(e->policies, index);
+        kvf_policy_counts counts = {.struct_size = sizeof counts};
+        if (kvf_policy_get_counts(e->policies, index, &counts)) continue;
         s.merged += counts.merged;
         s.dropped += counts.dropped;
     }
     s.prefix.struct_size = sizeof s.prefix;
     if (e->config.prefix_cache && (st = kvf_prefix_stats_read(e->manager, &s.prefix))) return st;
-    s.struct_size = out->struct_size;
-    memcpy(out, &s, out->struct_size);
+    kvf__output(out, &s, sizeof s);
     return KVF_OK;
 }
 

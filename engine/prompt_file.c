@@ -210,7 +210,8 @@ static kvf_status replace_file(kvf_engine *e, const kvf_prompt_file *f, header *
 /* With its sums where there is a snapshot, else the whole blocks. */
 static kvf_status find_prompt(kvf_engine *e, const kvf_prefix_key *key, kvf_prefix_match *match, uint32_t *flags,
                               kvf_error *err) {
-    kvf_prefix_options options = kvf_prefix_options_default();
+    kvf_prefix_options options;
+    kvf_prefix_options_init(&options, sizeof options);
     options.host = e->copier != NULL;
     options.max_tokens = key->n_tokens;
     options.need_snapshot = 1;
@@ -245,7 +246,7 @@ kvf_status kvf_engine_prompt_save(kvf_engine *e, const kvf_prompt_file *file, co
     if (st) return st;
     if (!tokens || !n_tokens) return kvf__fail(err, KVF_E_INVALID, "prompt: has no token; give at least one");
     kvf_prefix_key key = key_of(&f, tokens, n_tokens);
-    kvf_prefix_match match;
+    kvf_prefix_match match = {.struct_size = sizeof match};
     uint32_t flags = 0, n = 0;
     if ((st = find_prompt(e, &key, &match, &flags, err))) return st;
     kvf_seq seq;

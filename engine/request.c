@@ -194,7 +194,8 @@ static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_e
 /* Reads and checks a caller's policy (NULL: full), and converts budget_bytes to tokens. */
 kvf_status kvf__engine_read_policy(const kvf_engine *e, const kvf_policy_options *given, kvf_policy_options *out,
                                    kvf_error *err) {
-    kvf_status st = given ? kvf_policy_options_read(out, given, err) : kvf_policy_options_init(out, "full", NULL, err);
+    kvf_status st = given ? kvf_policy_options_read(out, sizeof *out, given, err)
+                          : kvf_policy_options_init(out, sizeof *out, "full", NULL, err);
     return st ? st : check_policy(e, out, err);
 }
 
@@ -492,13 +493,16 @@ int kvf__live_text(kvf_engine *e, kvf__live *r, uint32_t token) {
 static void result_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result) {
     uint32_t index, next_pos;
     if (kvf_seq_index(e->manager, r->seq, &index) || kvf_seq_next_pos(e->manager, r->seq, &next_pos) ||
-        kvf_seq_occupancy(e->manager, r->seq, layers))
+        kvf_seq_occupancy(e->manager, r->seq, layers, sizeof *layers))
         return;
     result->layers = layers;
+    result->layer_bytes = sizeof *layers;
     result->sizes = kvf_policy_sizes(e->policies, index);
     result->group_sizes = kvf_policy_group_sizes(e->policies, index);
     result->density = kvf_policy_density(e->policies, index);
-    result->counts = kvf_policy_get_counts(e->policies, index);
+    kvf_policy_counts counts = {.struct_size = sizeof counts};
+    if (!kvf_policy_get_counts(e->policies, index, &counts))
+        result->merged = counts.merged, result->dropped = counts.dropped;
     for (uint32_t l = 0; l < e->info->n_layers; l++) result->held_tokens += layers[l].slots_used;
     result->full_tokens = (uint64_t)next_pos * e->n_tables;
     result->kept = result->held_tokens * e->pages.heads_per_group;
@@ -529,6 +533,7 @@ void kvf__live_note_single(kvf_engine *e) {
 void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result) {
     memset(layers, 0, e->info->n_layers * sizeof *layers);
     result->layers = layers;
+    result->layer_bytes = sizeof *layers;
     result->n_groups = e->n_groups;
     if (r->seq) {
         result_kv(e, r, layers, result);
@@ -537,7 +542,8 @@ void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *l
         result->sizes = e->single.sizes;
         result->group_sizes = e->single.group_sizes;
         result->density = e->single.density;
-        result->counts = e->single.counts;
+        result->merged = e->single.merged;
+        result->dropped = e->single.dropped;
         result->held_tokens = e->single.held_tokens;
         result->full_tokens = e->single.full_tokens;
         result->kept = e->single.kept;
@@ -586,8 +592,8 @@ kvf_result kvf__live_result(const kvf_engine *e, const kvf__live *r, kvf_finish 
 
 /* The caller has removed it from the list, since the callback may submit or abort. */
 void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result) {
-    e->done_merged += result->counts.merged;
-    e->done_dropped += result->counts.dropped;
+    e->done_merged += result->merged;
+    e->done_dropped += result->dropped;
     e->done_kept += result->kept;
     e->stats.n_finished++;
     kvf__live_tell(e, r, result);

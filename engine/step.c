@@ -518,7 +518,7 @@ static void preempted_and_ended(kvf_engine *e, const kvf_step *step) {
 }
 
 static kvf_status run_step(kvf_engine *e, kvf_error *err) {
-    kvf_step step;
+    kvf_step step = {.struct_size = sizeof step};
     kvf_status st = kvf__engine_transfers_end(e, err); /* of a step without items */
     if (st || (st = kvf__engine_overflow(e, err))) return st;
     memset(e->rows, 0, e->max_running * sizeof *e->rows);

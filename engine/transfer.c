@@ -158,7 +158,7 @@ static uint64_t step_blocks(const kvf_engine *e) { return (uint64_t)step_nodes(e
 /* If the free blocks may not last for two steps, every idle block is copied: a hit that is swapped in takes many blocks at once. */
 static uint32_t wanted_nodes(const kvf_engine *e) {
     kvf_occupancy now = {.struct_size = sizeof now};
-    if (kvf_occupancy_read(e->manager, &now, NULL) || now.blocks.n_free >= 2 * step_blocks(e)) return 0;
+    if (kvf_occupancy_read(e->manager, &now, NULL, 0) || now.blocks.n_free >= 2 * step_blocks(e)) return 0;
     return AHEAD * step_nodes(e, e->max_running);
 }
 

@@ -18,7 +18,7 @@ static kvf_policy_state *policies;
 static kvf_plan *plan;
 static kvf_stream *stream;
 static kvf_policy_options options;
-static kvf_view view;
+static kvf_view view = {.struct_size = sizeof view};
 static uint16_t kv[BLOCKS][2][KV_HEADS][BLOCK][DIM]; /* K and V of a block side by side */
 static uint32_t pos[BLOCKS][KV_HEADS][BLOCK];
 static float key_norm[BLOCKS][KV_HEADS][BLOCK], score[BLOCKS][KV_HEADS][BLOCK];
@@ -45,14 +45,15 @@ static kvf_status create(void) {
     attention.q_stride = attention.kv_stride = (Q_HEADS + 2 * KV_HEADS) * DIM, attention.out_stride = Q_HEADS * DIM;
     batch.prompt_stride = SLOTS;
 
-    kvf_manager_config m = kvf_manager_config_default();
+    kvf_manager_config m;
+    kvf_manager_config_init(&m, sizeof m);
     m.n_layers = LAYERS, m.n_kv_heads = KV_HEADS, m.block_size = BLOCK, m.n_blocks = BLOCKS;
     m.max_seqs = SEQS, m.max_slots = SLOTS, m.block_bytes = sizeof kv[0];
     TRY(kvf_manager_create(&m, &manager, &err));
     kvf_policy_state_config p = {.struct_size = sizeof p, .n_layers = LAYERS, .n_kv_heads = KV_HEADS};
     p.n_q_heads = Q_HEADS, p.head_dim = DIM, p.block_size = BLOCK, p.max_seqs = SEQS, p.max_slots = SLOTS;
     TRY(kvf_policy_state_create(&p, &policies, &err));
-    TRY(kvf_policy_options_init(&options, "d2o", "paper", &err));
+    TRY(kvf_policy_options_init(&options, sizeof options, "d2o", "paper", &err));
     TRY(kvf_policy_option_set(&options, "rho", "0.25", &err));
     TRY(kvf_policy_options_check(&options, LAYERS, BLOCK, &err));
     TRY(kvf_plan_create(NULL, KV_HEADS, SEQS * LAYERS, LAYERS * KV_HEADS * SLOTS, &plan, &err));
@@ -150,7 +151,7 @@ static kvf_status serve(void) {
     }
     kvf_occupancy o = {.struct_size = sizeof o};
     kvf_layer_occupancy layers[LAYERS];
-    TRY(kvf_occupancy_read(manager, &o, layers));
+    TRY(kvf_occupancy_read(manager, &o, layers, sizeof *layers));
     printf("%u of %u blocks held, at most %u\n", o.blocks.n_held, BLOCKS, o.blocks.n_held_max);
     for (int i = 0; i < LAYERS; i++)
         printf("layer %d: %u blocks; the first sequence keeps %u of its 328 tokens\n", i, layers[i].n_blocks,

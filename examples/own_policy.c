@@ -75,7 +75,7 @@ int main(void) {
     kvf_plan *plan = NULL;
     kvf_error err = {""};
     make_prompt();
-    kvf_status st = kvf_policy_options_init_ops(&o, &ops, &err);
+    kvf_status st = kvf_policy_options_init_ops(&o, sizeof o, &ops, &err);
     if (!st) st = kvf_policy_option_set(&o, "budget_tokens", "32", &err);
     if (!st) st = kvf_policy_option_set(&o, "nm", "3:1", &err);
     if (!st) st = kvf_policy_state_create(&c, &state, &err);

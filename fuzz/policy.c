@@ -108,7 +108,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     memset(&o, 0, sizeof o);
     const char *preset = h.preset < N_PRESETS ? presets[h.preset] : NULL;
     const char *policy = preset ? "d2o" : kvf_policy_name(h.preset - N_PRESETS);
-    FUZZ_MUST(kvf_policy_options_init(&o, policy, preset, &err) == KVF_OK, err.text);
+    FUZZ_MUST(kvf_policy_options_init(&o, sizeof o, policy, preset, &err) == KVF_OK, err.text);
     char *text = malloc(size - HEAD_BYTES + 1);
     FUZZ_MUST(text, "memory");
     memcpy(text, data + HEAD_BYTES, size - HEAD_BYTES);

@@ -170,9 +170,10 @@ void kvf__parting_note_cached(kvf_sched *s, kvf__req *r) {
     if (!kvf__sched_caches(s, r) || !takes_snapshots(s, r)) return;
     kvf_prefix_key key = r->prefix.key;
     key.n_tokens = r->n_prompt;
-    kvf_prefix_options options = kvf_prefix_options_default();
+    kvf_prefix_options options;
+    kvf_prefix_options_init(&options, sizeof options);
     options.host = s->tiers;
-    kvf_prefix_match match;
+    kvf_prefix_match match = {.struct_size = sizeof match};
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &match);
     if (status != KVF_OK || match.n_tokens < r->match.n_tokens + least_gain(s)) return;
     if (match.n_tokens > longest_snapshot(s)) return;

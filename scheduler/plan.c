@@ -241,7 +241,8 @@ static kvf_status break_standstill(kvf_sched *s) {
 
 kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
     if (!sched) return KVF_E_INVALID;
-    if (!step) return kvf__fail(&sched->error, KVF_E_INVALID, "step: is NULL");
+    if (!kvf__output_is_valid(step))
+        return kvf__fail(&sched->error, KVF_E_INVALID, "step: must be given, its struct_size set to sizeof(kvf_step)");
     if (sched->planned && sched->n_items)
         return kvf__fail(&sched->error, KVF_E_STATE,
                          "a step of %u items is planned: run it and call kvf_sched_done first", sched->n_items);
@@ -260,7 +261,9 @@ kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
     sched->planned = true;
     sched->reported = true;
     sched->copies_given = true;
-    *step = (kvf_step){
+    const kvf_step planned = {
+        .item_bytes = sizeof *sched->items,
+        .end_bytes = sizeof *sched->ends,
         .items = sched->items,
         .n_items = sched->n_items,
         .n_decode = sched->n_decode,
@@ -273,6 +276,7 @@ kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
         .n_running = sched->running.n,
         .n_waiting = sched->queue.n + sched->n_held,
     };
+    kvf__output(step, &planned, sizeof planned);
     return KVF_OK;
 }
 

@@ -24,13 +24,15 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     if (!kvf__sched_caches(s, r) || r->prefix.no_hits || needs.all || (needs.n_last && r->n_prompt <= needs.n_last))
         return;
     kvf_prefix_key key = key_of(r, r->n_prefill);
-    kvf_prefix_options options = kvf_prefix_options_default();
+    kvf_prefix_options options;
+    kvf_prefix_options_init(&options, sizeof options);
     options.need_snapshot = needs.sums;
     options.partial = !options.need_snapshot;
     options.host = s->tiers;
     options.again = r->again;
     if (r->not_whole && r->n_prefill > 2) options.max_tokens = r->n_prefill - 2;
     if (needs.n_last) options.max_tokens = r->n_prompt - needs.n_last;
+    r->match.struct_size = sizeof r->match;
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
     if (status == KVF_OK && r->match.n_snapshot_tokens > r->match.n_tokens && r->match.n_tokens % s->block_size == 0) {
         /* The last token is alone in its block, and an attach does not hold that block: it could be evicted with the snapshot
@@ -62,7 +64,7 @@ bool kvf__sched_snapshot_stands(const kvf_sched *s, const kvf__req *r) {
 bool kvf__sched_takes_free(const kvf_sched *s, const kvf__req *r, uint32_t n) {
     kvf_occupancy now = {.struct_size = sizeof now};
     uint64_t blocks = (uint64_t)(kvf__ceil_div(n, s->block_size) + 1) * s->n_tables + r->match.n_host_blocks;
-    return kvf_occupancy_read(s->config.manager, &now, NULL) == KVF_OK && blocks <= now.blocks.n_free;
+    return kvf_occupancy_read(s->config.manager, &now, NULL, 0) == KVF_OK && blocks <= now.blocks.n_free;
 }
 
 /* The reservation is s->want. A miss is counted too. */

@@ -5,9 +5,8 @@
 
 #define MAX_WAITING_LIMIT (UINT32_C(1) << 24) /* leaves a name at least 39 bits of serial number */
 
-kvf_sched_config kvf_sched_config_default(void) {
-    kvf_sched_config config = {.struct_size = sizeof config};
-    return config;
+void kvf_sched_config_init(kvf_sched_config *config, size_t struct_size) {
+    kvf__init(config, struct_size, &(kvf_sched_config){0}, sizeof *config);
 }
 
 static kvf_status config_defaults(kvf_sched_config *c, const kvf_manager_config *m, kvf_error *err) {
@@ -167,7 +166,7 @@ static kvf_status check_request(kvf_sched *s, const kvf_sched_request *given) {
 static kvf_status size_sample(kvf_sched *s, const kvf_policy_options *options, kvf__req *candidate) {
     if (!options)
         return kvf__fail(&s->error, KVF_E_INVALID, "options: is NULL: fill them with kvf_policy_options_init");
-    kvf_status status = kvf_policy_options_read(&candidate->options, options, &s->error);
+    kvf_status status = kvf_policy_options_read(&candidate->options, sizeof candidate->options, options, &s->error);
     return status == KVF_OK ? kvf__sched_size_request(s, candidate) : status;
 }
 

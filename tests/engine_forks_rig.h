@@ -46,7 +46,7 @@ static inline void on_finish(void *user, const kvf_result *r) {
     a->held = r->held_tokens;
     a->own = r->own_blocks;
     a->shared = r->shared_blocks;
-    a->merged = r->counts.merged;
+    a->merged = r->merged;
     a->n_preempted = r->n_preempted;
     uint64_t blocks = 0;
     for (uint32_t l = 0; l < N_LAYERS; l++) blocks += r->layers[l].n_blocks;

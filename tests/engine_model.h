@@ -59,7 +59,8 @@ static inline void run(kvf_engine *e) {
 
 /* An engine over the model with so many blocks. */
 static inline kvf_engine_config model_config(uint32_t n_blocks, uint32_t max_running) {
-    kvf_engine_config c = kvf_engine_config_default();
+    kvf_engine_config c;
+    kvf_engine_config_init(&c, sizeof c);
     c.model = model;
     c.kv_dtype = KVF_F32;
     c.n_threads = 2;
@@ -105,7 +106,7 @@ static inline kvf_policy_options options_of(const char *text) {
     if (w && !strchr(w, '=')) preset = w, w = strtok_r(NULL, " ", &save);
     kvf_policy_options o;
     kvf_error err = {""};
-    cr_assert_eq(kvf_policy_options_init(&o, policy, preset, &err), KVF_OK, "%s", err.text);
+    cr_assert_eq(kvf_policy_options_init(&o, sizeof o, policy, preset, &err), KVF_OK, "%s", err.text);
     for (; w; w = strtok_r(NULL, " ", &save)) {
         char *value = strchr(w, '=');
         *value++ = 0;

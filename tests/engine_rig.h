@@ -34,8 +34,8 @@ static inline void on_finish(void *user, const kvf_result *r) {
     snprintf(a->text, sizeof a->text, "%s", r->text);
     a->held = r->held_tokens;
     a->full = r->full_tokens;
-    a->merged = r->counts.merged;
-    a->dropped = r->counts.dropped;
+    a->merged = r->merged;
+    a->dropped = r->dropped;
     for (uint32_t l = 0; l < 3; l++) a->blocks[l] = r->layers[l].n_blocks;
 }
 
@@ -47,7 +47,7 @@ static inline void check_memory(struct answer *a) {
     const kvf_layer_size *sizes = kvf_policy_sizes(policies, index);
     if (!sizes) return;
     kvf_layer_occupancy layers[3];
-    cr_assert_eq(kvf_seq_occupancy(m, kvf__live_find(a->engine, a->id)->seq, layers), KVF_OK);
+    cr_assert_eq(kvf_seq_occupancy(m, kvf__live_find(a->engine, a->id)->seq, layers, sizeof *layers), KVF_OK);
     for (uint32_t l = 0; l < 3; l++) {
         uint32_t n_groups = a->engine->n_groups;
         if (a->n_tokens == 1) cr_expect_leq(layers[l].n_blocks, n_groups * kvf__ceil_div(sizes[l].keep, BLOCK));

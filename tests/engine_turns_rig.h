@@ -299,6 +299,7 @@ static inline void hand_events(struct hand *h, kvf_moment moment, uint32_t kind,
     kvf_compact_item items[N_LAYERS];
     float *sums[1], *last[1], *squares[1];
     const float *p[1];
+    h->r.view.struct_size = sizeof h->r.view;
     hand_ok(h, kvf_view_fill(h->r.manager, 0, h->r.seqs, 1, &h->r.view));
     memcpy(slots, h->r.view.n_slots, N_LAYERS * h->n_groups * sizeof *slots);
     hand_due(h, moment, keep);
@@ -316,6 +317,7 @@ static inline void hand_events(struct hand *h, kvf_moment moment, uint32_t kind,
     }
     if (!n_events) return;
     if (pages) hand_ok(h, kvf_seq_take_scores(h->r.manager, h->r.seqs[0], slots));
+    h->r.view.struct_size = sizeof h->r.view;
     hand_ok(h, kvf_view_fill(h->r.manager, 0, h->r.seqs, 1, &h->r.view));
     kvf_compaction compaction = {0};
     if (n_items) hand_ok(h, kvf_compact_begin(h->r.manager, items, n_items, &compaction));

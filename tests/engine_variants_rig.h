@@ -38,8 +38,8 @@ static inline void on_finish(void *user, const kvf_result *r) {
     memcpy(a->logprobs, r->logprobs, r->n_tokens * sizeof *r->logprobs);
     snprintf(a->text, sizeof a->text, "%s", r->text);
     a->held = r->held_tokens;
-    a->merged = r->counts.merged;
-    a->dropped = r->counts.dropped;
+    a->merged = r->merged;
+    a->dropped = r->dropped;
     a->n_preempted = r->n_preempted;
     a->n_cached = r->n_cached;
     a->block_steps = r->block_steps;

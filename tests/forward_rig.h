@@ -51,7 +51,8 @@ static inline void rig_open_windows(forward_rig *r, const kvf_model *model, kvf_
     r->model = model;
     r->info = kvf_model_get_info(model);
     rig_check(kvf_stream_create_cpu(NULL, n_threads, &r->stream, &r->err), "stream", r->err.text);
-    kvf_manager_config c = kvf_manager_config_default();
+    kvf_manager_config c;
+    kvf_manager_config_init(&c, sizeof c);
     c.n_layers = r->info->n_layers;
     c.n_kv_heads = r->info->n_kv_heads;
     c.heads_per_group = heads_per_group ? heads_per_group : c.n_kv_heads;
@@ -107,6 +108,7 @@ static inline kvf_forward rig_append(forward_rig *r, const uint32_t *which, cons
         out_rows[i] = r->q_begin[i + 1] - 1;
     }
     rig_check(kvf_append(r->manager, items, n, &copies), "append", kvf_manager_error(r->manager));
+    r->view.struct_size = sizeof r->view;
     r->view.struct_size = sizeof r->view;
     rig_check(kvf_view_fill(r->manager, 0, seqs, n, &r->view), "view", kvf_manager_error(r->manager));
     return (kvf_forward){.struct_size = sizeof(kvf_forward),

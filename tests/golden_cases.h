@@ -29,7 +29,7 @@ static inline uint32_t length(const json_t *a) { return (uint32_t)json_array_siz
 
 static inline kvf_policy_options paper(void) {
     kvf_policy_options o;
-    OK(kvf_policy_options_init(&o, "d2o", "paper", err));
+    OK(kvf_policy_options_init(&o, sizeof o, "d2o", "paper", err));
     return o;
 }
 static inline void set(kvf_policy_options *o, const char *name, const char *value) {

@@ -22,6 +22,15 @@ for program in "$work"/consumer/use_*; do
     "$program"
 done
 
+echo "-- r8: exported symbols are those of the headers; the sonames name the minor version"
+for library in "$libdir"/libkvfold*.so; do
+    nm -D --defined-only "$library" | awk '$2 != "A" { print $3 }' | sort -u >"$work/exported"
+    grep -rhoE '\bkvf_[a-z0-9_]+\(' "$prefix/include" | tr -d '(' | sort -u >"$work/declared"
+    extra=$(comm -23 "$work/exported" "$work/declared")
+    [ -s "$work/exported" ] && [ -z "$extra" ] || { echo "$library exports $extra"; exit 1; }
+    readelf -d "$library" | grep -qF "[$(basename "$library").0.1]" || { readelf -d "$library"; exit 1; }
+done
+
 echo "-- pkg-config"
 export PKG_CONFIG_PATH=$libdir/pkgconfig LD_LIBRARY_PATH=$libdir
 cc=${CC:-cc} cxx=${CXX:-c++}

@@ -38,7 +38,8 @@ enum {
 enum { COMMIT = 2 * N_OF_SEQ, CANCEL, COPIES, TAKE, HOLD, CLEAR, OFFLOAD, N_OPERATIONS };
 
 static void start(uint32_t q, int op) {
-    kvf_prefix_options o = kvf_prefix_options_default();
+    kvf_prefix_options o;
+    kvf_prefix_options_init(&o, sizeof o);
     o.partial = op != START_SNAPSHOT;
     o.need_snapshot = op == START_SNAPSHOT;
     o.host = op == START_HOST;
@@ -129,7 +130,8 @@ static const int prologue[] = {START_A, LONG, LONG, STORE, FREE, OFFLOAD};
 enum { N_PROLOGUE = sizeof prologue / sizeof *prologue };
 
 static void enumerate(int depth, uint32_t n_blocks, uint32_t n_layers, uint32_t n_host) {
-    kvf_manager_config config = kvf_manager_config_default();
+    kvf_manager_config config;
+    kvf_manager_config_init(&config, sizeof config);
     config.n_layers = n_layers;
     config.n_kv_heads = 1;
     config.n_blocks = n_blocks;

@@ -20,7 +20,8 @@ static void name_seed(int number) {
 
 static void start(world *w) {
     uint32_t which = rnd(w, N_PROMPTS), n = w->prompts[which].n;
-    kvf_prefix_options o = kvf_prefix_options_default();
+    kvf_prefix_options o;
+    kvf_prefix_options_init(&o, sizeof o);
     o.need_snapshot = rnd(w, 4) == 0;
     o.partial = (int)rnd(w, 2);
     o.host = w->list.n + 64 < N_COPIES && rnd(w, 3);
@@ -80,7 +81,8 @@ static void step(world *w) {
     case 20: flush(w, 1 + rnd(w, 8)); break;
     default: {
         uint64_t v[N_POS];
-        kvf_prefix_options o = kvf_prefix_options_default();
+        kvf_prefix_options o;
+        kvf_prefix_options_init(&o, sizeof o);
         uint32_t which = rnd(w, N_PROMPTS);
         o.partial = (int)rnd(w, 2);
         o.need_snapshot = (int)rnd(w, 2);
@@ -96,7 +98,8 @@ typedef struct sums {
 
 static void run(unsigned long seed, unsigned long n_operations, sums *n) {
     world *w = &all;
-    kvf_manager_config config = kvf_manager_config_default();
+    kvf_manager_config config;
+    kvf_manager_config_init(&config, sizeof config);
     uint64_t salt = seed * 0x9e3779b97f4a7c15u;
     config.n_layers = 1 + (uint32_t)(salt >> 60) % 3;
     config.n_kv_heads = 2;
@@ -143,8 +146,8 @@ static void run(unsigned long seed, unsigned long n_operations, sums *n) {
     op_copies_done(w);
     op_forget(w, 0);
     kvf_occupancy o = {.struct_size = sizeof o};
-    MUST(!kvf_occupancy_read(w->m, &o, NULL) && o.blocks.n_free == w->n_blocks && o.host_blocks.n_free == w->n_host &&
-             !w->m->cache.n_nodes,
+    MUST(!kvf_occupancy_read(w->m, &o, NULL, 0) && o.blocks.n_free == w->n_blocks &&
+             o.host_blocks.n_free == w->n_host && !w->m->cache.n_nodes,
          "blocks are missing", o.blocks.n_free, o.host_blocks.n_free);
     kvf_manager_destroy(w->m);
 }

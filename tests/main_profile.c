@@ -27,7 +27,7 @@ static void *reader(void *ctx) {
     while (!atomic_load(&s->stop)) {
         kvf_profile p = {.struct_size = sizeof p};
         kvf_profile_layer l[LAYERS];
-        if (kvf_profile_read(s->m, &p, l, LAYERS)) wrong(s, "read");
+        if (kvf_profile_read(s->m, &p, l, sizeof *l, LAYERS)) wrong(s, "read");
         uint64_t held = p.outside, used = 0;
         for (int i = 0; i < LAYERS; i++) held += l[i].held, used += l[i].slots_used;
         if (p.held + p.cached + p.free != p.total) wrong(s, "held + cached + free is not total");
@@ -91,9 +91,11 @@ static int work(kvf_manager *m) {
 }
 
 int main(void) {
-    kvf_profile_config pc = kvf_profile_config_default();
+    kvf_profile_config pc;
+    kvf_profile_config_init(&pc, sizeof pc);
     pc.n_events = 256;
-    kvf_manager_config c = kvf_manager_config_default();
+    kvf_manager_config c;
+    kvf_manager_config_init(&c, sizeof c);
     c.n_layers = LAYERS;
     c.n_kv_heads = 2;
     c.n_blocks = 256;
@@ -113,7 +115,7 @@ int main(void) {
     atomic_store(&s.stop, 1);
     for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
     kvf_profile p = {.struct_size = sizeof p};
-    if (kvf_profile_read(s.m, &p, NULL, 0) || p.held) wrong(&s, "blocks were left");
+    if (kvf_profile_read(s.m, &p, NULL, 0, 0) || p.held) wrong(&s, "blocks were left");
     if (atomic_load(&s.drained) != p.events) wrong(&s, "events that were put in did not come out");
     if (!p.events_dropped && atomic_load(&s.drained_taken) != p.taken_blocks) wrong(&s, "taken by events");
     if (!p.events_dropped && atomic_load(&s.drained_freed) != p.freed_blocks) wrong(&s, "freed by events");

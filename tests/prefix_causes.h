@@ -73,7 +73,7 @@ static inline void check_freed_bytes(const world *w, causes *c, uint64_t freed_b
 static inline void check_causes(world *w, causes *c) {
     kvf_profile p = {.struct_size = sizeof p};
     if (!w->m->profile) return;
-    MUST(!kvf_profile_read(w->m, &p, NULL, 0), "profile", 0, 0);
+    MUST(!kvf_profile_read(w->m, &p, NULL, 0, 0), "profile", 0, 0);
     const uint64_t now[N_CAUSES] = {p.freed_by_end,     p.freed_by_compaction, p.freed_by_rollback,
                                     p.freed_by_release, p.freed_by_eviction,   p.freed_by_swap,
                                     p.freed_by_window,  p.freed_by_adoption,   p.freed_by_removal};

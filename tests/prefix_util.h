@@ -38,16 +38,18 @@ static inline kvf_prefix_key key(const uint32_t *tokens, uint32_t n) {
     return (kvf_prefix_key){.struct_size = sizeof(kvf_prefix_key), .tokens = tokens, .n_tokens = n};
 }
 static inline kvf_prefix_match look_for(const kvf_manager *m, kvf_prefix_key k, uint32_t max_tokens) {
-    kvf_prefix_options o = kvf_prefix_options_default();
-    kvf_prefix_match match;
+    kvf_prefix_options o;
+    kvf_prefix_options_init(&o, sizeof o);
+    kvf_prefix_match match = {.struct_size = sizeof match};
     o.max_tokens = max_tokens;
     OK(kvf_prefix_lookup(m, &k, &o, &match));
     return match;
 }
 /* Tokens that a lookup finds, partial ones and the last included. */
 static inline uint32_t known(const kvf_manager *m, kvf_prefix_key k) {
-    kvf_prefix_options o = kvf_prefix_options_default();
-    kvf_prefix_match match;
+    kvf_prefix_options o;
+    kvf_prefix_options_init(&o, sizeof o);
+    kvf_prefix_match match = {.struct_size = sizeof match};
     o.max_tokens = k.n_tokens;
     o.partial = 1;
     OK(kvf_prefix_lookup(m, &k, &o, &match));

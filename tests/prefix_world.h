@@ -155,7 +155,8 @@ static inline void world_open(world *w, kvf_manager_config config, uint64_t seed
     config.n_snapshot_pages = config.n_snapshot_pages ? config.n_snapshot_pages : N_PAGES;
     config.n_score_pages = 256;
     if (config.n_classes <= 1) config.block_bytes = 64;
-    kvf_profile_config profile = kvf_profile_config_default(); /* the audit then compares it too */
+    kvf_profile_config profile;
+    kvf_profile_config_init(&profile, sizeof profile); /* the audit then compares it too */
     if (seed & 1) config.profile = &profile;
     if (kvf_manager_create(&config, &w->m, &err)) {
         fprintf(stderr, "create: %s\n", err.text);
@@ -269,7 +270,7 @@ static inline void check_all(world *w, const wseq *stored) {
     check_nodes(w);
     check_seqs(w);
     kvf_occupancy o = {.struct_size = sizeof o};
-    MUST(!kvf_occupancy_read(w->m, &o, NULL), "occupancy", 0, 0);
+    MUST(!kvf_occupancy_read(w->m, &o, NULL, 0), "occupancy", 0, 0);
     MUST(o.blocks.n_free + o.blocks.n_held + o.n_cached_idle == o.blocks.n_total, "free + held + idle", o.blocks.n_free,
          o.blocks.n_held);
     MUST(o.blocks.n_promised <= o.blocks.n_free + o.n_cached_idle, "promised", o.blocks.n_promised, o.blocks.n_free);

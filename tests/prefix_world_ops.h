@@ -189,7 +189,7 @@ static inline uint32_t naive_lookup(const world *w, const uint64_t *v, uint32_t 
 
 static inline kvf_prefix_match lookup(world *w, const prompt *p, uint32_t n, const kvf_prefix_options *o, uint64_t *v) {
     kvf_prefix_key key = key_of(p, p->tokens, n);
-    kvf_prefix_match match = {.struct_size = 1};
+    kvf_prefix_match match = {.struct_size = sizeof match};
     uint64_t before = fingerprint(w);
     v_fill(p, p->tokens, 0, n, v);
     MUST(!kvf_prefix_lookup(w->m, &key, o, &match), "lookup", n, 0);
@@ -301,7 +301,7 @@ static inline void op_store(world *w, uint32_t q, uint32_t n_tokens, bool partia
     check_all(w, s);
     uint32_t known = 0; /* what is found now: all, but behind a block that could not be entered */
     kvf_prefix_options all = {.struct_size = sizeof all, .max_tokens = s->n};
-    kvf_prefix_match match;
+    kvf_prefix_match match = {.struct_size = sizeof match};
     MUST(!kvf_prefix_lookup(w->m, &key, &all, &match), "lookup", 0, 0);
     while (known < n_tokens / BS && known < match.n_blocks) known++;
     if (known == N_SLOTS / BS) return; /* as far as a lookup goes */

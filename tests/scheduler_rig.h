@@ -76,7 +76,7 @@ static inline uint32_t rig_below(uint64_t *state, uint32_t n) { return (uint32_t
 static inline kvf_policy_options rig_options(const char *policy, const char *preset) {
     kvf_policy_options o;
     kvf_error err = {""};
-    kvf_status status = kvf_policy_options_init(&o, policy, preset, &err);
+    kvf_status status = kvf_policy_options_init(&o, sizeof o, policy, preset, &err);
     cr_assert(status == KVF_OK, "%s", err.text);
     return o;
 }
@@ -89,7 +89,8 @@ static inline kvf_policy_options rig_set(kvf_policy_options o, const char *name,
 }
 
 static inline kvf_manager_config rig_pool(uint32_t n_layers, uint32_t n_groups, uint32_t n_blocks) {
-    kvf_manager_config c = kvf_manager_config_default();
+    kvf_manager_config c;
+    kvf_manager_config_init(&c, sizeof c);
     c.n_layers = n_layers;
     c.n_kv_heads = n_groups;
     c.heads_per_group = 1;
@@ -101,7 +102,8 @@ static inline kvf_manager_config rig_pool(uint32_t n_layers, uint32_t n_groups, 
 }
 
 static inline kvf_sched_config rig_config(uint32_t chunk) {
-    kvf_sched_config c = kvf_sched_config_default();
+    kvf_sched_config c;
+    kvf_sched_config_init(&c, sizeof c);
     c.chunk = chunk;
     c.max_waiting = RIG_MAX_REQUESTS;
     return c;
@@ -140,7 +142,7 @@ static inline void rig_audit(rig *g) {
     kvf_error err = {""};
     cr_assert(kvf_audit(g->manager, &err) == KVF_OK, "step %u: %s", g->n_steps, err.text);
     kvf_occupancy o = {.struct_size = sizeof o};
-    OK(kvf_occupancy_read(g->manager, &o, NULL));
+    OK(kvf_occupancy_read(g->manager, &o, NULL, 0));
     cr_assert(o.blocks.n_promised <= o.blocks.n_free && o.blocks.n_held <= g->mc.n_blocks);
     cr_assert(o.score_pages.n_promised <= o.score_pages.n_free);
 }
@@ -148,7 +150,7 @@ static inline void rig_audit(rig *g) {
 static inline void rig_expect_all_free(rig *g) {
     kvf_occupancy o = {.struct_size = sizeof o};
     rig_audit(g);
-    OK(kvf_occupancy_read(g->manager, &o, NULL));
+    OK(kvf_occupancy_read(g->manager, &o, NULL, 0));
     cr_assert(o.n_seqs == 0, "%u sequences left", o.n_seqs);
     for (uint32_t i = 0; i < g->mc.max_seqs; i++)
         cr_assert(!kvf_policy_get_options(g->policies, i), "the policy state %u is still open", i);

@@ -87,6 +87,7 @@ static inline void rig_plan(rig *g) {
         if (rig_mix(r->seed, g->n_steps) % 2) continue; /* the plan notices sizes by itself */
         OK(kvf_sched_resize(g->sched, r->name));
     }
+    g->step.struct_size = sizeof g->step;
     kvf_status status = kvf_sched_plan(g->sched, &g->step);
     cr_assert(status == KVF_OK, "%s", kvf_sched_error(g->sched));
     cr_assert(++g->n_steps < 100000);
@@ -241,7 +242,7 @@ static inline void release_all(rig *g, kvf_block *held, uint32_t n) {
 /* Blocks held or promised. */
 static inline uint32_t counted(rig *g) {
     kvf_occupancy o = {.struct_size = sizeof o};
-    OK(kvf_occupancy_read(g->manager, &o, NULL));
+    OK(kvf_occupancy_read(g->manager, &o, NULL, 0));
     return o.blocks.n_held + o.blocks.n_promised;
 }
 

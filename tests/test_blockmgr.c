@@ -4,7 +4,8 @@
 /* ---- Config ------------------------------------------------------------------------------------ */
 
 Test(blockmgr, config_defaults_are_filled_in) {
-    kvf_manager_config c = kvf_manager_config_default();
+    kvf_manager_config c;
+    kvf_manager_config_init(&c, sizeof c);
     cr_assert_eq(c.struct_size, sizeof c);
     c = (kvf_manager_config){.struct_size = sizeof c, .n_layers = 2, .n_kv_heads = 3, .n_blocks = 5};
     kvf_manager *m = NULL;
@@ -150,7 +151,8 @@ Test(blockmgr, allocates_once_at_create) {
  * sequence's share. */
 Test(blockmgr, metadata_is_small) {
     const double block_bytes = 2 * 8 * 128 * 2 * 16;
-    kvf_manager_config c = kvf_manager_config_default();
+    kvf_manager_config c;
+    kvf_manager_config_init(&c, sizeof c);
     c.n_layers = 32;
     c.n_kv_heads = 8;
     size_t bytes, with_more_blocks, with_more_seqs;
@@ -191,7 +193,7 @@ Test(blockmgr, stale_and_foreign_handles_are_refused) {
         kvf_append_item item[2] = {{a, 1}, {bad[i], 1}};
         kvf_compact_item ci = {bad[i], 0, 1, NULL};
         kvf_compaction c;
-        kvf_view v;
+        kvf_view v = {.struct_size = sizeof v};
         kvf_layer_occupancy lo;
         kvf_seq pair[2] = {a, bad[i]};
         FAILS(KVF_E_STALE, kvf_seq_free(m, bad[i]));
@@ -206,7 +208,7 @@ Test(blockmgr, stale_and_foreign_handles_are_refused) {
         FAILS(KVF_E_STALE, kvf_seq_rollback(m, bad[i], 1));
         FAILS(KVF_E_STALE, kvf_compact_begin(m, &ci, 1, &c));
         FAILS(KVF_E_STALE, kvf_view_fill(m, 0, pair, 2, &v));
-        FAILS(KVF_E_STALE, kvf_seq_occupancy(m, bad[i], &lo));
+        FAILS(KVF_E_STALE, kvf_seq_occupancy(m, bad[i], &lo, sizeof lo));
         cr_assert(n == 77 && row == NULL && child == 5);
         cr_assert_str_not_empty(kvf_manager_error(m));
         AUDIT(m);
@@ -259,7 +261,7 @@ Test(blockmgr, bad_arguments_are_refused) {
     static list l;
     kvf_manager *m = make((shape){2, 4, 2, 8, 16, 16, 2, 64});
     kvf_seq a = new_seq(m), b;
-    kvf_view v;
+    kvf_view v = {.struct_size = sizeof v};
     kvf_occupancy o = {.struct_size = 0};
     uint32_t four[4] = {8, 8, 65, 8};
     OK(append(m, a, 8, list_of(&l)));
@@ -280,8 +282,8 @@ Test(blockmgr, bad_arguments_are_refused) {
     FAILS(KVF_E_INVALID, kvf_seq_rollback(m, a, 9));
     FAILS(KVF_E_INVALID, kvf_view_fill(m, 2, &a, 1, &v));
     FAILS(KVF_E_LIMIT, kvf_view_fill(m, 0, (kvf_seq[]){a, a, a}, 3, &v));
-    FAILS(KVF_E_INVALID, kvf_occupancy_read(m, &o, NULL));
-    FAILS(KVF_E_INVALID, kvf_seq_occupancy(m, a, NULL));
+    FAILS(KVF_E_INVALID, kvf_occupancy_read(m, &o, NULL, 0));
+    FAILS(KVF_E_INVALID, kvf_seq_occupancy(m, a, NULL, 0));
     b = new_seq(m);
     FAILS(KVF_E_LIMIT, kvf_seq_create(m, &b));
     FAILS(KVF_E_LIMIT, kvf_seq_fork(m, a, list_of(&l), &b));

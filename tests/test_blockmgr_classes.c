@@ -27,7 +27,8 @@ static kvf_manager *make_classes(const setup *s) {
     kvf_manager_config c = config_for(s);
     kvf_manager *m = NULL;
     kvf_error err = {""};
-    kvf_profile_config profile = kvf_profile_config_default();
+    kvf_profile_config profile;
+    kvf_profile_config_init(&profile, sizeof profile);
     c.profile = &profile;
     cr_assert_eq(kvf_manager_create(&c, &m, &err), KVF_OK, "%s", err.text);
     return m;
@@ -202,7 +203,7 @@ static kvf_prefix_key key_of(const uint32_t *tokens, uint32_t n) {
 }
 static uint32_t hit(kvf_manager *m, const uint32_t *tokens, uint32_t n) {
     kvf_prefix_key key = key_of(tokens, n);
-    kvf_prefix_match match;
+    kvf_prefix_match match = {.struct_size = sizeof match};
     OK(kvf_prefix_lookup(m, &key, NULL, &match));
     return match.n_tokens;
 }
@@ -214,7 +215,7 @@ Test(blockmgr_classes, a_hit_is_in_all_classes_or_none) {
     for (uint32_t i = 0; i < 40; i++) tokens[i] = i;
     kvf_manager *m = make_classes(&s);
     kvf_prefix_key key = key_of(tokens, 40);
-    kvf_prefix_match match;
+    kvf_prefix_match match = {.struct_size = sizeof match};
     kvf_seq a = new_seq(m), b = new_seq(m);
     OK(append(m, a, 32, NULL));
     OK(kvf_prefix_store(m, a, &key, 32, NULL, NULL));
@@ -292,20 +293,20 @@ Test(blockmgr_classes, bytes_are_those_of_the_classes) {
     compact(m, a, 1, 10);
     cr_assert(occupancy(m).held_bytes == 4 * 1000 + 2 * 30 && occupancy(m).held_bytes_max == 4 * 1030);
     kvf_profile p = {.struct_size = sizeof p};
-    OK(kvf_profile_read(m, &p, NULL, 0));
+    OK(kvf_profile_read(m, &p, NULL, 0, 0));
     cr_assert(p.freed_bytes == 2 * 30 && p.evicted_bytes == 22 * 30 / 8, "%llu freed, %llu evicted",
               (unsigned long long)p.freed_bytes, (unsigned long long)p.evicted_bytes);
     compact(m, a, 0, 16);
-    OK(kvf_profile_read(m, &p, NULL, 0));
+    OK(kvf_profile_read(m, &p, NULL, 0, 0));
     cr_assert(p.freed_bytes == 2 * 1030 && p.evicted_bytes == 22 * 30 / 8 + 2000);
     cr_assert(p.total == 16 && p.free == 12 && p.held == 4);
     kvf_seq b = 0;
     OK(kvf_seq_fork(m, a, NULL, &b));
     compact(m, b, 1, 8); /* to a fresh block of the second class, and nothing falls free */
-    OK(kvf_profile_read(m, &p, NULL, 0));
+    OK(kvf_profile_read(m, &p, NULL, 0, 0));
     cr_assert_eq(p.freed_bytes, 2 * 1030, "%llu freed", (unsigned long long)p.freed_bytes); /* it never falls */
     compact(m, a, 1, 8); /* the block it does not share: what the fork took is made good, and no more */
-    OK(kvf_profile_read(m, &p, NULL, 0));
+    OK(kvf_profile_read(m, &p, NULL, 0, 0));
     cr_assert_eq(p.freed_bytes, 2 * 1030, "%llu freed", (unsigned long long)p.freed_bytes);
     kvf_manager_destroy(m);
 }

@@ -38,7 +38,7 @@ Test(blockmgr_compact, compaction_leaves_exactly_what_is_needed) {
             OK(append(m, b, fits, list_of(&l)));
             cr_assert_eq(n_free(m), (full - held) % n_tables);
             kvf_layer_occupancy lo[4];
-            OK(kvf_seq_occupancy(m, a, lo));
+            OK(kvf_seq_occupancy(m, a, lo, sizeof *lo));
             for (uint32_t i = 0; i < 4; i++)
                 cr_assert(lo[i].n_blocks_max == 10 * groups && lo[i].slots_used == (uint64_t)keep[i] * groups &&
                           lo[i].slots_idle == (uint64_t)lo[i].n_blocks * bs - lo[i].slots_used);
@@ -293,7 +293,7 @@ Test(blockmgr_compact, reserving_during_a_compaction_counts_fresh_blocks) {
 /* ---- Score pages ---------------------------------------------------------------------------------------------------- */
 
 static uint32_t score_pages(kvf_manager *m, kvf_seq seq, uint32_t layer) {
-    kvf_view v;
+    kvf_view v = {.struct_size = sizeof v};
     uint32_t n = 0;
     OK(kvf_view_fill(m, 0, &seq, 1, &v));
     while (n < 8 && v.score_rows[v.row_offset[layer] + n] != KVF_NO_BLOCK) n++;
@@ -369,7 +369,9 @@ Test(blockmgr_compact, the_view_addresses_every_table) {
         compact(m, s[1], 2, 17);
         kvf_view v[2];
         const kvf_seq swapped[2] = {s[1], s[0]};
+        v[0].struct_size = sizeof v[0];
         OK(kvf_view_fill(m, 0, s, 2, &v[0]));
+        v[1].struct_size = sizeof v[1];
         OK(kvf_view_fill(m, 1, swapped, 2, &v[1]));
         cr_assert(v[0].rows == v[1].rows && v[0].n_slots != v[1].n_slots && v[0].row_offset != v[1].row_offset);
         for (int w = 0; w < 2; w++) {
@@ -404,23 +406,23 @@ Test(blockmgr_compact, occupancy_counts_what_is_held) {
     OK(append(m, b, 1, list_of(&l)));
     OK(kvf_copies_done(m, &l.list));
     kvf_occupancy o = {.struct_size = sizeof o};
-    OK(kvf_occupancy_read(m, &o, layers));
+    OK(kvf_occupancy_read(m, &o, layers, sizeof *layers));
     cr_assert(o.blocks.n_total == 20 && o.blocks.n_held == 8 && o.blocks.n_free == 12 && o.blocks.n_shared == 4);
     cr_assert(o.slots_used == 82 && o.slots_idle == 14 && o.held_bytes == 8000 && o.n_seqs == 2);
     cr_assert(layers[1].n_blocks == 6 && layers[1].slots_used == 41 && layers[1].slots_idle == 7);
     compact(m, b, 1, 3);
     OK(kvf_seq_free(m, a));
-    OK(kvf_occupancy_read(m, &o, layers));
+    OK(kvf_occupancy_read(m, &o, layers, sizeof *layers));
     cr_assert(o.blocks.n_held == 4 && o.blocks.n_held_max == 9 && o.blocks.n_shared == 0 && o.held_bytes_max == 9000);
     cr_assert(o.n_seqs == 1 && o.n_seqs_max == 2 && layers[1].n_blocks == 1 && layers[1].n_blocks_max == 6);
     struct {
         kvf_occupancy o;
         uint64_t later;
     } longer = {{.struct_size = sizeof longer}, 5};
-    OK(kvf_occupancy_read(m, &longer.o, NULL));
+    OK(kvf_occupancy_read(m, &longer.o, NULL, 0));
     cr_assert(longer.later == 5 && longer.o.struct_size == sizeof longer && longer.o.slots_used == 24);
     kvf_occupancy shorter = {.struct_size = offsetof(kvf_occupancy, n_seqs), .n_seqs = 99};
-    OK(kvf_occupancy_read(m, &shorter, NULL));
+    OK(kvf_occupancy_read(m, &shorter, NULL, 0));
     cr_assert(shorter.n_seqs == 99 && shorter.blocks.n_held == 4);
     kvf_manager_destroy(m);
 }

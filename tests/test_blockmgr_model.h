@@ -195,7 +195,7 @@ static inline void compare_figures(world *w, const refs *r, const refs *pr) {
     kvf_layer_occupancy layers[LAYERS];
     uint64_t used[LAYERS] = {0};
     uint32_t blocks[LAYERS] = {0}, n_seqs = 0;
-    STATUS(w, kvf_occupancy_read(w->m, &o, layers), KVF_OK);
+    STATUS(w, kvf_occupancy_read(w->m, &o, layers, sizeof *layers), KVF_OK);
     for (int i = 0; i < SEQS; i++) {
         n_seqs += (uint32_t)w->s[i].alive;
         for (uint32_t k = 0; w->s[i].alive && k < w->n_tables; k++) {
@@ -259,7 +259,7 @@ static inline void compare_profile(world *w, const refs *r) {
         held[w->layer_of[b]] += r->holders[b] || r->pins[b];
         shared[w->layer_of[b]] += r->holders[b] > 1;
     }
-    STATUS(w, kvf_profile_read(w->m, &p, layers, LAYERS), KVF_OK);
+    STATUS(w, kvf_profile_read(w->m, &p, layers, sizeof *layers, LAYERS), KVF_OK);
     CHECK(w, p.total == w->n_blocks && p.free == r->n_free[0] + r->n_free[1] && p.held + p.cached + p.free == p.total,
           "free %llu\n", (unsigned long long)p.free);
     CHECK(w, p.shared == r->n_shared && p.promised == r->n_promised[0] + r->n_promised[1] && p.outside == held[LAYERS],
@@ -295,6 +295,7 @@ static inline void compare_profile(world *w, const refs *r) {
 
 /* All of its fills go through here: a copy is right only when it gets every list. */
 static inline void fill_view(world *w, uint32_t which, const kvf_seq *seqs, uint32_t n_seqs, kvf_view *v) {
+    v->struct_size = sizeof *v;
     STATUS(w, kvf_view_fill(w->m, which, seqs, n_seqs, v), KVF_OK);
     const char *wrong = w->mirrored ? mirror_send(&w->mirror, w->m, which, seqs, v) : NULL;
     CHECK(w, !wrong, "view %u: %s\n", which, wrong);
@@ -317,7 +318,7 @@ static inline void compare(world *w) {
         order[at] = i, handles[at] = w->s[i].handle;
         n++;
     }
-    kvf_view v;
+    kvf_view v = {.struct_size = sizeof v};
     fill_view(w, rnd(w, 4) ? w->step & 1 : 0, handles, n, &v);
     for (uint32_t at = 0; at < n; at++) {
         int i = order[at];

@@ -88,7 +88,7 @@ static void appended(world *w, refs *r, refs *pr, seq *s, uint32_t k, uint32_t n
     for (; t->n_blocks < after; t->n_blocks++) take_block(w, r, k, t->row[t->n_blocks] = row[t->n_blocks]);
     t->p -= least(t->p, blocks);
     t->page_p -= least(t->page_p, n_pages - t->n_pages);
-    kvf_view v;
+    kvf_view v = {.struct_size = sizeof v};
     fill_view(w, 0, &s->handle, 1, &v);
     for (; t->n_pages < n_pages; t->n_pages++)
         take(w, pr, w->n_pages, t->score_row[t->n_pages] = v.score_rows[v.row_offset[k] + t->n_pages]);

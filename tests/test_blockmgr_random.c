@@ -162,7 +162,7 @@ static void op_fork(world *w) {
     b = &w->s[to];
     *b = *a;
     b->handle = handle;
-    kvf_view v;
+    kvf_view v = {.struct_size = sizeof v};
     fill_view(w, 0, &handle, 1, &v);
     for (uint32_t k = 0; k < w->n_tables; k++) {
         table *t = &b->t[k];
@@ -255,7 +255,7 @@ static void op_scores(world *w) {
     if (want) return;
     seen.scores++;
     s->has_scores = 1;
-    kvf_view v;
+    kvf_view v = {.struct_size = sizeof v};
     fill_view(w, 0, &s->handle, 1, &v);
     for (uint32_t k = 0; k < w->n_tables; k++) {
         table *t = &s->t[k];
@@ -388,7 +388,7 @@ static void wind_up(world *w) {
         if (w->h[i].used) STATUS(w, kvf_block_release(w->m, w->h[i].handle), KVF_OK);
     for (int i = 0; i < 2; i++) STATUS(w, kvf_copies_done(w->m, &w->lists[i]), KVF_OK);
     kvf_occupancy o = {.struct_size = sizeof o};
-    STATUS(w, kvf_occupancy_read(w->m, &o, NULL), KVF_OK);
+    STATUS(w, kvf_occupancy_read(w->m, &o, NULL, 0), KVF_OK);
     CHECK(w, o.blocks.n_free == w->n_blocks && o.score_pages.n_free == w->n_pages && !o.blocks.n_promised,
           "something leaked\n");
     kvf_error err = {""};
@@ -429,7 +429,8 @@ static void run(uint64_t seed, int kind, uint32_t n_groups, uint32_t n_blocks, u
     w.n_tables = LAYERS * n_groups;
     w.n_blocks = n_blocks;
     w.n_pages = n_pages;
-    kvf_manager_config c = kvf_manager_config_default();
+    kvf_manager_config c;
+    kvf_manager_config_init(&c, sizeof c);
     c.n_layers = LAYERS;
     c.n_kv_heads = n_groups;
     c.heads_per_group = 1;

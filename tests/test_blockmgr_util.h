@@ -41,7 +41,8 @@ typedef struct shape {
 } shape;
 
 static inline kvf_manager_config config_of(shape s) {
-    kvf_manager_config c = kvf_manager_config_default();
+    kvf_manager_config c;
+    kvf_manager_config_init(&c, sizeof c);
     c.n_layers = s.layers;
     c.n_kv_heads = s.heads;
     c.heads_per_group = s.per_group;
@@ -93,7 +94,7 @@ static inline uint32_t block(const kvf_manager *m, kvf_seq seq, uint32_t layer, 
 
 static inline kvf_occupancy occupancy(const kvf_manager *m) {
     kvf_occupancy o = {.struct_size = sizeof o};
-    OK(kvf_occupancy_read(m, &o, NULL));
+    OK(kvf_occupancy_read(m, &o, NULL, 0));
     return o;
 }
 static inline uint32_t n_free(const kvf_manager *m) { return occupancy(m).blocks.n_free; }
@@ -119,7 +120,7 @@ static inline void dump_take(dump *d, kvf_manager *m, const kvf_seq *seqs, uint3
     d->o = occupancy(m);
     const kvf_manager_config *c = kvf_manager_get_config(m);
     uint32_t capacity = (c->max_slots + c->block_size - 1) / c->block_size;
-    kvf_view v;
+    kvf_view v = {.struct_size = sizeof v};
     OK(kvf_view_fill(m, 1, seqs, n_seqs, &v));
     for (uint32_t i = 0; i < n_seqs; i++) {
         uint32_t pos = 0;

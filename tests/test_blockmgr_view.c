@@ -15,7 +15,7 @@ static kvf_manager *make_copies(shape s) {
 }
 
 static kvf_view fill(kvf_manager *m, uint32_t which, const kvf_seq *seqs, uint32_t n) {
-    kvf_view v;
+    kvf_view v = {.struct_size = sizeof v};
     OK(kvf_view_fill(m, which, seqs, n, &v));
     AUDIT(m);
     return v;
@@ -23,7 +23,7 @@ static kvf_view fill(kvf_manager *m, uint32_t which, const kvf_seq *seqs, uint32
 
 /* The last fill of a buffer lists just these. */
 static void expect_ranges(kvf_manager *m, uint32_t which, const kvf_view_range *want, uint32_t n) {
-    kvf_view_changes c;
+    kvf_view_changes c = {.struct_size = sizeof c};
     uint64_t n_bytes = 0;
     OK(kvf_view_read_changes(m, which, &c));
     cr_assert_eq(c.n_ranges, n, "%u ranges, not %u", c.n_ranges, n);
@@ -123,9 +123,9 @@ Test(blockmgr_view, a_hit_and_what_windows_drop_are_listed) {
     OK(kvf_manager_create(&c, &m, NULL));
     mirror_open(&d, m);
     kvf_prefix_key key = {.struct_size = sizeof key, .tokens = tokens, .n_tokens = 40};
-    kvf_prefix_match match;
+    kvf_prefix_match match = {.struct_size = sizeof match};
     kvf_seq s = new_seq(m);
-    kvf_view v;
+    kvf_view v = {.struct_size = sizeof v};
     for (uint32_t i = 0; i < 40; i++) { /* a token at a time, in both buffers by turns */
         OK(append(m, s, 1, NULL));
         if (i % 8 == 7) OK(kvf_prefix_store(m, s, &key, i + 1, NULL, NULL));
@@ -167,8 +167,8 @@ Test(blockmgr_view, what_is_forgotten_is_listed_again) {
 Test(blockmgr_view, what_cannot_be_is_refused_and_changes_no_list) {
     kvf_manager *m = make_copies((shape){1, 1, 1, BS, 8, 8, 2, 32}), *plain = make((shape){1, 1, 1, BS, 8, 8, 2, 32});
     kvf_seq s = new_seq(m), gone = new_seq(m);
-    kvf_view_changes c;
-    kvf_view v;
+    kvf_view_changes c = {.struct_size = sizeof c};
+    kvf_view v = {.struct_size = sizeof v};
     OK(kvf_seq_free(m, gone));
     OK(append(m, s, 3, NULL));
     fill(m, 0, &s, 1);
@@ -211,7 +211,7 @@ typedef struct device {
 } device;
 
 static void upload(device *d, kvf_manager *m, uint32_t which, const kvf_view *v) {
-    kvf_view_changes c;
+    kvf_view_changes c = {.struct_size = sizeof c};
     OK(kvf_view_read_changes(m, which, &c));
     for (uint32_t i = 0; i < c.n_ranges; i++) {
         const kvf_view_range *r = &c.ranges[i];

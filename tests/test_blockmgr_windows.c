@@ -10,7 +10,8 @@ static kvf_manager *make_windows(uint32_t layers, const uint32_t *windows, uint3
     kvf_manager_config c = config_of((shape){layers, 1, 1, BS, n_blocks, 16, 4, max_slots});
     kvf_manager *m = NULL;
     kvf_error err = {""};
-    kvf_profile_config profile = kvf_profile_config_default();
+    kvf_profile_config profile;
+    kvf_profile_config_init(&profile, sizeof profile);
     c.layer_windows = windows;
     c.prefix_cache = (uint32_t)cache;
     c.profile = &profile;
@@ -88,7 +89,7 @@ Test(blockmgr_windows, blocks_go_as_the_last_of_their_positions_leaves) {
     cr_assert_neq(block(m, s, 0, 0), second);
     kvf_profile p = {.struct_size = sizeof p};
     kvf_profile_layer l[2];
-    OK(kvf_profile_read(m, &p, l, 2));
+    OK(kvf_profile_read(m, &p, l, sizeof *l, 2));
     cr_assert(p.freed_by_window == 2 && p.freed_blocks == 2 && l[0].freed_blocks == 2 && l[1].freed_blocks == 0);
     kvf_profile_event e[64];
     uint32_t n = 0, n_freed = 0;
@@ -182,7 +183,7 @@ static kvf_status store_all(kvf_manager *m, kvf_seq s, const uint32_t *tokens, u
 }
 static kvf_prefix_match look_for(kvf_manager *m, const uint32_t *tokens, uint32_t n) {
     kvf_prefix_key key = {.struct_size = sizeof key, .tokens = tokens, .n_tokens = n};
-    kvf_prefix_match match;
+    kvf_prefix_match match = {.struct_size = sizeof match};
     OK(kvf_prefix_lookup(m, &key, NULL, &match));
     return match;
 }

@@ -29,6 +29,7 @@ static struct world {
     kvf_compaction compaction;
     kvf_view view;
     kvf_view_changes changes;
+    kvf_policy_counts counts;
     kvf_block block;
     kvf_occupancy occupancy;
     kvf_layer_occupancy layers[2];
@@ -88,9 +89,9 @@ static const kvf_allocator small = {small_alloc, small_free, NULL};
 /* ---- The world --------------------------------------------------------------------------------------- */
 
 static void begin_manager(void) {
-    w.pc = kvf_profile_config_default();
+    kvf_profile_config_init(&w.pc, sizeof w.pc);
     w.pc.n_events = 16;
-    w.mc = kvf_manager_config_default();
+    kvf_manager_config_init(&w.mc, sizeof w.mc);
     w.mc.n_layers = 2;
     w.mc.n_kv_heads = HEADS;
     w.mc.block_size = BS;
@@ -120,11 +121,15 @@ static void begin_manager(void) {
 static void begin_prefix(void) {
     for (uint32_t i = 0; i < TOKENS; i++) w.tokens[i] = i;
     w.key = (kvf_prefix_key){.struct_size = sizeof w.key, .tokens = w.tokens, .n_tokens = TOKENS};
-    w.prefix = kvf_prefix_options_default();
+    kvf_prefix_options_init(&w.prefix, sizeof w.prefix);
     w.prefix.need_snapshot = 1;
     w.store = (kvf_prefix_store_options){.struct_size = sizeof w.store};
     NEED(kvf_prefix_store(w.m, w.seq, &w.key, 8, NULL, NULL));
     NEED(kvf_prefix_snapshot_put(w.m, w.seq, &w.key, 8, 0, w.ids, 16, &w.n));
+    w.match.struct_size = sizeof w.match;
+    w.found.struct_size = sizeof w.found;
+    w.counts.struct_size = sizeof w.counts;
+    w.changes.struct_size = sizeof w.changes;
     NEED(kvf_prefix_lookup(w.m, &w.key, &w.prefix, &w.match));
     cr_assert_eq(w.match.n_tokens, 8);
     w.stats.struct_size = sizeof w.stats;
@@ -149,6 +154,7 @@ static kvf_pages pages_of(float *k, float *v, uint32_t *at, float *norm, uint32_
 
 static void begin_attention(void) {
     NEED(kvf_stream_create_cpu(NULL, 1, &w.stream, NULL));
+    w.view.struct_size = sizeof w.view;
     NEED(kvf_view_fill(w.m, 0, &w.seq, 1, &w.view));
     w.pages = pages_of(keys, values, pos, norms, N_BLOCKS);
     w.host_pages = pages_of(host_keys, host_values, host_pos, host_norms, 32);
@@ -177,7 +183,7 @@ static void begin_attention(void) {
 }
 
 static void begin_policy(void) {
-    NEED(kvf_policy_options_init(&w.options, "h2o", NULL, NULL));
+    NEED(kvf_policy_options_init(&w.options, sizeof w.options, "h2o", NULL, NULL));
     w.options.rho = 0.5;
     w.sc = (kvf_policy_state_config){.struct_size = sizeof w.sc,
                                      .n_layers = 2,
@@ -212,13 +218,14 @@ static void begin_sched(void) {
     c.max_slots = 64;
     NEED(kvf_manager_create(&c, &w.sm, NULL));
     NEED(kvf_policy_state_create(&w.sc, &w.sp, NULL));
-    w.schedc = kvf_sched_config_default();
+    w.step.struct_size = sizeof w.step;
+    kvf_sched_config_init(&w.schedc, sizeof w.schedc);
     w.schedc.manager = w.sm;
     w.schedc.policies = w.sp;
     w.schedc.chunk = 16;
     w.schedc.max_waiting = 8;
     NEED(kvf_sched_create(&w.schedc, &w.sched, NULL));
-    NEED(kvf_policy_options_init(&w.new_options, "h2o", NULL, NULL));
+    NEED(kvf_policy_options_init(&w.new_options, sizeof w.new_options, "h2o", NULL, NULL));
     w.request = (kvf_sched_request){.struct_size = sizeof w.request,
                                     .n_prompt = TOKENS,
                                     .max_new = 4,
@@ -345,6 +352,10 @@ static kvf_request two_run(void) {
 /* clang-format off */
 #define CALLS(S, V) \
     V(kvf_status_text, "a", KVF_OK) \
+    V(kvf_manager_config_init, "a-", &w.mc, sizeof w.mc) \
+    V(kvf_profile_config_init, "a-", &w.pc, sizeof w.pc) \
+    V(kvf_prefix_options_init, "a-", &w.prefix, sizeof w.prefix) \
+    V(kvf_sched_config_init, "a-", &w.schedc, sizeof w.schedc) \
     V(kvf_status_name, "a", KVF_OK) \
     V(kvf_dtype_bytes, "a", KVF_F32) \
     S('n', kvf_stream_create_cpu, "ofie", &small, 1u, &w.new_stream, &w.err) \
@@ -382,9 +393,9 @@ static kvf_request two_run(void) {
     S('m', kvf_block_hold, "ifi", w.m, kvf_block_id(taken_block()), &w.block) \
     S('m', kvf_block_release, "if", w.m, taken_block()) \
     V(kvf_block_id, "a", w.block) \
-    S('m', kvf_occupancy_read, "iio", w.m, &w.occupancy, w.layers) \
+    S('m', kvf_occupancy_read, "iio-", w.m, &w.occupancy, w.layers, sizeof *w.layers) \
     S('m', kvf_class_occupancy, "iiioo", w.m, 0u, &w.pool, &w.pool2, &w.n) \
-    S('m', kvf_seq_occupancy, "ifi", w.m, w.seq, w.layers) \
+    S('m', kvf_seq_occupancy, "ifi-", w.m, w.seq, w.layers, sizeof *w.layers) \
     S('m', kvf_seq_sharing, "ifoo", w.m, w.seq, &w.wide, &w.wide2) \
     S('m', kvf_audit, "ie", w.m, &w.err) \
     S('m', kvf_prefix_lookup, "iioi", w.m, &w.key, &w.prefix, &w.found) \
@@ -399,7 +410,7 @@ static kvf_request two_run(void) {
     S('m', kvf_prefix_clear, "i", w.m) \
     S('m', kvf_prefix_stats_read, "ii", w.m, &w.stats) \
     S('m', kvf_profile_tick, "io", w.m, UINT64_C(7)) \
-    S('n', kvf_profile_read, "iioi", w.m, &w.profile, w.profile_layers, 2u) \
+    S('n', kvf_profile_read, "iio-i", w.m, &w.profile, w.profile_layers, sizeof *w.profile_layers, 2u) \
     V(kvf_histogram_floor, "a", 1u) \
     V(kvf_profile_kind_name, "a", 1u) \
     S('n', kvf_profile_drain, "ii-i", w.m, w.events, 8u, &w.n) \
@@ -415,9 +426,9 @@ static kvf_request two_run(void) {
     V(kvf_copies_next, "aa", &w.source, w.device_copies) \
     V(kvf_cpu_has_path, "a", KVF_CPU_AUTO) \
     V(kvf_policy_option_list, "a", &w.n) \
-    S('n', kvf_policy_options_init, "ifoe", &w.new_options, "h2o", "default", &w.err) \
-    S('n', kvf_policy_options_init_ops, "iie", &w.new_options, w.options.ops, &w.err) \
-    S('n', kvf_policy_options_read, "iie", &w.new_options, &w.options, &w.err) \
+    S('n', kvf_policy_options_init, "i-foe", &w.new_options, sizeof w.new_options, "h2o", "default", &w.err) \
+    S('n', kvf_policy_options_init_ops, "i-ie", &w.new_options, sizeof w.new_options, w.options.ops, &w.err) \
+    S('n', kvf_policy_options_read, "i-ie", &w.new_options, sizeof w.new_options, &w.options, &w.err) \
     S('n', kvf_policy_options_resolve, "iooe", &w.options, 2u, UINT64_C(128), &w.err) \
     S('n', kvf_policy_option_set, "ifie", &w.options, "rho", "0.5", &w.err) \
     S('n', kvf_policy_option_get, "ifi-", &w.options, "rho", w.text, sizeof w.text) \
@@ -445,7 +456,7 @@ static kvf_request two_run(void) {
     V(kvf_policy_group_sizes, "aa", w.state, 0u) \
     V(kvf_policy_density, "aa", w.state, 0u) \
     V(kvf_policy_tau, "aaaa", w.state, 0u, 0u, 0u) \
-    V(kvf_policy_get_counts, "aa", w.state, 0u) \
+    S('n', kvf_policy_get_counts, "iai", w.state, 0u, &w.counts) \
     V(kvf_policy_due, "aaaaa", w.state, 0u, KVF_AFTER_STEP, w.slots, w.ids) \
     S('n', kvf_policy_due_tables, "ioifaiie", w.state, w.stream, &w.batch, 0u, KVF_AFTER_STEP, w.ids, &w.n, &w.err) \
     S('n', kvf_plan_create, "oaffie", &small, HEADS, 1u, UINT64_C(8), &w.new_plan, &w.err) \
@@ -543,9 +554,9 @@ static const call calls[] = {CALLS(S_CALL, V_CALL)};
     F(events, 'e', "f", w.pc.n_events = UINT32_MAX, CREATE) \
     F(allocator, 'e', "f", w.mc.allocator.alloc = small_alloc, CREATE) \
     F(config_size, 'e', "f", w.mc.struct_size = SIZE_MAX, CREATE) \
-    F(occupancy_size, 'm', "i", w.occupancy.struct_size = 0, kvf_occupancy_read(w.m, &w.occupancy, NULL)) \
+    F(occupancy_size, 'm', "i", w.occupancy.struct_size = 0, kvf_occupancy_read(w.m, &w.occupancy, NULL, 0)) \
     F(stats_size, 'm', "i", w.stats.struct_size = 0, kvf_prefix_stats_read(w.m, &w.stats)) \
-    F(profile_size, 'n', "i", w.profile.struct_size = 0, kvf_profile_read(w.m, &w.profile, NULL, 0)) \
+    F(profile_size, 'n', "i", w.profile.struct_size = 0, kvf_profile_read(w.m, &w.profile, NULL, 0, 0)) \
     F(append_k, 'e', "i", w.a.k = NULL, APPEND) \
     F(append_v, 'e', "i", w.a.v = NULL, APPEND) \
     F(append_pos, 'e', "i", w.pages.pos = NULL, APPEND) \
@@ -591,7 +602,7 @@ static const call calls[] = {CALLS(S_CALL, V_CALL)};
     F(options_ops, 'e', "i", w.options.ops = NULL, CHECK) \
     F(options_full, 'e', "i", w.options.n_full_layers = UINT32_MAX, CHECK) \
     F(options_budget, 'e', "i", w.options.budget_tokens = UINT32_MAX, CHECK) \
-    F(options_size, 'e', "f", w.options.struct_size = 0, kvf_policy_options_read(&w.new_options, &w.options, &w.err)) \
+    F(options_size, 'e', "f", w.options.struct_size = 0, kvf_policy_options_read(&w.new_options, sizeof w.new_options, &w.options, &w.err)) \
     F(options_huge, 'e', "f", w.options.struct_size = SIZE_MAX, kvf_policy_open(w.state, 1, &w.options, &w.err)) \
     F(project_ops, 'e', "i", w.options.ops = NULL, \
       kvf_policy_project(&w.options, 2, 1, BS, 64, 16, &w.need, &w.err)) \

@@ -122,6 +122,7 @@ static const kvf_prompt_file *saved(void) {
 
 /* clang-format off */
 #define CALLS(S, V) \
+    V(kvf_engine_config_init, "a-", &w.config, sizeof w.config) \
     S('n', kvf_engine_create, "iie", &w.config, &w.new_engine, &w.err) \
     V(kvf_engine_destroy, "a", taken_engine()) \
     S('n', kvf_engine_submit, "iioe", w.engine, &w.generate, &w.new_request, &w.err) \

@@ -7,7 +7,8 @@
 enum { LAYERS = 3, GROUPS = 2, BS = 8 };
 
 static kvf_manager *make(kvf_seq *seqs) {
-    kvf_manager_config c = kvf_manager_config_default();
+    kvf_manager_config c;
+    kvf_manager_config_init(&c, sizeof c);
     c.n_layers = LAYERS;
     c.n_kv_heads = 4;
     c.heads_per_group = 2;
@@ -33,7 +34,7 @@ static kvf_manager *make(kvf_seq *seqs) {
 Test(csr, is_the_tables) {
     kvf_seq seqs[3];
     kvf_manager *m = make(seqs);
-    kvf_view view;
+    kvf_view view = {.struct_size = sizeof view};
     cr_assert_eq(kvf_view_fill(m, 0, seqs, 3, &view), KVF_OK);
     const kvf_pages pages = {.struct_size = sizeof pages, .block_size = BS};
     const uint32_t slots[LAYERS][3] = {{21, 0, 16}, {9, 0, 16}, {21, 0, 16}};
@@ -58,7 +59,7 @@ Test(csr, is_the_tables) {
 Test(csr, says_what_it_lacks) {
     kvf_seq seqs[3];
     kvf_manager *m = make(seqs);
-    kvf_view view;
+    kvf_view view = {.struct_size = sizeof view};
     cr_assert_eq(kvf_view_fill(m, 0, seqs, 3, &view), KVF_OK);
     kvf_pages pages = {.struct_size = sizeof pages, .block_size = BS};
     int32_t indptr[4] = {-1, -1, -1, -1}, indices[8], last[3];
@@ -87,7 +88,7 @@ Test(csr, says_what_it_lacks) {
 Test(csr, r29_needs_no_pages) {
     kvf_seq seqs[3];
     kvf_manager *m = make(seqs);
-    kvf_view view;
+    kvf_view view = {.struct_size = sizeof view};
     cr_assert_eq(kvf_view_fill(m, 0, seqs, 3, &view), KVF_OK);
     kvf_pages pages = {.struct_size = sizeof pages, .block_size = BS};
     int32_t indptr[2][4], indices[2][64], last[2][3];

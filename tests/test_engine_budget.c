@@ -29,8 +29,8 @@ static void on_finish(void *user, const kvf_result *r) {
     memcpy(a->logprobs, r->logprobs, r->n_tokens * sizeof *r->logprobs);
     a->held = r->held_tokens;
     a->full = r->full_tokens;
-    a->merged = r->counts.merged;
-    a->dropped = r->counts.dropped;
+    a->merged = r->merged;
+    a->dropped = r->dropped;
 }
 
 static void on_token(void *user, kvf_request request, uint32_t token, double logprob) {

@@ -40,7 +40,7 @@ static void take_and_write(void *ctx) {
     kvf_engine *e = ctx;
     kvf_seq seq;
     kvf_occupancy o = {.struct_size = sizeof o};
-    if (kvf_occupancy_read(e->manager, &o, NULL) || kvf_seq_create(e->manager, &seq)) return;
+    if (kvf_occupancy_read(e->manager, &o, NULL, 0) || kvf_seq_create(e->manager, &seq)) return;
     kvf_append_item item = {seq, o.blocks.n_free / e->n_tables * BLOCK};
     while (item.n_tokens && kvf_append(e->manager, &item, 1, NULL)) item.n_tokens -= BLOCK;
     for (uint32_t t = 0; item.n_tokens && t < e->n_tables; t++) {

@@ -20,7 +20,8 @@ typedef struct memory {
 
 static memory *memory_create(void) {
     memory *x = calloc(1, sizeof *x);
-    kvf_manager_config c = kvf_manager_config_default();
+    kvf_manager_config c;
+    kvf_manager_config_init(&c, sizeof c);
     c.n_layers = 2;
     c.n_kv_heads = 1;
     c.block_size = SLOTS;
@@ -133,7 +134,7 @@ Test(engine_fork_reports, c8_beams_that_split_read_their_own_entries) {
     expect_values(x, child, 0, (const uint32_t[]){600, 601, 602}, 3);
     cr_assert_eq(kvf_seq_free(x->m, child), KVF_OK);
     kvf_occupancy o = {.struct_size = sizeof o};
-    cr_assert_eq(kvf_occupancy_read(x->m, &o, NULL), KVF_OK);
+    cr_assert_eq(kvf_occupancy_read(x->m, &o, NULL, 0), KVF_OK);
     cr_expect(o.blocks.n_held == 0 && o.blocks.n_shared == 0);
     kvf_manager_destroy(x->m);
     free(x);

@@ -124,8 +124,9 @@ Test(engine_offload, a_prompt_is_saved_from_where_it_lies) {
     (void)request_of(prompt, 90, 1, 12, a);
     memcpy(prompt + 48, tail + 48, 42 * sizeof *prompt);
     kvf_prefix_key key = {.struct_size = sizeof key, .tokens = prompt, .n_tokens = 90};
-    kvf_prefix_options o = kvf_prefix_options_default();
-    kvf_prefix_match match;
+    kvf_prefix_options o;
+    kvf_prefix_options_init(&o, sizeof o);
+    kvf_prefix_match match = {.struct_size = sizeof match};
     o.host = 1;
     cr_assert_eq(kvf_prefix_lookup(e->manager, &key, &o, &match), KVF_OK);
     cr_assert(match.n_tokens == 88 && match.n_host_blocks > 0, "%u tokens, %u blocks there", match.n_tokens,

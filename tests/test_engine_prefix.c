@@ -270,7 +270,8 @@ Test(engine_prefix, questions_over_one_context_whose_end_is_not_named) {
     struct answer *a = calloc(2 * QUESTIONS, sizeof *a);
     uint64_t computed[2], taken[2], by_hand = 0, n_tokens = 0;
     for (int cache = 0; cache < 2; cache++) {
-        kvf_profile_config profile = kvf_profile_config_default();
+        kvf_profile_config profile;
+        kvf_profile_config_init(&profile, sizeof profile);
         kvf_profile p = {.struct_size = sizeof p};
         kvf_engine_config c = small_chunks(6000, cache);
         c.profile = &profile;
@@ -283,7 +284,7 @@ Test(engine_prefix, questions_over_one_context_whose_end_is_not_named) {
         run(e);
         kvf_prefix_stats s = prefix_of(e, &computed[cache]);
         cr_expect_eq(s.hit_tokens, cache ? (QUESTIONS - 1) * (uint64_t)FOUND : 0);
-        cr_assert_eq(kvf_profile_read(e->manager, &p, NULL, 0), KVF_OK);
+        cr_assert_eq(kvf_profile_read(e->manager, &p, NULL, 0, 0), KVF_OK);
         taken[cache] = p.taken_blocks;
         kvf_engine_destroy(e);
     }

@@ -174,7 +174,8 @@ static void unseen(void *user, uint64_t n_tokens) {
 }
 
 static kvf_engine *open_engine(uint32_t heads_per_group) {
-    kvf_engine_config c = kvf_engine_config_default();
+    kvf_engine_config c;
+    kvf_engine_config_init(&c, sizeof c);
     c.model = model;
     c.kv_dtype = KVF_F32;
     c.n_threads = 2;

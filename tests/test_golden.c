@@ -36,7 +36,8 @@ static uint32_t *ids_of(const json_t *list, uint32_t *n) {
 }
 
 static kvf_engine *engine_of(uint32_t chunk) {
-    kvf_engine_config c = kvf_engine_config_default();
+    kvf_engine_config c;
+    kvf_engine_config_init(&c, sizeof c);
     kvf_engine *engine = NULL;
     kvf_error err = {""};
     c.model = model;
@@ -187,7 +188,7 @@ static kvf_policy_options parse_options(const char *text) {
     }
     kvf_policy_options o;
     kvf_error err = {""};
-    cr_assert_eq(kvf_policy_options_init(&o, policy, preset, &err), KVF_OK, "%s", err.text);
+    cr_assert_eq(kvf_policy_options_init(&o, sizeof o, policy, preset, &err), KVF_OK, "%s", err.text);
     for (int i = 0; i < n; i++)
         cr_assert_eq(kvf_policy_option_set(&o, name[i], value[i], &err), KVF_OK, "%s", err.text);
     return o;

@@ -13,8 +13,9 @@ static kvf_manager *open_tiers(plan p) {
 }
 
 static kvf_prefix_match look_far(const kvf_manager *m, kvf_prefix_key k) {
-    kvf_prefix_options o = kvf_prefix_options_default();
-    kvf_prefix_match match;
+    kvf_prefix_options o;
+    kvf_prefix_options_init(&o, sizeof o);
+    kvf_prefix_match match = {.struct_size = sizeof match};
     o.host = 1;
     o.max_tokens = k.n_tokens;
     OK(kvf_prefix_lookup(m, &k, &o, &match));
@@ -494,8 +495,9 @@ Test(offload, a_snapshot_serves_wherever_its_blocks_lie) {
     cr_assert_eq(offload(m, 9), 3);
     done(m);
     press(m, 6);
-    kvf_prefix_options o = kvf_prefix_options_default();
-    kvf_prefix_match match;
+    kvf_prefix_options o;
+    kvf_prefix_options_init(&o, sizeof o);
+    kvf_prefix_match match = {.struct_size = sizeof match};
     o.need_snapshot = 1;
     OK(kvf_prefix_lookup(m, &k, &o, &match));
     cr_assert_eq(match.n_tokens, 0);
@@ -517,7 +519,8 @@ Test(offload, a_snapshot_serves_wherever_its_blocks_lie) {
 
 Test(offload, a_profile_shows_both_ways) {
     kvf_manager_config config = config_of((shape){2, 1, 1, BS, 8, 0, 4, 64});
-    kvf_profile_config pc = kvf_profile_config_default();
+    kvf_profile_config pc;
+    kvf_profile_config_init(&pc, sizeof pc);
     kvf_manager *m = NULL;
     config.prefix_cache = 1;
     config.n_host_blocks = 8;
@@ -527,17 +530,17 @@ Test(offload, a_profile_shows_both_ways) {
     kvf_prefix_key k = leave_idle(m, 1, 2 * BS);
     cr_assert_eq(offload(m, 9), 2);
     kvf_profile p = {.struct_size = sizeof p};
-    OK(kvf_profile_read(m, &p, NULL, 0));
+    OK(kvf_profile_read(m, &p, NULL, 0, 0));
     cr_assert(p.held == 4 && p.cached == 0 && p.host_held == 4 && p.host_cached == 0 && p.offloaded_blocks == 4);
     done(m);
-    OK(kvf_profile_read(m, &p, NULL, 0));
+    OK(kvf_profile_read(m, &p, NULL, 0, 0));
     cr_assert(p.held == 0 && p.cached == 4 && p.host_held == 0 && p.host_cached == 4);
     press(m, 8);
     kvf_seq seq = 0;
     OK(start_far(m, k, &seq));
     done(m);
     OK(kvf_seq_free(m, seq));
-    OK(kvf_profile_read(m, &p, NULL, 0));
+    OK(kvf_profile_read(m, &p, NULL, 0, 0));
     cr_assert(p.loaded_blocks == 4 && p.freed_by_eviction == 4 && p.host_cached_max == 4 && p.cached == 4);
     kvf_profile_event events[64];
     uint32_t n = 0, n_out = 0, n_in = 0;

@@ -14,7 +14,7 @@ static void try_policy(const char *policy, void (*change)(kvf_policy_options *o)
 }
 
 static void small_window(kvf_policy_options *o) { o->window = o->score_window = 16; }
-static void cam_h2o(kvf_policy_options *o) { OK(kvf_policy_options_init(o, "cam", "h2o", err)); }
+static void cam_h2o(kvf_policy_options *o) { OK(kvf_policy_options_init(o, sizeof *o, "cam", "h2o", err)); }
 static void cam_few(kvf_policy_options *o) { o->cam_tokens = 3; }
 
 Test(policy_baselines, roco_keeps_what_the_paper_says) { try_policy("roco", NULL); }

@@ -1,6 +1,7 @@
 /* A budget that changes while its sequence runs: sizes, kept positions against a naive selection, the same as another way
  * there, what is refused. */
 #include "test_policy_rig.h"
+#include "tests/counts.h"
 
 enum { CAP = 128, N_LAYERS = 2, N_KV = 2 };
 
@@ -208,7 +209,7 @@ Test(policy_change, is_an_overflow_where_the_budget_is_reached) {
         }
         size_t n, m;
         unsigned char *x = rig_dump(a, 0, &n), *y = rig_dump(b, 0, &m);
-        cr_assert(kvf_policy_get_counts(a->state, 0).n_events > 0);
+        cr_assert(counts_of(a->state, 0).n_events > 0);
         cr_assert(n == m && !memcmp(x, y, n), "budget %u", budget);
         free(x);
         free(y);

@@ -1,6 +1,7 @@
 /* What goes wrong elsewhere in scores, positions, cosines and merge weights (field reports of other projects:
  * precision, ties, NaN, zero keys, rotation, weights that do not add up). */
 #include "test_policy_rig.h"
+#include "tests/counts.h"
 
 /* ---- Scores -------------------------------------------------------------------------------------------------- */
 
@@ -42,7 +43,7 @@ Test(policy_edges, all_ties_keep_the_lower_positions_and_sinks_come_first) {
         for (uint32_t h = 0; h < 2; h++)
             cr_assert_str_eq(rig_held(r, h), ties ? "0 1 2 3 4 5 18 19" : "0 1 2 15 16 17 18 19");
         cr_assert_eq(kvf_policy_tau(r->state, 0, 0, 1), 1.0); /* equal keys: all merge */
-        cr_assert_eq(kvf_policy_get_counts(r->state, 0).merged, 24);
+        cr_assert_eq(counts_of(r->state, 0).merged, 24);
         rig_free(r);
     }
 }
@@ -134,7 +135,7 @@ Test(policy_edges, d3_zero_and_broken_keys_have_cosine_zero) {
             cr_assert_eq(r->plan->entries[0].merge, 0);
             rig_put2(r, -1, 0, 7, 0);
             rig_event0(r, 3, KVF_EVENT_DECODE, 0);
-            kvf_policy_counts c = kvf_policy_get_counts(r->state, 0);
+            kvf_policy_counts c = counts_of(r->state, 0);
             cr_assert(c.n_events == 3 && c.merged + c.dropped == 4 && c.dropped >= 2);
             rig_free(r);
         }
@@ -157,7 +158,7 @@ Test(policy_edges, d3_events_that_merge_nothing_leave_the_threshold) {
         for (int i = 0; i < 4; i++) {
             for (uint32_t k = 0; k < n[i]; k++) rig_put2(r, rounds[i][k], sqrt(1 - rounds[i][k] * rounds[i][k]), 0, 0);
             rig_event0(r, 1, i ? KVF_EVENT_DECODE : KVF_EVENT_PROMPT, 0);
-            kvf_policy_counts c = kvf_policy_get_counts(r->state, 0);
+            kvf_policy_counts c = counts_of(r->state, 0);
             double tau = kvf_policy_tau(r->state, 0, 0, 0);
             cr_assert_str_eq(rig_held(r, 0), "0");
             cr_assert(c.merged == merged[i] && c.merged + c.dropped == evicted[i], "round %d: %llu merged", i,
@@ -409,7 +410,7 @@ Test(policy_edges, d10_weights_add_up) {
         else
             cr_assert_eq(mass, merges[m] == KVF_MERGE_MASS ? 90 : 8); /* tokens are neither lost nor counted twice */
         cr_assert(isnan(kvf_policy_tau(r->state, 0, 0, 0)));          /* a fixed gate keeps no threshold */
-        cr_assert_eq(kvf_policy_get_counts(r->state, 0).merged, 82);
+        cr_assert_eq(counts_of(r->state, 0).merged, 82);
         rig_free(r);
     }
     for (int order = 0; order < 2; order++)

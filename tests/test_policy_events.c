@@ -1,6 +1,7 @@
 /* Random prompts, segments and decode steps against a naive model in double precision, written from the rules alone;
  * and the same run over other paths, threads, head groups and fresh blocks, which must be equal bit for bit. */
 #include "test_policy_rig.h"
+#include "tests/counts.h"
 
 enum { MAX_D = 128, MAX_SLOTS = 400, MAX_HEADS = 8, MAX_LAYERS = 3 };
 
@@ -328,7 +329,7 @@ static void run_compare(run *x) {
                 }
             }
         }
-    kvf_policy_counts c = kvf_policy_get_counts(r->state, 0);
+    kvf_policy_counts c = counts_of(r->state, 0);
     cr_assert(c.merged == x->m.merged && c.dropped == x->m.dropped && c.n_events == x->m.events);
     size_t n, n_other;
     unsigned char *first = rig_dump(r, 0, &n);
@@ -485,9 +486,9 @@ static void draw(run *x, kvf_policy_options *o, uint32_t turn) {
     uint64_t *s = &x->seed;
     bool own = turn % 10 == 9;
     if (own)
-        OK(kvf_policy_options_init_ops(o, &prompt_only, err));
+        OK(kvf_policy_options_init_ops(o, sizeof *o, &prompt_only, err));
     else
-        OK(kvf_policy_options_init(o, turn % 10 == 6 ? more[turn / 10 % 4] : policies[turn % 5], NULL, err));
+        OK(kvf_policy_options_init(o, sizeof *o, turn % 10 == 6 ? more[turn / 10 % 4] : policies[turn % 5], NULL, err));
     x->c = (rig_config){.n_seqs = 1,
                         .n_layers = 1 + (uint32_t)(rig_random(s) % 3),
                         .g = gs[turn % 4],

@@ -91,7 +91,8 @@ static void budget_equal_huge(const json_t *in, const json_t *out) {
 
 static void budget_full_layers(const json_t *in, const json_t *out) {
     kvf_policy_options o;
-    OK(kvf_policy_options_init(&o, "d2o", "authors", err)); /* full layers 0, 1 and the last, 1:1, redistribute 0 */
+    OK(kvf_policy_options_init(&o, sizeof o, "d2o", "authors",
+                               err)); /* full layers 0, 1 and the last, 1:1, redistribute 0 */
     o.rho = num(in, "rho");
     uint32_t n = (uint32_t)num(in, "layers"), n_tokens = (uint32_t)num(in, "n_tokens"), n_full = 0;
     kvf_policy_state *s = sized(&o, NULL, n, n_tokens, 16);
@@ -154,7 +155,7 @@ static void exact_sizes_clamps(const json_t *in, const json_t *out) {
 
 static void block_sizes(const json_t *in, const json_t *out) {
     kvf_policy_options o;
-    OK(kvf_policy_options_init(&o, "d2o", "serving", err));
+    OK(kvf_policy_options_init(&o, sizeof o, "d2o", "serving", err));
     uint32_t bs = (uint32_t)num(in, "block_size"), n = length(at(in, "w"));
     cr_assert_eq(kvf__policy_k(&o, bs), num(in, "k"));
     kvf__share s = kvf__layer_share(&o, n, bs, (uint32_t)num(in, "hi"), (uint32_t)num(in, "total_tokens") / n,

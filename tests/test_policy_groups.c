@@ -1,5 +1,6 @@
 /* Events of some head groups of a layer: each gives the bits that an event of the whole layer gives its heads. */
 #include "test_policy_rig.h"
+#include "tests/counts.h"
 
 enum { N_KV = 4, G = 2, D = 16, PROMPT = 70, CAP = 128, STEPS = 9 };
 
@@ -106,12 +107,12 @@ Test(policy_groups, an_event_of_a_group_is_the_layers_event_of_its_heads) {
                 size_t n = head_bytes(r, h, a), m = head_bytes(whole, h, b);
                 cr_assert(n == m && !memcmp(a, b, n), "seed %llu: head %u differs", (unsigned long long)seed, h);
             }
-            kvf_policy_counts counts = kvf_policy_get_counts(whole->state, 0);
+            kvf_policy_counts counts = counts_of(whole->state, 0);
             counted += (counts.merged + counts.dropped) * hpg;
             different += keep[g] != keep[0];
             rig_free(whole);
         }
-        kvf_policy_counts counts = kvf_policy_get_counts(r->state, 0);
+        kvf_policy_counts counts = counts_of(r->state, 0);
         cr_assert_eq((counts.merged + counts.dropped) * N_KV, counted);
         rig_free(r);
     }
@@ -154,6 +155,6 @@ Test(policy_groups, an_event_names_groups_that_there_are) {
     OK(ops.gate(r->state, NULL, &b, r->plan, err));
     OK(ops.apply(r->state, NULL, &b, r->plan, err));
     kvf__policy_seq *s = kvf__policy_seq_get(r->state, 0);
-    cr_assert(s->scored[0] == 30 && s->scored[1] == 0 && kvf_policy_get_counts(r->state, 0).dropped == 10);
+    cr_assert(s->scored[0] == 30 && s->scored[1] == 0 && counts_of(r->state, 0).dropped == 10);
     rig_free(r);
 }

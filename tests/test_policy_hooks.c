@@ -20,7 +20,7 @@ static const kvf_policy_ops bare = {
 
 static kvf_policy_options options_for(const kvf_policy_ops *ops) {
     kvf_policy_options o;
-    OK(kvf_policy_options_init_ops(&o, ops, err));
+    OK(kvf_policy_options_init_ops(&o, sizeof o, ops, err));
     return o;
 }
 
@@ -59,7 +59,7 @@ Test(policy_hooks, options_of_an_earlier_version_keep_the_defaults) {
     o.rho = 0.3;
     o.struct_size = offsetof(kvf_policy_options, budget_bytes);
     o.score_window = 0, o.score_pool = 0, o.metric_share = NAN, o.budget_bytes = 99;
-    OK(kvf_policy_options_read(&read, &o, err));
+    OK(kvf_policy_options_read(&read, sizeof read, &o, err));
     cr_assert(read.rho == 0.3 && read.score_window == 64 && read.score_pool == 1 && read.metric_share == 0.9);
     cr_assert(read.budget_bytes == 0 && read.score_decay == 1 && read.struct_size == sizeof read);
     rig *r = rig_small(1, 1, 1);
@@ -70,22 +70,22 @@ Test(policy_hooks, options_of_an_earlier_version_keep_the_defaults) {
 Test(policy_hooks, misuse_is_refused) {
     kvf_policy_options o;
     kvf_policy_ops bad = bare;
-#define REFUSED(change, word)                                                   \
-    do {                                                                        \
-        bad = bare;                                                             \
-        change;                                                                 \
-        FAILS(kvf_policy_options_init_ops(&o, &bad, err), KVF_E_INVALID, word); \
-        o = options_for(&bare);                                                 \
-        o.ops = &bad;                                                           \
-        FAILS(kvf_policy_options_check(&o, 2, 16, err), KVF_E_INVALID, word);   \
+#define REFUSED(change, word)                                                             \
+    do {                                                                                  \
+        bad = bare;                                                                       \
+        change;                                                                           \
+        FAILS(kvf_policy_options_init_ops(&o, sizeof o, &bad, err), KVF_E_INVALID, word); \
+        o = options_for(&bare);                                                           \
+        o.ops = &bad;                                                                     \
+        FAILS(kvf_policy_options_check(&o, 2, 16, err), KVF_E_INVALID, word);             \
     } while (0)
     REFUSED(bad.struct_size = 0, "struct_size 0");
     REFUSED(bad.name = NULL, "name must be set");
     REFUSED(bad.name = "", "name must be set");
     REFUSED(bad.needs = 0x20, "policy bare: needs 0x20");
     REFUSED(bad.flags = 0x10, "flags 0x10");
-    FAILS(kvf_policy_options_init_ops(&o, NULL, err), KVF_E_INVALID, "ops must be set");
-    FAILS(kvf_policy_options_init_ops(NULL, &bare, err), KVF_E_INVALID, "must be set");
+    FAILS(kvf_policy_options_init_ops(&o, sizeof o, NULL, err), KVF_E_INVALID, "ops must be set");
+    FAILS(kvf_policy_options_init_ops(NULL, sizeof o, &bare, err), KVF_E_INVALID, "must be set");
     bad = bare;
     bad.flags = KVF_POLICY_PROMPT_ONLY;
     o = options_for(&bad);

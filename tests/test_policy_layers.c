@@ -1,6 +1,7 @@
 /* What layers weigh: the metrics that count tokens, the policies' own weights, exact totals for all of them, budgets in bytes,
  * and an absolute budget over a growing context. */
 #include "test_policy_rig.h"
+#include "tests/counts.h"
 
 /* ---- Metrics ------------------------------------------------------------------------------------------------ */
 
@@ -144,7 +145,7 @@ Test(policy_layers, totals_are_exact_for_every_policy_metric_and_unit) {
                 sum += o.budget_unit == KVF_BUDGET_BLOCK ? z[l].keep + k : z[l].keep;
                 if (o.budget_unit == KVF_BUDGET_BLOCK) cr_assert_eq((z[l].keep + k) % bs, 0);
             }
-            if (kvf_policy_get_counts(state, 0).raised_tokens == 0) {
+            if (counts_of(state, 0).raised_tokens == 0) {
                 if (o.budget_unit == KVF_BUDGET_BLOCK)
                     total = KVF__MIN(total / bs, (uint64_t)n * ((L + k + bs - 1) / bs)) * bs;
                 cr_assert_eq(sum, total, "%s turn %llu: %llu, expected %llu", name, (unsigned long long)turn,
@@ -210,7 +211,7 @@ Test(policy_layers, weights_of_any_kind_give_exact_totals) {
                  {{1, 2, 3, 4}, {80, 160, 240, 320}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kvf_policy_options o;
-        OK(kvf_policy_options_init_ops(&o, &ops, err));
+        OK(kvf_policy_options_init_ops(&o, sizeof o, &ops, err));
         memcpy(wrong, cases[i].weights, sizeof wrong);
         kvf_policy_state *s = prompted(&o, 4, 16, 1000, NULL);
         const kvf_layer_size *z = kvf_policy_sizes(s, 0);

@@ -3,7 +3,7 @@
 
 static kvf_policy_options init(const char *policy, const char *preset) {
     kvf_policy_options o;
-    OK(kvf_policy_options_init(&o, policy, preset, err));
+    OK(kvf_policy_options_init(&o, sizeof o, policy, preset, err));
     return o;
 }
 
@@ -136,9 +136,10 @@ Test(policy_options, bad_values_name_option_value_and_remedy) {
     FAILS(kvf_policy_option_set(&o, "rhoo", "1", err), KVF_E_NOT_FOUND, "rhoo");
     FAILS(kvf_policy_option_set(&o, "rh", "1", err), KVF_E_NOT_FOUND, "rh");
     FAILS(kvf_policy_option_set(&o, NULL, "1", err), KVF_E_NOT_FOUND, "NULL");
-    FAILS(kvf_policy_options_init(&o, "lru", NULL, err), KVF_E_NOT_FOUND, "full, d2o, fold, ");
-    FAILS(kvf_policy_options_init(&o, "d2o", "fast", err), KVF_E_NOT_FOUND, "default, paper, serving, authors");
-    FAILS(kvf_policy_options_init(&o, "h2o", "paper", err), KVF_E_NOT_FOUND, "policy h2o has default");
+    FAILS(kvf_policy_options_init(&o, sizeof o, "lru", NULL, err), KVF_E_NOT_FOUND, "full, d2o, fold, ");
+    FAILS(kvf_policy_options_init(&o, sizeof o, "d2o", "fast", err), KVF_E_NOT_FOUND,
+          "default, paper, serving, authors");
+    FAILS(kvf_policy_options_init(&o, sizeof o, "h2o", "paper", err), KVF_E_NOT_FOUND, "policy h2o has default");
 }
 
 Test(policy_options, check_finds_what_was_set_by_field) {

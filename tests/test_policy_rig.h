@@ -359,7 +359,7 @@ static inline unsigned char *rig_dump(const rig *r, uint32_t row, size_t *n) {
 
 static inline kvf_policy_options rig_policy(const char *policy, const char *preset) {
     kvf_policy_options o;
-    OK(kvf_policy_options_init(&o, policy, preset, err));
+    OK(kvf_policy_options_init(&o, sizeof o, policy, preset, err));
     return o;
 }
 

@@ -1,6 +1,7 @@
 /* Sequences and ranks: ids that are used again, interleaving, forks, tensor parallel halves; the smallest sequence;
  * calls that must be refused. */
 #include "test_policy_rig.h"
+#include "tests/counts.h"
 
 /* ---- Sequences ---------------------------------------------------------------------------------------------- */
 
@@ -73,8 +74,8 @@ static void same(const rig *a, uint32_t row_a, const rig *b, uint32_t row_b, con
     size_t n, m;
     unsigned char *x = rig_dump(a, row_a, &n), *y = rig_dump(b, row_b, &m);
     cr_assert(n == m && memcmp(x, y, n) == 0, "%s", what);
-    kvf_policy_counts p = kvf_policy_get_counts(a->state, a->seq_index[row_a]);
-    kvf_policy_counts q = kvf_policy_get_counts(b->state, b->seq_index[row_b]);
+    kvf_policy_counts p = counts_of(a->state, a->seq_index[row_a]);
+    kvf_policy_counts q = counts_of(b->state, b->seq_index[row_b]);
     cr_assert(memcmp(&p, &q, sizeof p) == 0, "%s: counters", what);
     free(x);
     free(y);
@@ -87,9 +88,9 @@ Test(policy_edges, d6_ids_are_reused_interleaved_and_forked) {
     rig *used = seq_rig(4), *fresh = seq_rig(4);
     OK(kvf_policy_open(used->state, 0, &o, err));
     drive(used, 0, 60, 40, 11, true);
-    cr_assert(kvf_policy_get_counts(used->state, 0).n_events > 40);
+    cr_assert(counts_of(used->state, 0).n_events > 40);
     kvf_policy_close(used->state, 0);
-    cr_assert(isnan(kvf_policy_tau(used->state, 0, 0, 0)) && kvf_policy_get_counts(used->state, 0).n_events == 0);
+    cr_assert(isnan(kvf_policy_tau(used->state, 0, 0, 0)) && counts_of(used->state, 0).n_events == 0);
     cr_assert(kvf_policy_sizes(used->state, 0) == NULL && kvf_policy_get_options(used->state, 0) == NULL);
     rig_set_slots(used, 0, 0, 0);
     rig_set_slots(used, 0, 1, 0);

@@ -1,9 +1,10 @@
 /* Budgets, exact sizes, projected needs, and when events are due. */
 #include "test_policy_rig.h"
+#include "tests/counts.h"
 
 static kvf_policy_options init(const char *policy, const char *preset) {
     kvf_policy_options o;
-    OK(kvf_policy_options_init(&o, policy, preset, err));
+    OK(kvf_policy_options_init(&o, sizeof o, policy, preset, err));
     return o;
 }
 
@@ -114,7 +115,7 @@ Test(policy_sizes, budgets_add_up_for_random_densities) {
         const kvf_layer_size *z = kvf_policy_sizes(state, 0);
         uint32_t B = kvf__budget_tokens(&o, L), k = kvf__policy_k(&o, bs);
         cr_assert_eq(z == NULL, B >= L);
-        uint64_t sum = 0, blocks = 0, raised = kvf_policy_get_counts(state, 0).raised_tokens;
+        uint64_t sum = 0, blocks = 0, raised = counts_of(state, 0).raised_tokens;
         for (uint32_t l = 0; l < n && z; l++) {
             sum += z[l].keep;
             blocks += (z[l].reserve + bs - 1) / bs;
@@ -309,7 +310,7 @@ Test(policy_sizes, full_layers_are_paid_for_by_the_others) {
     o.rho = 0.501; /* 4 tokens are left for two layers: their minima lift the total, and that is reported */
     OK(kvf_policy_project(&o, 4, 1, 16, 1000, 24, &need, err));
     prompt(s, &o, 1000, v, &seed);
-    cr_assert(kvf_policy_sizes(s, 0)[1].keep == 16 && kvf_policy_get_counts(s, 0).raised_tokens == 28);
+    cr_assert(kvf_policy_sizes(s, 0)[1].keep == 16 && counts_of(s, 0).raised_tokens == 28);
     OK(kvf_policy_option_set(&o, "full_layers", "0,1,2,3,last,-2,-4", err)); /* more names than layers */
     FAILS(kvf_policy_project(&o, 4, 1, 16, 1000, 24, &need, err), KVF_E_INVALID, "full_layers: 4 full layers");
     o.redistribute = 0; /* parity: nobody pays, everything is kept */

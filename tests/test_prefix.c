@@ -162,10 +162,11 @@ Test(prefix, b4_whole_prompt_leaves_one_token_to_compute) {
         {2 * BS, BS, 2 * BS - 1}, {2 * BS + 1, 2 * BS, 2 * BS}, {BS, 0, BS - 1}, {BS - 1, 0, BS - 2}, {1, 0, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int partial = 0; partial < 2; partial++) {
-            kvf_prefix_options o = kvf_prefix_options_default();
+            kvf_prefix_options o;
+            kvf_prefix_options_init(&o, sizeof o);
             o.partial = partial;
             kvf_prefix_key k = key(t, cases[i].n);
-            kvf_prefix_match match;
+            kvf_prefix_match match = {.struct_size = sizeof match};
             OK(kvf_prefix_lookup(m, &k, &o, &match));
             uint32_t wanted = partial ? cases[i].partial : cases[i].whole_blocks;
             cr_assert_eq(match.n_tokens, wanted, "%u tokens: %u, not %u", k.n_tokens, match.n_tokens, wanted);
@@ -270,7 +271,7 @@ Test(prefix, bad_input) {
     kvf_prefix_key good = key(t, 2 * BS + 3), k = good;
     kvf_seq s = run_cold(m, good, 0), foreign = new_seq(other), gone = new_seq(m);
     OK(kvf_seq_free(m, gone));
-    kvf_prefix_match match = look_for(m, good, 0), found;
+    kvf_prefix_match match = look_for(m, good, 0), found = {.struct_size = sizeof found};
     uint32_t ids[8], n = 77;
     static char megabytes[4 << 20];
     k.salt = megabytes, k.salt_bytes = sizeof megabytes;
@@ -387,7 +388,7 @@ Test(prefix, off_costs_nothing) {
     FAILS(KVF_E_OVERFLOW, kvf_manager_bytes(&c, &on, NULL));
     kvf_manager *m = make((shape){2, 1, 1, BS, 32, 0, 4, 64});
     kvf_prefix_key k = key(count_from(1), 9);
-    kvf_prefix_match match;
+    kvf_prefix_match match = {.struct_size = sizeof match};
     kvf_seq s = new_seq(m);
     FAILS(KVF_E_UNSUPPORTED, kvf_prefix_lookup(m, &k, NULL, &match));
     FAILS(KVF_E_UNSUPPORTED, kvf_prefix_store(m, s, &k, 0, NULL, NULL));

@@ -113,8 +113,9 @@ Test(prefix_rules, a_priority_ends) {
 Test(prefix_rules, part_of_a_block_is_copied_never_written) {
     kvf_manager *m = make_cache((plan){.blocks = 16, .layers = 2});
     const uint32_t *t = count_from(1);
-    kvf_prefix_options o = kvf_prefix_options_default();
-    kvf_prefix_match match;
+    kvf_prefix_options o;
+    kvf_prefix_options_init(&o, sizeof o);
+    kvf_prefix_match match = {.struct_size = sizeof match};
     list copies;
     o.partial = 1;
     kvf_seq a = run_cold(m, key(t, 2 * BS), 0);
@@ -196,8 +197,9 @@ Test(prefix_rules, a_rollback_into_a_stored_block_is_followed_by_a_copy) {
 /* ---- Snapshots --------------------------------------------------------------------------------------------------- */
 
 static kvf_prefix_match with_snapshot(kvf_manager *m, kvf_prefix_key k) {
-    kvf_prefix_options o = kvf_prefix_options_default();
-    kvf_prefix_match match;
+    kvf_prefix_options o;
+    kvf_prefix_options_init(&o, sizeof o);
+    kvf_prefix_match match = {.struct_size = sizeof match};
     o.need_snapshot = 1;
     OK(kvf_prefix_lookup(m, &k, &o, &match));
     return match;
@@ -470,8 +472,9 @@ Test(prefix_rules, the_copy_of_a_partly_used_block_is_promised) {
         kvf_manager *m = make_cache((plan){.blocks = 3});
         kvf_prefix_key k = key(count_from(1), 2 * BS);
         OK(kvf_seq_free(m, run_cold(m, k, 0)));
-        kvf_prefix_options o = kvf_prefix_options_default();
-        kvf_prefix_match hit;
+        kvf_prefix_options o;
+        kvf_prefix_options_init(&o, sizeof o);
+        kvf_prefix_match hit = {.struct_size = sizeof hit};
         o.partial = 1;
         OK(kvf_prefix_lookup(m, &k, &o, &hit));
         cr_assert_eq(hit.n_tokens, 2 * BS - 1);

@@ -15,7 +15,8 @@ static uint64_t clock_of(void *ctx) { return ((rig *)ctx)->now; }
 /* 2 layers, one group, blocks of 8 slots and 1,000 bytes. */
 static void rig_make(rig *r, uint32_t n_blocks, uint32_t n_events, bool clock) {
     kvf_manager_config c = config_of((shape){2, 1, 1, 8, n_blocks, n_blocks, 4, 64});
-    kvf_profile_config pc = kvf_profile_config_default();
+    kvf_profile_config pc;
+    kvf_profile_config_init(&pc, sizeof pc);
     pc.n_events = n_events;
     if (clock) pc.clock = clock_of, pc.clock_ctx = r;
     c.profile = &pc;
@@ -27,7 +28,7 @@ static void rig_make(rig *r, uint32_t n_blocks, uint32_t n_events, bool clock) {
 
 static kvf_profile read_all(const rig *r, kvf_profile_layer layers[2]) {
     kvf_profile p = {.struct_size = sizeof p};
-    OK(kvf_profile_read(r->m, &p, layers, layers ? 2 : 0));
+    OK(kvf_profile_read(r->m, &p, layers, sizeof *layers, layers ? 2 : 0));
     AUDIT(r->m);
     return p;
 }
@@ -280,7 +281,7 @@ Test(profile, changes_nothing_in_the_manager) {
         dump_take(&d[i], both[i], seqs, 2);
     }
     dump_same(&d[0], &d[1]);
-    IS(kvf_profile_read(plain, &p, NULL, 0), KVF_E_STATE);
+    IS(kvf_profile_read(plain, &p, NULL, 0, 0), KVF_E_STATE);
     kvf_manager_destroy(r.m);
     kvf_manager_destroy(plain);
 }
@@ -292,16 +293,17 @@ Test(profile, refuses_what_is_wrong) {
     kvf_profile_layer l[3];
     uint32_t n;
     kvf_profile_event e;
-    FAILS(KVF_E_INVALID, kvf_profile_read(r.m, &p, l, 3));
-    FAILS(KVF_E_INVALID, kvf_profile_read(r.m, NULL, NULL, 0));
-    FAILS(KVF_E_INVALID, kvf_profile_read(NULL, &p, NULL, 0));
+    FAILS(KVF_E_INVALID, kvf_profile_read(r.m, &p, l, sizeof *l, 3));
+    FAILS(KVF_E_INVALID, kvf_profile_read(r.m, NULL, NULL, 0, 0));
+    FAILS(KVF_E_INVALID, kvf_profile_read(NULL, &p, NULL, 0, 0));
     FAILS(KVF_E_INVALID, kvf_profile_drain(r.m, NULL, 1, &n));
     FAILS(KVF_E_INVALID, kvf_profile_drain(r.m, &e, 1, NULL));
     kvf_manager *plain = make((shape){2, 1, 1, 8, 8, 8, 4, 64});
     FAILS(KVF_E_STATE, kvf_profile_tick(plain, 1));
     FAILS(KVF_E_STATE, kvf_profile_drain(plain, &e, 1, &n));
     kvf_manager_config c = config_of((shape){2, 1, 1, 8, 8, 8, 4, 64});
-    kvf_profile_config pc = kvf_profile_config_default();
+    kvf_profile_config pc;
+    kvf_profile_config_init(&pc, sizeof pc);
     pc.n_events = (1u << 24) + 1;
     c.profile = &pc;
     kvf_error err = {""};
@@ -316,7 +318,7 @@ Test(profile, refuses_what_is_wrong) {
     cr_assert_gt(with, without + 4096 * sizeof e);
     p.struct_size = offsetof(kvf_profile, total) + sizeof p.total; /* an older caller's */
     p.free = 77;
-    OK(kvf_profile_read(r.m, &p, NULL, 0));
+    OK(kvf_profile_read(r.m, &p, NULL, 0, 0));
     IS(p.total, 8);
     IS(p.free, 77);
     IS(kvf_histogram_floor(0), 0);
@@ -332,7 +334,8 @@ Test(profile, refuses_what_is_wrong) {
 Test(profile, the_prefix_cache_by_hand) {
     rig r = {NULL, 0};
     kvf_manager_config c = config_of((shape){2, 1, 1, 8, 6, 6, 4, 64});
-    kvf_profile_config pc = kvf_profile_config_default();
+    kvf_profile_config pc;
+    kvf_profile_config_init(&pc, sizeof pc);
     pc.clock = clock_of, pc.clock_ctx = &r;
     c.profile = &pc;
     c.prefix_cache = 1;
@@ -356,7 +359,7 @@ Test(profile, the_prefix_cache_by_hand) {
     IS(p.freed_blocks, 0); /* they live on */
 
     r.now = 30;
-    kvf_prefix_match match;
+    kvf_prefix_match match = {.struct_size = sizeof match};
     OK(kvf_prefix_lookup(r.m, &key, NULL, &match));
     IS(match.n_tokens, 16);
     s = new_seq(r.m);
@@ -387,7 +390,8 @@ Test(profile, the_prefix_cache_by_hand) {
 
 static void make_cached(rig *r, uint32_t n_blocks) {
     kvf_manager_config c = config_of((shape){2, 1, 1, 8, n_blocks, n_blocks, 4, 64});
-    kvf_profile_config pc = kvf_profile_config_default();
+    kvf_profile_config pc;
+    kvf_profile_config_init(&pc, sizeof pc);
     pc.clock = clock_of, pc.clock_ctx = r;
     c.profile = &pc;
     c.prefix_cache = 1;

@@ -21,7 +21,7 @@ typedef struct rig {
 /* 4 layers of one group, blocks of 8 slots and 1,000 bytes, a step of 1 s. */
 static void rig_make(rig *r, const char *policy, const char *rho, uint32_t n_blocks) {
     memset(r, 0, sizeof *r);
-    cr_assert_eq(kvf_policy_options_init(&r->policy, policy, NULL, NULL), KVF_OK);
+    cr_assert_eq(kvf_policy_options_init(&r->policy, sizeof r->policy, policy, NULL, NULL), KVF_OK);
     if (rho) cr_assert_eq(kvf_policy_option_set(&r->policy, "rho", rho, NULL), KVF_OK);
     if (rho) cr_assert_eq(kvf_policy_option_set(&r->policy, "min_tokens", "16", NULL), KVF_OK);
     r->c = (kvf__replay_config){.trace = &r->trace,
@@ -153,7 +153,7 @@ Test(replay, every_policy_ends_and_repeats) {
             char *preset = strchr(name, ':');
             if (preset) *preset++ = '\0';
             rig_make(&r, "full", NULL, 300);
-            cr_assert_eq(kvf_policy_options_init(&r.policy, name, preset, NULL), KVF_OK);
+            cr_assert_eq(kvf_policy_options_init(&r.policy, sizeof r.policy, name, preset, NULL), KVF_OK);
             if (k) cr_assert_eq(kvf_policy_option_set(&r.policy, "rho", "0.3", NULL), KVF_OK);
             r.c.seed = 3;
             const kvf__trace_make m = {.n_requests = 60,

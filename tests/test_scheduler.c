@@ -340,7 +340,7 @@ Test(scheduler, a_prompt_that_does_not_fit_the_step_is_not_passed_by_a_shorter_o
 
 Test(scheduler, calls_out_of_order_are_refused) {
     rig *g = rig_create(rig_pool(1, 1, 16), rig_config(8));
-    kvf_step step;
+    kvf_step step = {.struct_size = sizeof step};
     int ended = 7;
     cr_assert(kvf_sched_done(g->sched) == KVF_E_STATE);
     OK(kvf_sched_plan(g->sched, &step));

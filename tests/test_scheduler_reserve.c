@@ -104,7 +104,7 @@ Test(scheduler_reserve, a_reservation_set_too_early_is_settled_by_the_next_plan)
         if (keep[l]) items[n++] = (kvf_compact_item){r->seq, l, keep[l], NULL};
     OK(kvf_compact_begin(g->manager, items, n, &compaction));
     OK(kvf_compact_commit(g->manager));
-    kvf_step step;
+    kvf_step step = {.struct_size = sizeof step};
     OK(kvf_sched_plan(g->sched, &step));
     cr_assert(counted(g) == exact, "%u counted, %u exact", counted(g), exact);
     OK(kvf_sched_done(g->sched));
@@ -237,7 +237,7 @@ Test(scheduler_reserve, a_policy_state_of_other_sizes_ends_the_request_and_not_t
     kvf_policy_options full = rig_options("full", NULL);
     const kvf_sched_request request = {.struct_size = sizeof request, .n_prompt = 6, .max_new = 2, .options = &full};
     kvf_request a, b;
-    kvf_step step;
+    kvf_step step = {.struct_size = sizeof step};
     OK(kvf_sched_submit(sched, &request, &a));
     OK(kvf_sched_submit(sched, &request, &b));
     OK(kvf_sched_plan(sched, &step));

@@ -240,7 +240,7 @@ Test(tier, a_swapped_sequence_is_refused_and_may_be_freed) {
     cr_assert_eq(o.host_blocks.n_held, 4);
     cr_assert_eq(o.host_score_pages.n_held, 4);
     cr_assert_eq(o.n_swapped, 1);
-    kvf_view v;
+    kvf_view v = {.struct_size = sizeof v};
     FAILS(KVF_E_STATE, append(m, a, 1, copies));
     FAILS(KVF_E_STATE, kvf_seq_rollback(m, a, 0));
     FAILS(KVF_E_STATE, kvf_seq_fork(m, a, copies, &child));

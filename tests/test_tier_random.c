@@ -394,7 +394,8 @@ static void run(uint64_t seed, uint32_t n_steps, int profiled) {
     kvf_manager_config c = config_of((shape){LAYERS, GROUPS, 1, BS, 16 + rnd(w, 48), 16 + rnd(w, 48), SEQS, SLOTS});
     c.n_host_blocks = w->n_host;
     c.n_host_score_pages = w->n_host_pages;
-    kvf_profile_config profile = kvf_profile_config_default();
+    kvf_profile_config profile;
+    kvf_profile_config_init(&profile, sizeof profile);
     if (profiled) c.profile = &profile;
     c.view_copies = 1;
     w->n_classes = 1;
@@ -424,7 +425,7 @@ static void run(uint64_t seed, uint32_t n_steps, int profiled) {
     expect_tiers(w->m, 0, 0);
     if (profiled) {
         kvf_profile p = {.struct_size = sizeof p};
-        OK(kvf_profile_read(w->m, &p, NULL, 0));
+        OK(kvf_profile_read(w->m, &p, NULL, 0, 0));
         cr_assert_eq(p.freed_by_end + p.freed_by_compaction + p.freed_by_rollback + p.freed_by_release +
                          p.freed_by_eviction + p.freed_by_swap + p.freed_by_adoption + p.freed_by_removal,
                      p.freed_blocks);

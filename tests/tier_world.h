@@ -136,13 +136,14 @@ static inline const uint32_t *row_of(const world *w, const seq *s, uint32_t k) {
 }
 /* All fills go through here: a copy is right only when it gets every list. */
 static inline void fill_view(world *w, uint32_t which, const kvf_seq *seqs, uint32_t n_seqs, kvf_view *v) {
+    v->struct_size = sizeof *v;
     OK(kvf_view_fill(w->m, which, seqs, n_seqs, v));
     const char *wrong = mirror_send(&w->mirror, w->m, which, seqs, v);
     CHECK(w, !wrong, "view %u: %s\n", which, wrong);
 }
 
 static inline const uint32_t *score_row_of(world *w, const seq *s, uint32_t k) {
-    kvf_view v;
+    kvf_view v = {.struct_size = sizeof v};
     fill_view(w, 0, &s->handle, 1, &v);
     return v.score_rows + v.row_offset[k];
 }
@@ -167,7 +168,7 @@ static inline void compare(world *w) {
     CHECK(w, kvf_audit(w->m, &err) == KVF_OK, "audit: %s\n", err.text);
     uint32_t n_swapped = 0, n_here = 0;
     kvf_seq here[SEQS];
-    kvf_view v;
+    kvf_view v = {.struct_size = sizeof v};
     for (int i = 0; i < SEQS; i++)
         if (w->s[i].alive && !w->s[i].swapped) here[n_here++] = w->s[i].handle;
     fill_view(w, 1, here, n_here, &v);

@@ -46,7 +46,7 @@ static inline const unsigned char *mirror_source(const kvf_view *v, uint32_t arr
  * changed; a copy that is not the view, or a view that is not what the tables are. */
 static inline const char *mirror_send(view_mirror *d, const kvf_manager *m, uint32_t which, const kvf_seq *seqs,
                                       const kvf_view *v) {
-    kvf_view_changes c;
+    kvf_view_changes c = {.struct_size = sizeof c};
     uint64_t n_bytes = 0;
     if (kvf_view_read_changes(m, which, &c) || c.struct_size != sizeof c) return "kvf_view_read_changes";
     for (uint32_t i = 0; i < c.n_ranges; i++) {

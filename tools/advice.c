@@ -25,7 +25,7 @@ static bool project(const kvf__advice *a, const kvf__cli *cli, const kvf_model_i
     if (n_prompt >= context) return false;
     if (n_new > context - n_prompt) n_new = context - n_prompt;
     uint32_t n_groups = cli->heads_per_group ? info->n_kv_heads / cli->heads_per_group : 1;
-    return !kvf_policy_options_init(&options, policy, NULL, &err) &&
+    return !kvf_policy_options_init(&options, sizeof options, policy, NULL, &err) &&
            (kvf__policy_keeps_all(&options) || !kvf_policy_option_set(&options, "rho", ADVISED_RHO, &err)) &&
            !kvf_policy_project(&options, info->n_layers, n_groups, cli->block_size, (uint32_t)n_prompt, (uint32_t)n_new,
                                need, &err);

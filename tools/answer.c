@@ -197,8 +197,8 @@ static json_t *kv_json(const kvf__answer *a, const kvf_result *r) {
     json_object_set_new(kv, "blocks", blocks);
     if (known && r->group_sizes) json_object_set_new(kv, "group_sizes", kvf__group_sizes_json(r, a->n_layers));
     json_object_set_new(kv, "kept", count_if(known, r->kept));
-    json_object_set_new(kv, "merged", count_if(known, r->counts.merged));
-    json_object_set_new(kv, "dropped", count_if(known, r->counts.dropped));
+    json_object_set_new(kv, "merged", count_if(known, r->merged));
+    json_object_set_new(kv, "dropped", count_if(known, r->dropped));
     if (a->several && !a->undated) { /* they depend on what runs beside it */
         json_object_set_new(kv, "own_blocks", count_if(known, r->own_blocks));
         json_object_set_new(kv, "shared_blocks", count_if(known, r->shared_blocks));

@@ -148,7 +148,7 @@ bool kvf__occ_note(kvf__occ *o, kvf__chrome *chrome, const kvf_manager *manager,
     kvf_profile before = o->profile, p = {.struct_size = sizeof p};
     kvf_profile_event events[64];
     uint64_t most = o->now_held;
-    if (kvf_profile_read(manager, &p, o->profile_layers, o->n_layers)) return false;
+    if (kvf_profile_read(manager, &p, o->profile_layers, sizeof *o->profile_layers, o->n_layers)) return false;
     memcpy(o->peak, o->now, o->n_layers * sizeof *o->peak);
     for (uint32_t n = 64; n == 64 && !kvf_profile_drain(manager, events, 64, &n);)
         for (uint32_t i = 0; i < n; i++) {
@@ -254,7 +254,8 @@ void kvf__occ_add_groups(kvf__occ *o, const kvf_layer_size *sizes, uint32_t n_gr
 
 void kvf__occ_end(kvf__occ *o, const kvf_manager *manager) {
     kvf_profile p = {.struct_size = sizeof p};
-    if (kvf_profile_read(manager, &p, o->profile_layers, o->n_layers) == KVF_OK) o->profile = p;
+    if (kvf_profile_read(manager, &p, o->profile_layers, sizeof *o->profile_layers, o->n_layers) == KVF_OK)
+        o->profile = p;
     kvf_prefix_stats prefix = {.struct_size = sizeof prefix};
     const kvf_manager_config *config = kvf_manager_get_config(manager);
     if (config && config->prefix_cache && kvf_prefix_stats_read(manager, &prefix) == KVF_OK) o->prefix = prefix;

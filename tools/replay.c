@@ -342,7 +342,7 @@ static void note_new(replay *r, request *q, uint32_t begin, uint32_t end) {
 
 /* Plans and runs one step; *idle: there was nothing to run. */
 static bool run_step(replay *r, uint32_t *n_waiting, bool *idle) {
-    kvf_step step;
+    kvf_step step = {.struct_size = sizeof step};
     double begin_s = r->now_s;
     if (!overflows(r) || !give_prefixes(r)) return false;
     if (kvf_sched_plan(r->sched, &step)) return fail("plan", kvf_sched_error(r->sched));
@@ -409,11 +409,13 @@ static bool run(replay *r) {
 static bool create(replay *r) {
     const kvf__replay_config *c = r->config;
     kvf_error err = {""};
-    kvf_profile_config pc = kvf_profile_config_default();
+    kvf_profile_config pc;
+    kvf_profile_config_init(&pc, sizeof pc);
     pc.n_events = 1 << 16;
     pc.clock = clock_ns;
     pc.clock_ctx = r;
-    kvf_manager_config m = kvf_manager_config_default();
+    kvf_manager_config m;
+    kvf_manager_config_init(&m, sizeof m);
     m.n_layers = c->n_layers;
     m.n_kv_heads = c->n_kv_heads;
     m.heads_per_group = c->heads_per_group;
@@ -436,7 +438,8 @@ static bool create(replay *r) {
                                  .max_seqs = c->max_running,
                                  .max_slots = c->max_context};
     if (kvf_policy_state_create(&p, &r->policies, &err)) return fail("policy", err.text);
-    kvf_sched_config s = kvf_sched_config_default();
+    kvf_sched_config s;
+    kvf_sched_config_init(&s, sizeof s);
     s.manager = r->manager;
     s.policies = r->policies;
     s.max_running = c->max_running;

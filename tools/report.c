@@ -51,8 +51,8 @@ void kvf__tally_add(kvf__tally *t, const kvf_result *r) {
     t->n_error += r->finish == KVF_FINISH_ERROR;
     t->n_unknown += r->full_tokens == 0;
     t->kept += r->kept;
-    t->merged += r->counts.merged;
-    t->dropped += r->counts.dropped;
+    t->merged += r->merged;
+    t->dropped += r->dropped;
     t->held_tokens += r->held_tokens;
     t->full_tokens += r->full_tokens;
     if (r->index == 0) t->prompt_tokens += r->n_prompt; /* once for all answers to it */

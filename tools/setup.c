@@ -73,7 +73,8 @@ static void log_line(void *ctx, kvf_log_level level, const char *line) {
 }
 
 kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model) {
-    kvf_engine_config config = kvf_engine_config_default();
+    kvf_engine_config config;
+    kvf_engine_config_init(&config, sizeof config);
     config.model = model;
     config.n_threads = cli->threads;
     config.kv_dtype = !strcmp(cli->kv_dtype, "fp32") ? KVF_F32 : !strcmp(cli->kv_dtype, "bf16") ? KVF_BF16 : KVF_F16;
@@ -150,7 +151,8 @@ bool kvf__policy_keeps_all(const kvf_policy_options *options) {
 kvf_status kvf__policy_options(const kvf__cli *cli, const kvf__policy_name *name, bool own, kvf_policy_options *out,
                                kvf_error *err) {
     kvf_policy_options options;
-    kvf_status st = kvf_policy_options_init(&options, name->policy, name->preset[0] ? name->preset : NULL, err);
+    kvf_status st =
+        kvf_policy_options_init(&options, sizeof options, name->policy, name->preset[0] ? name->preset : NULL, err);
     if (st) return st;
     bool all = kvf__policy_keeps_all(&options);
     if (!all && (st = kvf_policy_option_set(&options, "rho", "0.2", err))) return st;

@@ -32,8 +32,8 @@ KVF_API const kvf__cuda_ops *kvf__cuda_module(void);
 
 /* Opens the module (path NULL: the loader searches for KVF__CUDA_MODULE_FILE). The caller keeps the handle open as long as
  * it uses ops. KVF_E_NOT_FOUND: no such module; KVF_E_UNSUPPORTED: no device, or a module of another version. */
-KVF_API KVF_CHECK kvf_status kvf__cuda_open(const char *path, void **handle, const kvf__cuda_ops **ops, kvf_error *err);
-KVF_API void kvf__cuda_close(void *handle);
+KVF_CHECK kvf_status kvf__cuda_open(const char *path, void **handle, const kvf__cuda_ops **ops, kvf_error *err);
+void kvf__cuda_close(void *handle);
 
 #ifdef __cplusplus
 }

@@ -27,9 +27,15 @@
  *  - The library never prints, exits, aborts or reads the environment.
  *  - There is no global state: objects in one process do not affect each other.
  *  - Objects are not thread-safe unless their comment says so.
- *  - A config struct begins with struct_size; kvf_<noun>_config_default()
- *    fills it. A zero field means its default. Structs only grow at the end:
- *    a shorter one is accepted, a longer one only if its rest is zero.
+ *  - A struct that may grow begins with struct_size, and grows only at its end.
+ *    The caller sets struct_size to the size that it was compiled with.
+ *    kvf_<noun>_init(&x, sizeof x) does so for an input and sets its defaults;
+ *    a zero field means its default. An input may be shorter than the library's
+ *    struct; a longer one must have zeros in its rest. For an output set
+ *    struct_size before the call: no byte beyond it is written.
+ *  - An array of structs that may grow has a stride beside it, the bytes from
+ *    one element to the next; KVF_AT finds an element. A struct without
+ *    struct_size or stride never grows.
  *  - Counts are named n_*, sizes in bytes *_bytes. Ranges are half open.
  */
 #ifndef KVFOLD_BASE_H
@@ -45,6 +51,11 @@ extern "C" {
 #define KVF_VERSION_MAJOR 0
 #define KVF_VERSION_MINOR 1
 #define KVF_VERSION_PATCH 0
+#define KVF_VERSION_NUMBER (KVF_VERSION_MAJOR * 10000 + KVF_VERSION_MINOR * 100 + KVF_VERSION_PATCH)
+
+/* Address of the i-th element of an array whose elements are `bytes` bytes apart: KVF_AT(kvf_step_item, step.items, i,
+ * step.item_bytes). They may be longer than the caller's type. */
+#define KVF_AT(type, array, i, bytes) ((const type *)(const void *)((const char *)(array) + (size_t)(i) * (bytes)))
 
 #if defined(KVF_STATIC) || !defined(__GNUC__)
 #define KVF_API
@@ -98,6 +109,10 @@ KVF_API const char *kvf_status_name(kvf_status status);
 /** The version of the linked library, "0.1.0".
  *  @own static storage. @threads any. @errors none. @cost O(1), no allocation. */
 KVF_API const char *kvf_version(void);
+
+/** The library's version as a number, to compare with KVF_VERSION_NUMBER of the header: 102 is 0.1.2.
+ *  @own nothing. @threads any. @errors none. @cost O(1). */
+KVF_API uint32_t kvf_version_number(void);
 
 /* Where an object gets its memory. Set both functions or neither: all zero means
  * aligned_alloc and free. `alloc` returns NULL on failure. `align` is a power of two. */

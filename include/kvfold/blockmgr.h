@@ -3,11 +3,12 @@
  * Blocks that must be copied are returned as a copy list. Kernels get the block tables as a view.
  *
  * Simple use
- *     kvf_manager_config config = kvf_manager_config_default();
+ *     kvf_manager_config config;
+ *     kvf_manager_config_init(&config, sizeof config);
  *     config.n_layers = 32, config.n_kv_heads = 8, config.n_blocks = 4096;
  *     kvf_manager *manager;
  *     kvf_seq seq;
- *     kvf_view view;
+ *     kvf_view view = {.struct_size = sizeof view};
  *     kvf_status status = kvf_manager_create(&config, &manager, NULL);
  *     if (status) return status;
  *     status = kvf_seq_create(manager, &seq); // a block table for each layer, all empty
@@ -115,9 +116,10 @@ typedef struct kvf_manager_config {
     const uint32_t *layer_class; /* [n_layers], copied: the class of each layer. Each class has a layer. NULL: all 0 */
 } kvf_manager_config;
 
-/** A config with struct_size set and every default filled in; n_layers, n_kv_heads and n_blocks stay 0.
+/** Sets struct_size and every default; n_layers, n_kv_heads and n_blocks become 0.
+ *  @param config filled; NULL does nothing. @param struct_size sizeof *config: no byte beyond it is written.
  *  @own a plain value. @threads any. @errors none. @cost O(1). */
-KVF_API kvf_manager_config kvf_manager_config_default(void);
+KVF_API void kvf_manager_config_init(kvf_manager_config *config, size_t struct_size);
 
 /** Bytes of metadata that a manager of this config takes, all of it at create.
  *  @param config see above. @param bytes result. @param err detail, or NULL.
@@ -422,7 +424,7 @@ typedef struct kvf_view {
 
 /** Fills one of the manager's two view buffers. A step may use one buffer while the other is filled for the next step.
  *  @param manager a manager. @param which 0 or 1. @param seqs the batch, in the order kernels will see.
- *  @param n_seqs at most max_seqs. @param out the view; every field is set (struct_size too). Its arrays are valid until the
+ *  @param n_seqs at most max_seqs. @param out the view, its struct_size set by the caller. Its arrays are valid until the
  *  same buffer is filled again. n_slots does not follow later calls. rows does, except with view_copies.
  *  @own the manager's. @threads as the manager.
  *  @errors KVF_E_STALE, KVF_E_INVALID (which), KVF_E_LIMIT (n_seqs), KVF_E_STATE (a sequence is swapped out).
@@ -462,7 +464,7 @@ typedef struct kvf_view_changes {
 
 /** What the last fill of a buffer has changed in its arrays since the previous fill of the same buffer.
  *  @param manager a manager with view_copies. @param which 0 or 1.
- *  @param out every field is set (struct_size too); the ranges are valid until the same buffer is filled again.
+ *  @param out struct_size set by the caller; the ranges are valid until the same buffer is filled again.
  *  @own the manager's. @threads as the manager.
  *  @errors KVF_E_INVALID, KVF_E_UNSUPPORTED (no view_copies). @cost O(1). */
 KVF_API KVF_CHECK kvf_status kvf_view_read_changes(const kvf_manager *manager, uint32_t which, kvf_view_changes *out);
@@ -535,9 +537,10 @@ typedef struct kvf_layer_occupancy {
 
 /** The figures of the pools and, for each layer, of all sequences together.
  *  @param manager a manager. @param out struct_size set by the caller. @param layers [n_layers] or NULL.
+ *  @param layer_bytes sizeof *layers.
  *  @own plain values. @threads as the manager. @errors KVF_E_INVALID. @cost O(n_layers), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out,
-                                                kvf_layer_occupancy *layers);
+                                                kvf_layer_occupancy *layers, size_t layer_bytes);
 
 /** The figures of one class: its pools on the device and on the host.
  *  @param manager a manager. @param block_class under n_classes. @param blocks result. @param host_blocks result, or NULL.
@@ -548,9 +551,10 @@ KVF_API KVF_CHECK kvf_status kvf_class_occupancy(const kvf_manager *manager, uin
                                                  uint32_t *n_cached_idle);
 
 /** The figures of one sequence for each layer (n_blocks_max: since its creation).
- *  @param manager a manager. @param seq a sequence. @param layers [n_layers].
+ *  @param manager a manager. @param seq a sequence. @param layers [n_layers]. @param layer_bytes sizeof *layers.
  *  @own plain values. @threads as the manager. @errors KVF_E_STALE, KVF_E_INVALID. @cost O(tables). */
-KVF_API KVF_CHECK kvf_status kvf_seq_occupancy(const kvf_manager *manager, kvf_seq seq, kvf_layer_occupancy *layers);
+KVF_API KVF_CHECK kvf_status kvf_seq_occupancy(const kvf_manager *manager, kvf_seq seq, kvf_layer_occupancy *layers,
+                                               size_t layer_bytes);
 
 /** How many blocks of a sequence, over all its tables, have no other holder, and how many have one.
  *  @param manager a manager. @param seq a sequence. @param n_own blocks without another holder, or NULL.

@@ -7,7 +7,8 @@
  *     static void print(void *file, const kvf_result *result) { fprintf(file, "%s\n", result->text); }
  *     kvf_status answer(const kvf_model *model, const uint32_t *tokens, uint32_t n_tokens, kvf_error *err) {
  *         kvf_engine *engine = NULL;
- *         kvf_engine_config config = kvf_engine_config_default();
+ *         kvf_engine_config config;
+ *         kvf_engine_config_init(&config, sizeof config);
  *         config.model = model;
  *         kvf_generate g = {.struct_size = sizeof g, .tokens = tokens, .n_tokens = n_tokens, .max_tokens = 64};
  *         g.user = stdout, g.on_finish = print; // g.policy = &options compresses the cache: see policy.h
@@ -57,7 +58,7 @@ typedef struct kvf_engine_config {
     size_t struct_size;
     const kvf_model *model;
     uint32_t n_threads;          /* 0: one for each CPU */
-    kvf_dtype kv_dtype;          /* of the pages; 0 means KVF_F32, kvf_engine_config_default sets KVF_F16 */
+    kvf_dtype kv_dtype;          /* of the pages; 0 means KVF_F32, kvf_engine_config_init sets KVF_F16 */
     uint32_t block_size;         /* 0: 16 */
     uint32_t heads_per_group;    /* 0: all KV heads */
     uint32_t chunk;              /* tokens of a prefill chunk; 0: 512 */
@@ -123,12 +124,12 @@ typedef struct kvf_result {
     const char *text; /* UTF-8 (broken bytes as U+FFFD), cut before a stop string; NUL terminated */
     size_t text_bytes;
     /* The cache when the answer ended. */
-    const kvf_layer_occupancy *layers; /* [n_layers] */
+    const kvf_layer_occupancy *layers; /* [n_layers], layer_bytes apart (KVF_AT) */
     const kvf_layer_size *sizes;       /* [n_layers] or NULL while unknown */
     const double *density;             /* [n_layers] or NULL */
     uint64_t held_tokens, full_tokens; /* slots held, over layers and groups; the same with the full cache */
-    kvf_policy_counts counts;
-    uint64_t kept; /* slots held, over layers and KV heads */
+    uint64_t merged, dropped;          /* see kvf_policy_counts */
+    uint64_t kept;                     /* slots held, over layers and KV heads */
     uint32_t n_preempted;
     double first_token_s, total_s; /* seconds since kvf_engine_submit or kvf_engine_extend */
     /* The likeliest tokens of each step, at temperature 1, if the request asked for them; else 0 and NULL. */
@@ -156,6 +157,7 @@ typedef struct kvf_result {
     uint64_t queue_steps;
     double start_s;
     kvf_limit limit;
+    size_t layer_bytes; /* stride of layers */
 } kvf_result;
 
 enum { KVF_TOP_LOGPROBS_MAX = 20, KVF_SAMPLES_MAX = 128 };
@@ -210,25 +212,33 @@ typedef struct kvf_engine_stats {
     /* n_running: requests that hold a sequence now, without open ones between turns. n_waiting: requests in the queue, swapped ones
      * included. Each sample counts. */
     uint32_t n_running, n_waiting, n_running_max;
-    kvf_occupancy occupancy;
+    union { /* the room lets kvf_occupancy grow in its place */
+        kvf_occupancy occupancy;
+        uint64_t occupancy_room[64];
+    };
     uint64_t full_bytes; /* bytes that the requests with tables in the last step would need with the full cache */
     uint64_t full_bytes_max;
     uint64_t block_bytes;
     uint32_t n_layers;
-    const kvf_layer_occupancy *layers;    /* [n_layers], now */
-    uint64_t merged, dropped, kept;       /* over finished and running requests */
-    kvf_prefix_stats prefix;              /* zeros without a prefix cache */
+    const kvf_layer_occupancy *layers; /* [n_layers] layer_bytes apart (KVF_AT), now */
+    uint64_t merged, dropped, kept;    /* over finished and running requests */
+    union {
+        kvf_prefix_stats prefix; /* zeros without a prefix cache */
+        uint64_t prefix_room[64];
+    };
     uint64_t n_swapped_out, n_swapped_in; /* requests swapped to the host (counted in n_preempted too), and back */
     uint64_t host_bytes_max;              /* most bytes of K and V that requests had on the host at once */
     uint64_t n_copy_waits;                /* copies to the host that a step had to wait for */
     uint64_t n_recomputed_tokens; /* tokens recomputed after a preemption: not in n_prompt_tokens, n_decode_tokens */
     double recompute_s;           /* their share of the time: not in prefill_s, decode_s */
     uint64_t n_failed_steps;      /* steps that failed and were undone */
+    size_t layer_bytes;           /* stride of layers */
 } kvf_engine_stats;
 
-/** A config with struct_size set and fp16 pages.
+/** Sets struct_size, and fp16 pages; everything else becomes 0.
+ *  @param config filled; NULL does nothing. @param struct_size sizeof *config: no byte beyond it is written.
  *  @own a plain value. @threads any. @errors none. @cost O(1). */
-KVF_API kvf_engine_config kvf_engine_config_default(void);
+KVF_API void kvf_engine_config_init(kvf_engine_config *config, size_t struct_size);
 
 /** Creates an engine: allocates the KV memory and starts its threads.
  *  @param config model is required and must outlive the engine. @param out the engine. @param err detail, or NULL.

@@ -6,7 +6,7 @@
  *     kvf_policy_options options;
  *     kvf_policy_need need;
  *     kvf_error err;
- *     kvf_status status = kvf_policy_options_init(&options, "d2o", "serving", &err);
+ *     kvf_status status = kvf_policy_options_init(&options, sizeof options, "d2o", "serving", &err);
  *     if (!status) status = kvf_policy_option_set(&options, "rho", "0.25", &err); // keep a quarter of the prompt
  *     if (!status) status = kvf_policy_options_check(&options, 32, 16, &err);     // 32 layers, blocks of 16 slots
  *     if (!status) status = kvf_policy_project(&options, 32, 1, 16, 4096, 256, &need, &err); // 4096 + 256 tokens
@@ -142,27 +142,29 @@ typedef struct kvf_policy_option_info {
 KVF_API const kvf_policy_option_info *kvf_policy_option_list(uint32_t *n);
 
 /** Fills options with a policy's preset.
- *  @param options filled. @param policy a built-in one (kvf_policy_name).
+ *  @param options filled. @param struct_size sizeof *options: no byte beyond it is written.
+ *  @param policy a built-in one (kvf_policy_name).
  *  @param preset of the policy (kvf_policy_preset): "paper", "serving" and "authors" of d2o, "h2o" of cam; NULL or "default" for
  *  its default.
  *  @param err names the unknown policy or preset and lists the known ones, or NULL.
  *  @own plain values. @threads any. @errors KVF_E_NOT_FOUND. @cost O(1). */
-KVF_API KVF_CHECK kvf_status kvf_policy_options_init(kvf_policy_options *options, const char *policy,
-                                                     const char *preset, kvf_error *err);
+KVF_API KVF_CHECK kvf_status kvf_policy_options_init(kvf_policy_options *options, size_t struct_size,
+                                                     const char *policy, const char *preset, kvf_error *err);
 
 /** Fills options for a policy that the caller wrote: the values of d2o's preset paper, with the caller's ops.
- *  @param options filled. @param ops the pointer is kept: it must outlive every sequence that uses it. @param err detail, or NULL.
+ *  @param options filled. @param struct_size sizeof *options. @param ops the pointer is kept: it must outlive every sequence that uses it. @param err detail, or NULL.
  *  @own ops stays the caller's. @threads any.
  *  @errors KVF_E_INVALID (struct_size, no name, unknown needs or flags). @cost O(1). */
-KVF_API KVF_CHECK kvf_status kvf_policy_options_init_ops(kvf_policy_options *options, const kvf_policy_ops *ops,
-                                                         kvf_error *err);
+KVF_API KVF_CHECK kvf_status kvf_policy_options_init_ops(kvf_policy_options *options, size_t struct_size,
+                                                         const kvf_policy_ops *ops, kvf_error *err);
 
-/** Copies options from a caller that may be compiled against an earlier version: fields beyond its struct_size get their default.
- *  @param out filled. @param in initialised, of any version. @param err detail, or NULL.
+/** Copies options from a caller that may be compiled against another version: fields beyond its struct_size get their default.
+ *  @param out filled. @param struct_size sizeof *out: no byte beyond it is written.
+ *  @param in initialised, of any version. @param err detail, or NULL.
  *  @own plain values. @threads any. @errors KVF_E_INVALID (NULL, struct_size), KVF_E_UNSUPPORTED (a field of a later version
  *  is set). @cost O(1). */
-KVF_API KVF_CHECK kvf_status kvf_policy_options_read(kvf_policy_options *out, const kvf_policy_options *in,
-                                                     kvf_error *err);
+KVF_API KVF_CHECK kvf_status kvf_policy_options_read(kvf_policy_options *out, size_t struct_size,
+                                                     const kvf_policy_options *in, kvf_error *err);
 
 /** Converts budget_bytes into budget_tokens for a model; does nothing when budget_bytes is 0.
  *  @param options initialised; budget_tokens set and budget_bytes cleared. @param n_layers of the model.
@@ -347,15 +349,17 @@ KVF_API const double *kvf_policy_density(const kvf_policy_state *state, uint32_t
 KVF_API double kvf_policy_tau(const kvf_policy_state *state, uint32_t seq, uint32_t layer, uint32_t kv_head);
 
 typedef struct kvf_policy_counts {
+    size_t struct_size;
     uint64_t merged, dropped; /* evicted tokens, counted once for each layer and KV head */
     uint64_t n_events;        /* events that evicted, counted once for each layer; a layer's groups each count */
     uint64_t raised_tokens;   /* slots over all layers that exceed the budget because of the layers' least sizes */
 } kvf_policy_counts;
 
 /** Counters since kvf_policy_open, summed over layers and KV heads.
- *  @param state a state. @param seq index. @own plain values. @threads as the state.
- *  @errors none: zeros when not open. @cost O(1). */
-KVF_API kvf_policy_counts kvf_policy_get_counts(const kvf_policy_state *state, uint32_t seq);
+ *  @param state a state. @param seq index. @param counts struct_size set by the caller; zeros when seq is not open.
+ *  @own plain values. @threads as the state. @errors KVF_E_INVALID (NULL, struct_size). @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_policy_get_counts(const kvf_policy_state *state, uint32_t seq,
+                                                   kvf_policy_counts *counts);
 
 typedef enum kvf_moment {
     KVF_AT_PROMPT_END, /* also at the end of a later segment */

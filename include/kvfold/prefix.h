@@ -5,7 +5,7 @@
  * Simple use
  *     kvf_status start(kvf_manager *manager, kvf_seq seq, const uint32_t *prompt, uint32_t n, uint32_t *n_cached) {
  *         kvf_prefix_key key = {.struct_size = sizeof key, .tokens = prompt, .n_tokens = n};
- *         kvf_prefix_match match;
+ *         kvf_prefix_match match = {.struct_size = sizeof match};
  *         kvf_status status = kvf_prefix_lookup(manager, &key, NULL, &match);
  *         if (!status) status = kvf_prefix_attach(manager, seq, &key, &match, NULL); // seq shares the blocks of the hit
  *         if (status) return status;
@@ -112,9 +112,10 @@ typedef struct kvf_prefix_match {
     uint32_t reserved;
 } kvf_prefix_match;
 
-/** Options with struct_size set: whole blocks, no snapshot, at most n_tokens - 1 tokens.
+/** Sets struct_size: whole blocks, no snapshot, at most n_tokens - 1 tokens.
+ *  @param options filled; NULL does nothing. @param struct_size sizeof *options: no byte beyond it is written.
  *  @own a plain value. @threads any. @errors none. @cost O(1). */
-KVF_API kvf_prefix_options kvf_prefix_options_default(void);
+KVF_API void kvf_prefix_options_init(kvf_prefix_options *options, size_t struct_size);
 
 /** Finds the longest prefix of a prompt that is cached in all layers. Changes nothing and counts nothing, so a waiting
  *  request may call it at every step.
@@ -123,7 +124,7 @@ KVF_API kvf_prefix_options kvf_prefix_options_default(void);
  *  With need_snapshot the hit ends at the deepest whole node that ends at or before max_tokens and has a snapshot without
  *  KVF_SNAPSHOT_WHOLE. If a node with any snapshot ends where the key ends, the hit ends there.
  *  @param manager a manager. @param key the prompt. @param options NULL: the default.
- *  @param match result; every field is set (struct_size too). n_tokens is 0 if nothing is found.
+ *  @param match result, its struct_size set by the caller. n_tokens is 0 if nothing is found.
  *  @own nothing is kept. @threads as the manager.
  *  @errors KVF_E_INVALID (0 tokens, extras unsorted or beyond the tokens), KVF_E_LIMIT (salt), KVF_E_UNSUPPORTED (no
  *  prefix cache). @cost O(n_tokens + n_extras): each block is hashed once; no allocation. */

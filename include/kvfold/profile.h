@@ -4,7 +4,8 @@
  *
  * Simple use
  *     kvf_status profiled(kvf_manager_config config, uint64_t (*nanoseconds)(void *ctx), kvf_manager **manager) {
- *         kvf_profile_config profile = kvf_profile_config_default();
+ *         kvf_profile_config profile;
+ *         kvf_profile_config_init(&profile, sizeof profile);
  *         profile.clock = nanoseconds; // or leave it NULL and call kvf_profile_tick before each step
  *         config.profile = &profile;   // copied by kvf_manager_create
  *         return kvf_manager_create(&config, manager, NULL);
@@ -12,7 +13,7 @@
  *     // in any thread, at any time while the manager works
  *     kvf_status held_blocks(const kvf_manager *manager, uint64_t *n_held) {
  *         kvf_profile profile = {.struct_size = sizeof profile};
- *         kvf_status status = kvf_profile_read(manager, &profile, NULL, 0);
+ *         kvf_status status = kvf_profile_read(manager, &profile, NULL, 0, 0);
  *         if (!status) *n_held = profile.held;
  *         return status;
  *     }
@@ -49,9 +50,10 @@ typedef struct kvf_profile_config {
     void *clock_ctx;
 } kvf_profile_config;
 
-/** A config with struct_size set and the defaults filled in.
+/** Sets struct_size and the defaults.
+ *  @param config filled; NULL does nothing. @param struct_size sizeof *config: no byte beyond it is written.
  *  @own a plain value. @threads any. @errors none. @cost O(1). */
-KVF_API kvf_profile_config kvf_profile_config_default(void);
+KVF_API void kvf_profile_config_init(kvf_profile_config *config, size_t struct_size);
 
 /* ---- Figures ----------------------------------------------------------------------------------- */
 
@@ -121,12 +123,12 @@ KVF_API KVF_CHECK kvf_status kvf_profile_tick(kvf_manager *manager, uint64_t now
 
 /** Reads a consistent copy of all figures, as they were between two calls on the manager.
  *  @param manager a manager with a profile. @param out struct_size set by the caller.
- *  @param layers result, or NULL. @param n_layers number of layers to write, from layer 0 on; at most the manager's.
+ *  @param layers result, or NULL. @param layer_bytes sizeof *layers. @param n_layers number of layers to write, from layer 0 on; at most the manager's.
  *  @own plain values. @threads any, at any time, while another thread uses the manager. That thread never waits for this
  *  call; this call retries while the figures change. A failure leaves no detail text.
  *  @errors KVF_E_STATE (no profile), KVF_E_INVALID (out, struct_size, n_layers). @cost O(n_layers), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_profile_read(const kvf_manager *manager, kvf_profile *out, kvf_profile_layer *layers,
-                                              uint32_t n_layers);
+                                              size_t layer_bytes, uint32_t n_layers);
 
 /** The smallest value that a bucket counts: 0, 1, 2, 4, ...
  *  @param bucket 0..KVF_HISTOGRAM_BUCKETS - 1. @own nothing. @threads any. @errors none: UINT64_MAX past the last.

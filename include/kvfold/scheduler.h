@@ -6,7 +6,7 @@
  * Simple use
  *     // One step for requests of policy "full", submitted with kvf_sched_submit; repeat while any waits or runs.
  *     kvf_status run_step(kvf_manager *manager, kvf_sched *sched) {
- *         kvf_step step;
+ *         kvf_step step = {.struct_size = sizeof step};
  *         kvf_status status = kvf_sched_plan(sched, &step);
  *         if (!status) status = kvf_copies_done(manager, &step.copies); // after kvf_copies_run has carried them out
  *         // here the forward pass runs over step.items: their slots are appended already
@@ -142,6 +142,8 @@ typedef struct kvf_step_end {
 /* One step. Decode items come first, then prefill items, each in order of arrival. Their slots are appended already. A running
  * request without a new token (kvf_sched_token) since its last item has no item in the step. */
 typedef struct kvf_step {
+    size_t struct_size;           /* set by the caller */
+    size_t item_bytes, end_bytes; /* strides of items and preempted, and of ends (KVF_AT) */
     const kvf_step_item *items;
     uint32_t n_items, n_decode;
     const kvf_step_end *ends; /* requests that the scheduler had to end; their names are no longer valid */
@@ -156,9 +158,10 @@ typedef struct kvf_step {
     uint32_t n_running, n_waiting;
 } kvf_step;
 
-/** A config with struct_size set.
+/** Sets struct_size; everything else becomes 0.
+ *  @param config filled; NULL does nothing. @param struct_size sizeof *config: no byte beyond it is written.
  *  @own a plain value. @threads any. @errors none. @cost O(1). */
-KVF_API kvf_sched_config kvf_sched_config_default(void);
+KVF_API void kvf_sched_config_init(kvf_sched_config *config, size_t struct_size);
 
 /** Creates a scheduler over a manager and a policy state, which must outlive it.
  *  @param config see kvf_sched_config. @param out the scheduler. @param err detail, or NULL.
@@ -184,7 +187,7 @@ KVF_API const char *kvf_sched_error(const kvf_sched *sched);
 KVF_API KVF_CHECK kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, kvf_request *out);
 
 /** Plans the next step: admits requests in order of arrival, appends their slots, preempts if a growing request finds no block.
- *  @param sched a scheduler. @param step filled; its arrays are valid until the next call. n_items 0 together with n_waiting 0
+ *  @param sched a scheduler. @param step struct_size set by the caller; its arrays are valid until the next call. n_items 0 together with n_waiting 0
  *  means that there is nothing to do; n_items is never 0 while something could run.
  *  @own the scheduler's. @threads as the scheduler.
  *  @errors KVF_E_STATE (the last step was not ended with kvf_sched_done). @cost O(running * tables), no allocation. */

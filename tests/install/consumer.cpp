@@ -4,7 +4,8 @@
 #include <cstdio>
 
 int main() {
-    kvf_manager_config config = kvf_manager_config_default();
+    kvf_manager_config config;
+    kvf_manager_config_init(&config, sizeof config);
     config.n_layers = 2;
     config.n_kv_heads = 1;
     config.n_blocks = 8;
@@ -23,7 +24,7 @@ int main() {
     bool ok = kvf_seq_create(manager, &seq) == KVF_OK;
     item.seq = seq;
     ok = ok && kvf_append(manager, &item, 1, &copies) == KVF_OK &&
-         kvf_occupancy_read(manager, &occupancy, nullptr) == KVF_OK && occupancy.blocks.n_held == 4;
+         kvf_occupancy_read(manager, &occupancy, nullptr, 0) == KVF_OK && occupancy.blocks.n_held == 4;
     kvf_manager_destroy(manager);
     std::printf("kvfold %s: %u blocks held\n", kvf_version(), occupancy.blocks.n_held);
     return ok ? 0 : 1;

@@ -35,7 +35,7 @@ struct pass {
 
 bool kvf__eval_probe(uint32_t i, kvf_policy_options *options) {
     static const char *const metrics[KVF__EVAL_PROBES] = {"head_minmax", "raw"};
-    return !kvf_policy_options_init(options, "d2o", NULL, NULL) &&
+    return !kvf_policy_options_init(options, sizeof *options, "d2o", NULL, NULL) &&
            !kvf_policy_option_set(options, "metric", metrics[i], NULL) &&
            !kvf_policy_option_set(options, "rho", "0.5", NULL) &&
            !kvf_policy_option_set(options, "min_tokens", "0", NULL);
@@ -146,7 +146,8 @@ static bool add_sample(pass *p, const kvf_policy_options *policy, kvf__eval_cell
 static bool list_samples(pass *p) {
     kvf__eval_batch *b = p->batch;
     kvf_policy_options options;
-    bool ok = !kvf_policy_options_init(&options, "full", NULL, NULL) && add_sample(p, &options, NULL, NULL);
+    bool ok =
+        !kvf_policy_options_init(&options, sizeof options, "full", NULL, NULL) && add_sample(p, &options, NULL, NULL);
     bool late = p->number > 0, probes = !late && b->first && b->density_head_minmax && b->variance;
     for (uint32_t i = 0; ok && probes && i < KVF__EVAL_PROBES; i++)
         ok = kvf__eval_probe(i, &options) && add_sample(p, &options, NULL, i ? b->variance : b->density_head_minmax);

@@ -186,7 +186,8 @@ bool kvf__eval_policy_add(const kvf__cli *cli, const kvf_model_info *info, const
         kvf__say("--policies %s: there is no policy of that name", kvf__shown(spec).text);
         return false;
     }
-    kvf_status st = kvf_policy_options_init(&p.options, name.policy, name.preset[0] ? name.preset : NULL, &err);
+    kvf_status st =
+        kvf_policy_options_init(&p.options, sizeof p.options, name.policy, name.preset[0] ? name.preset : NULL, &err);
     if (st) {
         kvf__say("--policies %s: %s", kvf__shown(spec).text, err.text[0] ? err.text : kvf_status_text(st));
         return false;
@@ -223,7 +224,8 @@ static bool add_all(const kvf__cli *cli, const kvf_model_info *info, kvf__eval_p
     const char *name, *preset;
     for (uint32_t i = 0; (name = kvf_policy_name(i)); i++) {
         kvf_policy_options options;
-        if (kvf_policy_options_init(&options, name, NULL, NULL) || kvf__policy_keeps_all(&options)) continue;
+        if (kvf_policy_options_init(&options, sizeof options, name, NULL, NULL) || kvf__policy_keeps_all(&options))
+            continue;
         for (uint32_t k = 0; (preset = kvf_policy_preset(name, k)); k++) {
             char spec[128];
             snprintf(spec, sizeof spec, "%s%s%s", name, k ? ":" : "", k ? preset : "");

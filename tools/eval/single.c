@@ -23,7 +23,7 @@ typedef struct score { /* what on_finish leaves */
     uint64_t held_tokens, full_tokens;
     double *blocks; /* [n_layers] */
     double full_blocks;
-    kvf_policy_counts counts;
+    uint64_t merged, dropped;
 } score;
 
 /* ---- Tokens ------------------------------------------------------------------------------------------------ */
@@ -122,7 +122,8 @@ static void on_finish(void *user, const kvf_result *r) {
     s->mean = r->n_tokens ? sum / r->n_tokens : 0;
     s->held_tokens = r->held_tokens;
     s->full_tokens = r->full_tokens;
-    s->counts = r->counts;
+    s->merged = r->merged;
+    s->dropped = r->dropped;
     uint32_t groups =
         s->cli->heads_per_group ? (uint32_t)(r->full_tokens / s->n_layers / (r->n_prompt + r->n_tokens - 1)) : 1;
     s->full_blocks = ceil((double)r->full_tokens / s->n_layers / groups / s->cli->block_size) * groups;
@@ -134,8 +135,8 @@ static void on_finish(void *user, const kvf_result *r) {
     json_object_set_new(s->json, "held_tokens", json_integer((json_int_t)r->held_tokens));
     json_object_set_new(s->json, "full_tokens", json_integer((json_int_t)r->full_tokens));
     json_object_set_new(s->json, "kept", json_integer((json_int_t)r->kept));
-    json_object_set_new(s->json, "merged", json_integer((json_int_t)r->counts.merged));
-    json_object_set_new(s->json, "dropped", json_integer((json_int_t)r->counts.dropped));
+    json_object_set_new(s->json, "merged", json_integer((json_int_t)r->merged));
+    json_object_set_new(s->json, "dropped", json_integer((json_int_t)r->dropped));
     add_layers(s, r);
     json_object_set_new(s->json, "nll", nll);
 }
@@ -163,7 +164,7 @@ static void run_full(kvf_engine *engine, kvf_generate g, score *s) {
     char why[KVF__WORDS_BYTES] = "";
     s->full_mean = s->mean;
     s->has_full = never_evicts(s->policy);
-    if (s->has_full || kvf_policy_options_init(&full, "full", NULL, NULL)) return;
+    if (s->has_full || kvf_policy_options_init(&full, sizeof full, "full", NULL, NULL)) return;
     g.policy = &full;
     g.on_finish = on_full_finish;
     run_request(engine, &g, why);
@@ -226,8 +227,8 @@ static bool print_score(const kvf__cli *cli, score *s) {
     double share = s->full_tokens ? (double)s->held_tokens / (double)s->full_tokens : 1;
     printf("tokens held       %s of %s (%.1f%%), over the layers\n", kvf__show_count(s->held_tokens).text,
            kvf__show_count(s->full_tokens).text, share * 100);
-    printf("merged, dropped   %s, %s over layers and KV heads\n", kvf__show_count(s->counts.merged).text,
-           kvf__show_count(s->counts.dropped).text);
+    printf("merged, dropped   %s, %s over layers and KV heads\n", kvf__show_count(s->merged).text,
+           kvf__show_count(s->dropped).text);
     bool written = kvf__stdout_done();
     if (!cli->quiet) kvf__chart(s->blocks, s->n_layers, s->full_blocks);
     return written;

@@ -1,0 +1,120 @@
+/* old_header.h: declarations as a program has them that was compiled before some structs grew. The structs end early; the
+ * functions are those of today. Nothing of include/ is read beside it. */
+#ifndef KVF_TESTS_OLD_HEADER_H
+#define KVF_TESTS_OLD_HEADER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct kvf_manager kvf_manager;
+typedef uint64_t kvf_seq;
+
+typedef struct kvf_allocator {
+    void *(*alloc)(void *ctx, size_t bytes, size_t alignment);
+    void (*free)(void *ctx, void *p, size_t bytes);
+    void *ctx;
+} kvf_allocator;
+
+typedef struct kvf_manager_config { /* before view_copies and classes */
+    size_t struct_size;
+    uint32_t n_layers, n_kv_heads, heads_per_group, block_size, n_blocks, n_score_pages, max_seqs, max_slots;
+    uint64_t block_bytes;
+    kvf_allocator allocator;
+    uint32_t prefix_cache, prefix_eviction, n_snapshot_pages, reserved;
+    uint64_t snapshot_page_bytes;
+    const void *profile;
+    uint32_t n_host_blocks, n_host_score_pages;
+    const uint32_t *layer_windows;
+} kvf_manager_config;
+
+typedef struct kvf_profile_config { /* before clock */
+    size_t struct_size;
+    uint32_t n_events;
+} kvf_profile_config;
+
+typedef struct kvf_append_item {
+    kvf_seq seq;
+    uint32_t n_tokens;
+} kvf_append_item;
+
+typedef struct kvf_view { /* before next_pos and seq_index */
+    size_t struct_size;
+    uint32_t n_seqs, n_layers, n_groups, heads_per_group, block_size;
+    const uint32_t *rows, *score_rows;
+    const uint64_t *row_offset;
+    const uint32_t *n_slots;
+} kvf_view;
+
+typedef struct kvf_pool_occupancy {
+    uint32_t n_total, n_free, n_held, n_promised, n_held_max, n_shared;
+} kvf_pool_occupancy;
+
+typedef struct kvf_occupancy { /* before the host tier */
+    size_t struct_size;
+    kvf_pool_occupancy blocks, score_pages;
+    uint32_t n_seqs, n_seqs_max;
+    uint64_t slots_used, slots_idle;
+} kvf_occupancy;
+
+typedef struct kvf_layer_occupancy { /* before slots_idle */
+    uint32_t n_blocks, n_blocks_max;
+    uint64_t slots_used;
+} kvf_layer_occupancy;
+
+typedef struct kvf_profile_layer { /* before the maxima */
+    uint64_t entries, held;
+} kvf_profile_layer;
+
+typedef struct kvf_profile { /* before all but the pool */
+    size_t struct_size;
+    uint64_t now, n_calls, n_clock_back, block_bytes, total, free, held;
+} kvf_profile;
+
+typedef struct kvf_prefix_key { /* before extras */
+    size_t struct_size;
+    const uint32_t *tokens;
+    uint32_t n_tokens, salt_bytes;
+    const void *salt;
+} kvf_prefix_key;
+
+typedef struct kvf_prefix_match { /* before snapshots */
+    size_t struct_size;
+    uint32_t n_tokens, n_blocks;
+} kvf_prefix_match;
+
+typedef struct kvf_prefix_stats { /* before all but these */
+    size_t struct_size;
+    uint64_t queries;
+} kvf_prefix_stats;
+
+typedef struct kvf_policy_options { /* before all options */
+    size_t struct_size;
+    const void *ops;
+} kvf_policy_options;
+
+const char *kvf_version(void);
+uint32_t kvf_version_number(void);
+void kvf_manager_config_init(kvf_manager_config *config, size_t struct_size);
+void kvf_profile_config_init(kvf_profile_config *config, size_t struct_size);
+int kvf_manager_create(const kvf_manager_config *config, kvf_manager **out, void *err);
+void kvf_manager_destroy(kvf_manager *manager);
+int kvf_seq_create(kvf_manager *manager, kvf_seq *out);
+int kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32_t n_items, void *copies);
+int kvf_view_fill(kvf_manager *manager, uint32_t which, const kvf_seq *seqs, uint32_t n_seqs, kvf_view *out);
+int kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kvf_layer_occupancy *layers, size_t layer_bytes);
+int kvf_seq_occupancy(const kvf_manager *manager, kvf_seq seq, kvf_layer_occupancy *layers, size_t layer_bytes);
+int kvf_profile_read(const kvf_manager *manager, kvf_profile *out, kvf_profile_layer *layers, size_t layer_bytes,
+                     uint32_t n_layers);
+int kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key, uint32_t n_tokens,
+                     const void *options, uint32_t *n_stored);
+int kvf_prefix_lookup(const kvf_manager *manager, const kvf_prefix_key *key, const void *options,
+                      kvf_prefix_match *match);
+int kvf_prefix_stats_read(const kvf_manager *manager, kvf_prefix_stats *out);
+int kvf_policy_options_init(kvf_policy_options *options, size_t struct_size, const char *policy, const char *preset,
+                            void *err);
+int kvf_policy_option_set(kvf_policy_options *options, const char *name, const char *value, void *err);
+int kvf_policy_options_check(const kvf_policy_options *options, uint32_t n_layers, uint32_t block_size, void *err);
+int kvf_policy_evicts(const kvf_policy_options *options);
+uint32_t kvf_policy_needs(const kvf_policy_options *options);
+
+#endif
