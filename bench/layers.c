@@ -257,22 +257,21 @@ double kvf__bench_layers_observe(kvf__bench_layers *x, uint32_t layer) {
     b.layer = layer;
     b.mass = &mass;
     double begin = kvf__clock();
-    must(kvf_policy_ops_resolve(x->options.ops).observe(x->state, x->stream, &b, &err), &err);
+    must(kvf_policy_observe(x->state, x->stream, &b, &err), &err);
     return kvf__clock() - begin;
 }
 
 static void carry_out(kvf__bench_layers *x, kvf_policy_batch *b, kvf_event_kind kind, const uint32_t *keep,
                       double parts[KVF__BENCH_N_PARTS]) {
     kvf_error err = {""};
-    kvf_policy_ops ops = kvf_policy_ops_resolve(x->options.ops);
     for (uint32_t l = 0; l < x->n_layers; l++)
         if (keep[l]) x->events[b->n_events++] = (kvf_event){0, l, keep[l], kind, 0, 0};
     double t[4] = {kvf__clock()};
-    must(ops.match(x->state, x->stream, b, x->plan, &err), &err);
+    must(kvf_policy_match(x->state, x->stream, b, x->plan, &err), &err);
     t[1] = kvf__clock();
-    must(ops.gate(x->state, x->stream, b, x->plan, &err), &err);
+    must(kvf_policy_gate(x->state, x->stream, b, x->plan, &err), &err);
     t[2] = kvf__clock();
-    must(ops.apply(x->state, x->stream, b, x->plan, &err), &err);
+    must(kvf_policy_apply(x->state, x->stream, b, x->plan, &err), &err);
     t[3] = kvf__clock();
     for (int i = 0; i < 3; i++) parts[KVF__BENCH_MATCH + i] = t[i + 1] - t[i];
     for (uint32_t l = 0; l < x->n_layers; l++)
@@ -293,16 +292,15 @@ void kvf__bench_layers_compact(kvf__bench_layers *x, double parts[KVF__BENCH_N_P
     kvf_error err = {""};
     double variance[KVF__MAX_LAYERS * Q_HEADS], begin = kvf__clock();
     uint32_t keep[KVF__MAX_LAYERS], n_due, needs = kvf_policy_needs(&x->options);
-    kvf_policy_ops ops = kvf_policy_ops_resolve(x->options.ops);
     const float *logprobs = x->logprobs;
     kvf_policy_batch b = batch_of(x);
     if (needs & KVF_NEEDS_COL_SUMS) b.prompt_sums = x->sums;
     if (needs & KVF_NEEDS_LAST_ROWS) b.prompt_last = x->last;
     if (needs & KVF_NEEDS_SQUARES) b.prompt_squares = x->squares;
     if (needs & KVF_NEEDS_LOGPROBS) b.prompt_logprobs = &logprobs;
-    if (ops.metric) must(ops.metric(x->state, x->stream, &b, 0, x->next_pos, variance, &err), &err);
-    must(ops.budget(x->state, 0, ops.metric ? variance : NULL, x->next_pos, &err), &err);
-    must(kvf_policy_due_tables(x->state, x->stream, &b, 0, KVF_AT_PROMPT_END, keep, &n_due, &err), &err);
+    must(kvf_policy_metric(x->state, x->stream, &b, 0, x->next_pos, variance, &err), &err);
+    must(kvf_policy_budget(x->state, 0, variance, x->next_pos, &err), &err);
+    must(kvf_policy_due(x->state, x->stream, &b, 0, KVF_AT_PROMPT_END, keep, &n_due, &err), &err);
     parts[KVF__BENCH_BUDGET] = kvf__clock() - begin;
     carry_out(x, &b, KVF_EVENT_PROMPT, keep, parts);
 }

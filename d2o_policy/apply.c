@@ -130,9 +130,8 @@ static void fold(const kvf__fold *w, uint32_t entry) {
 
 /* Chains the merging entries of each target, ascending by position, and folds each chain once. */
 static void fold_all(const kvf__fold *w) {
-    void (*own)(const kvf__fold *) = kvf_policy_ops_resolve(w->options->ops).fold;
-    if (own) {
-        own(w);
+    if (kvf__policy_folds(w->options->ops)) {
+        kvf__cam_fold(w);
         return;
     }
     for (uint32_t e = 0; e < w->n_evict; e++)

@@ -143,7 +143,7 @@ static void receive(const kvf__fold *f, const ring *r, uint32_t slot) {
     kvf__fold_norm(f, slot, row);
 }
 
-static void fold(const kvf__fold *f) {
+void kvf__cam_fold(const kvf__fold *f) {
     uint32_t m = f->options->cam_tokens, n = order(f, m), d = f->old.pages->head_dim, entry = 0;
     ring r = {.rows = f->x.panels, .u = f->x.u, .rank = f->x.first, .n = m + 1};
     for (uint32_t i = 0; i < n; i++) {
@@ -171,7 +171,6 @@ const kvf_policy_ops kvf__policy_cam = {
     .needs = KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW,
     .flags = KVF_POLICY_EQUAL_LAYERS,
     .gate = gate,
-    .fold = fold,
 };
 
 void kvf__preset_cam(kvf_policy_options *o) {

@@ -41,8 +41,8 @@ uint32_t kvf__policy_due_above(kvf_policy_state *state, kvf__policy_seq *s, kvf_
     return threshold(state, s, moment, most);
 }
 
-uint32_t kvf_policy_due(kvf_policy_state *state, uint32_t seq, kvf_moment moment, const uint32_t *n_slots,
-                        uint32_t *keep) {
+uint32_t kvf__policy_due_layers(kvf_policy_state *state, uint32_t seq, kvf_moment moment, const uint32_t *n_slots,
+                                uint32_t *keep) {
     kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
     uint32_t n_due = 0, most = 0;
     if (!state || !n_slots || !keep) return 0;

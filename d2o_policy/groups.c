@@ -156,6 +156,13 @@ static bool wants_deal(const kvf_policy_state *state, const kvf__policy_seq *s, 
     return s->dealt[layer] == KVF__DEALT_BEFORE || (sum > total && sum - total >= above * n);
 }
 
+/* Without pages there are no scores: all groups get the layer's size. */
+static void deal_evenly(const kvf_policy_state *state, kvf__policy_seq *s, uint32_t layer) {
+    uint32_t n = state->config.n_groups;
+    for (uint32_t g = 0; g < n; g++) s->group_sizes[(size_t)layer * n + g] = s->sizes[layer];
+    s->dealt[layer] = KVF__DEALT;
+}
+
 /* Gives the groups their sizes; with check it only checks the inputs that this needs. */
 static kvf_status deal_layers(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
                               uint32_t above, uint32_t kind, bool check, kvf_error *err) {
@@ -167,6 +174,10 @@ static kvf_status deal_layers(kvf_policy_state *state, kvf_stream *stream, const
     b.n_events = state->config.n_groups;
     for (uint32_t l = 0; l < state->config.n_layers; l++) {
         if (!wants_deal(state, s, n_slots, l, above)) continue;
+        if (!batch->pages) {
+            if (!check) deal_evenly(state, s, l);
+            continue;
+        }
         list_events(state, &b, row, l, s->sizes[l].keep, kind);
         deal_job job = {.state = state, .seq = s, .events = state->group_events};
         kvf_status st = kvf__batch_check(state, stream, &b, "due", &job.call, err);
@@ -194,7 +205,7 @@ static uint32_t due_layers(kvf_policy_state *state, const kvf_view *v, uint32_t 
                            uint32_t *keep) {
     uint32_t n_layers = state->config.n_layers, n_due = 0, *layer_slots = state->layer_slots;
     for (uint32_t l = 0; l < n_layers; l++) layer_slots[l] = v->n_slots[kvf__table_index(v, row, l, 0)];
-    (void)kvf_policy_due(state, v->seq_index[row], moment, layer_slots, keep);
+    (void)kvf__policy_due_layers(state, v->seq_index[row], moment, layer_slots, keep);
     for (uint32_t t = n_layers * v->n_groups; t-- > 0;) { /* from behind: a layer's number is before its tables */
         keep[t] = keep[t / v->n_groups];
         n_due += keep[t] != 0;
@@ -202,8 +213,8 @@ static uint32_t due_layers(kvf_policy_state *state, const kvf_view *v, uint32_t 
     return n_due;
 }
 
-kvf_status kvf_policy_due_tables(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
-                                 uint32_t row, kvf_moment moment, uint32_t *keep, uint32_t *n_due, kvf_error *err) {
+kvf_status kvf_policy_due(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
+                          kvf_moment moment, uint32_t *keep, uint32_t *n_due, kvf_error *err) {
     kvf_status st = kvf__view_check(state, batch, "due", err);
     if (st) return st;
     const kvf_view *v = batch->view;

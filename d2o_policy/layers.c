@@ -163,7 +163,7 @@ kvf_status kvf__policy_budget(kvf_policy_state *state, uint32_t seq, const doubl
     if (n_tokens == 0 || n_tokens > KVF__MAX_TOKENS || n_tokens < s->n_prompt)
         return kvf__fail(err, KVF_E_INVALID, "n_tokens %u: must be in [1, %u] and not less than the %u of before",
                          n_tokens, KVF__MAX_TOKENS, s->n_prompt);
-    kvf_policy_ops ops = kvf_policy_ops_resolve(s->options.ops);
+    kvf_policy_ops ops = kvf__policy_ops_resolve(s->options.ops);
     bool first = !s->budgeted;
     if (first && ops.metric && !variance && kvf_policy_needs(&s->options))
         return kvf__fail(err, KVF_E_INVALID, "variance: is NULL, but policy %s has a metric", s->options.ops->name);

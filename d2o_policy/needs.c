@@ -3,7 +3,7 @@
 
 #include "d2o_policy/policy.h"
 
-kvf_policy_ops kvf_policy_ops_resolve(const kvf_policy_ops *ops) {
+kvf_policy_ops kvf__policy_ops_resolve(const kvf_policy_ops *ops) {
     kvf_policy_ops r = {0};
     if (!ops) return r;
     memcpy(&r, ops, KVF__MIN(ops->struct_size, sizeof r));
@@ -17,7 +17,7 @@ kvf_policy_ops kvf_policy_ops_resolve(const kvf_policy_ops *ops) {
     return r;
 }
 
-uint32_t kvf__policy_flags(const kvf_policy_options *o) { return kvf_policy_ops_resolve(o->ops).flags; }
+uint32_t kvf__policy_flags(const kvf_policy_options *o) { return kvf__policy_ops_resolve(o->ops).flags; }
 
 uint32_t kvf__policy_k(const kvf_policy_options *o, uint32_t block_size) {
     return o->evict_every ? o->evict_every : KVF__MAX(block_size / 2, 1u);
@@ -42,7 +42,7 @@ uint32_t kvf_policy_needs(const kvf_policy_options *options) {
     kvf_policy_options copy;
     const kvf_policy_options *o = kvf__options_of(options, &copy);
     if (!o || (!o->budget_may_change && kvf__policy_never_evicts(o))) return 0;
-    kvf_policy_ops ops = kvf_policy_ops_resolve(o->ops);
+    kvf_policy_ops ops = kvf__policy_ops_resolve(o->ops);
     uint32_t needs = ops.needs;
     bool scores = needs & (KVF_NEEDS_COL_SUMS | KVF_NEEDS_LAST_ROWS);
     /* The prompt's part of the scores, and what the metric sees beside it. */
@@ -72,7 +72,7 @@ kvf__roles kvf__score_roles(const kvf_policy_options *o) {
     if (needs & KVF_NEEDS_LOGPROBS) r.surprise = n++;
     if (o->score_norm == KVF_SCORE_NORM_V) r.v_norm = n++;
     r.n = r.known = n;
-    kvf_policy_ops ops = kvf_policy_ops_resolve(o->ops);
+    kvf_policy_ops ops = kvf__policy_ops_resolve(o->ops);
     if (ops.n_arrays) r.n = KVF__MAX(n, KVF__MIN(ops.n_arrays(o), KVF_MAX_SCORE_ARRAYS));
     return r;
 }
@@ -102,6 +102,8 @@ int kvf_policy_needs_weights(const kvf_policy_options *options) {
     const kvf_policy_options *o = kvf__options_of(options, &copy);
     return o && (o->merge == KVF_MERGE_MASS || o->merge == KVF_MERGE_ATTENTION);
 }
+
+bool kvf__policy_folds(const kvf_policy_ops *ops) { return kvf__policy_ops_resolve(ops).gate == kvf__policy_cam.gate; }
 
 bool kvf__policy_has_tau(const kvf_policy_options *o) { return o->merge != KVF_MERGE_NONE && isnan(o->gate); }
 

@@ -324,7 +324,7 @@ kvf_status kvf_policy_option_set(kvf_policy_options *options, const char *name, 
 
 /* A policy that counts its own score arrays has room for those that its options ask for. */
 static kvf_status check_arrays(const kvf_policy_options *o, kvf_error *err) {
-    kvf_policy_ops ops = kvf_policy_ops_resolve(o->ops);
+    kvf_policy_ops ops = kvf__policy_ops_resolve(o->ops);
     kvf_policy_options all = *o;
     all.budget_may_change = 1; /* as if it observed */
     kvf__roles r = kvf__score_roles(&all);
@@ -338,7 +338,7 @@ static kvf_status check_arrays(const kvf_policy_options *o, kvf_error *err) {
 /* merge attention goes by what a query gave each slot on average, so the score has to be a sum over queries. */
 static kvf_status check_attention(const kvf_policy_options *o, kvf_error *err) {
     uint32_t sums = KVF_NEEDS_COL_SUMS | KVF_NEEDS_LAST_ROWS | KVF_NEEDS_ROW | KVF_NEEDS_SQUARES;
-    kvf_policy_ops ops = kvf_policy_ops_resolve(o->ops);
+    kvf_policy_ops ops = kvf__policy_ops_resolve(o->ops);
     if (o->merge != KVF_MERGE_ATTENTION || ops.flags & KVF_POLICY_KEEPS_ALL) return KVF_OK;
     if (!(ops.needs & sums))
         return kvf__fail(err, KVF_E_INVALID, "merge attention: policy %s sees no attention: use another merge",
@@ -378,7 +378,7 @@ kvf_status kvf_policy_options_check(const kvf_policy_options *options, uint32_t 
         return kvf__fail(err, KVF_E_INVALID, "defer_first_decode 1: policy %s compresses at its prompt's end alone",
                          o->ops->name);
     char merge[16];
-    if (o->merge != KVF_MERGE_NONE && kvf_policy_ops_resolve(o->ops).fold &&
+    if (o->merge != KVF_MERGE_NONE && kvf__policy_folds(o->ops) &&
         kvf_policy_option_get(o, "merge", merge, sizeof merge) == KVF_OK)
         return kvf__fail(err, KVF_E_INVALID, "merge %s: policy %s hands values on by a rule of its own: use merge none",
                          merge, o->ops->name);

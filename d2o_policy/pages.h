@@ -173,6 +173,8 @@ typedef struct kvf__fold {
 
 /* The slot of `to` in which a receiver's row is written: its old slot, or its slot in the fresh blocks. */
 static inline uint32_t kvf__fold_slot(const kvf__fold *f, uint32_t slot) { return f->fresh ? f->x.slots[slot] : slot; }
+/* Replaces the merge of evicted rows into kept ones (cam.c). */
+void kvf__cam_fold(const kvf__fold *fold);
 /* Updates the stored norm of a receiver's value, which is now row. */
 void kvf__fold_norm(const kvf__fold *f, uint32_t slot, const float *row);
 

@@ -37,6 +37,7 @@ typedef struct kvf__policy_seq {
     bool deferred; /* sizes wait for the first decode step */
     bool changed;  /* the budget changed and the sizes with it: layers above their size shrink before the next append */
     bool has_density;
+    bool has_pages; /* the driver has taken its score pages */
     kvf_policy_options options;
     uint32_t n_prompt; /* L: of all segments */
     uint32_t budget;   /* B */
@@ -49,6 +50,7 @@ typedef struct kvf__policy_seq {
     uint32_t *scored;            /* [n_layers][n_kv_heads] */
     kvf_layer_size *group_sizes; /* [n_layers][n_groups]: the layer's size until its groups are given their own */
     uint8_t *dealt;              /* [n_layers]: kvf__dealt */
+    uint32_t *seen;              /* [n_layers]: next_pos when the layer was observed last */
     uint32_t *rows;              /* [n_layers]: with score window: rows collected since the last whole window */
 } kvf__policy_seq;
 
@@ -111,6 +113,8 @@ uint32_t kvf__policy_n_full(const kvf_policy_options *o, uint32_t n_layers);
 int64_t kvf__policy_layer(int32_t layer, uint32_t n_layers); /* -1 is the last */
 /* Refuses budget_bytes that kvf_policy_options_resolve has not converted. */
 kvf_status kvf__policy_resolved(const kvf_policy_options *o, kvf_error *err);
+/* Whether evicted values reach kept ones by cam's rule (kvf__cam_fold), which goes with its gate. */
+bool kvf__policy_folds(const kvf_policy_ops *ops);
 /* Whether merging uses tau: there is a merge and no fixed gate. */
 bool kvf__policy_has_tau(const kvf_policy_options *o);
 
@@ -153,11 +157,19 @@ kvf__share kvf__layer_share(const kvf_policy_options *o, uint32_t n_layers, uint
 /* Computes the layers' sizes of a budgeted sequence, not its groups'. clamp: no layer above the prompt's length. */
 void kvf__policy_size(kvf_policy_state *state, kvf__policy_seq *s, bool clamp);
 
+/* A copy of a vtable in which NULL functions are replaced by the library's own. Only metric stays NULL, where all layers weigh the
+ * same. */
+kvf_policy_ops kvf__policy_ops_resolve(const kvf_policy_ops *ops);
+
 /* ---- due.c, groups.c --------------------------------------------------------------------------------- */
 
 /* Computes the sizes if this is the moment to. most: slots of the longest table. Returns how many slots above its size a table must
  * have for an event now; 0: no table has one. */
 uint32_t kvf__policy_due_above(kvf_policy_state *state, kvf__policy_seq *s, kvf_moment moment, uint32_t most);
+/* kvf_policy_due by layers, for sequences whose groups are equal; others have no event here. n_slots, keep: [n_layers]. Returns how
+ * many layers have an event. */
+uint32_t kvf__policy_due_layers(kvf_policy_state *state, uint32_t seq, kvf_moment moment, const uint32_t *n_slots,
+                                uint32_t *keep);
 /* Whether the groups of a layer may have different sizes. */
 bool kvf__groups_adapt(const kvf_policy_state *state, const kvf__policy_seq *s);
 /* After a change of the layers' sizes: the groups will be given new sizes. */

@@ -43,6 +43,7 @@ static void lay_out(kvf__slab *slab, const kvf_policy_state_config *c) {
     double *tau = kvf__slab_take(slab, seqs * heads, sizeof *tau);
     uint32_t *scored = kvf__slab_take(slab, seqs * heads, sizeof *scored);
     uint32_t *rows = kvf__slab_take(slab, seqs * n, sizeof *rows);
+    uint32_t *seen = kvf__slab_take(slab, seqs * n, sizeof *seen);
     kvf_layer_size *group_sizes = kvf__slab_take(slab, seqs * n * c->n_groups, sizeof *group_sizes);
     uint8_t *dealt = kvf__slab_take(slab, seqs * n, sizeof *dealt);
     uint32_t *layer_slots = kvf__slab_take(slab, n, sizeof *layer_slots);
@@ -68,6 +69,7 @@ static void lay_out(kvf__slab *slab, const kvf_policy_state_config *c) {
                                       .tau = tau,
                                       .scored = scored,
                                       .rows = rows,
+                                      .seen = seen,
                                       .group_sizes = group_sizes,
                                       .dealt = dealt};
 }
@@ -83,6 +85,7 @@ static kvf__policy_seq *place(kvf_policy_state *state, uint32_t seq) {
     s->tau = all->tau + seq * heads;
     s->scored = all->scored + seq * heads;
     s->rows = all->rows + seq * n;
+    s->seen = all->seen + seq * n;
     s->group_sizes = all->group_sizes + seq * n * state->config.n_groups;
     s->dealt = all->dealt + seq * n;
     return s;
@@ -135,7 +138,7 @@ kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_poli
     if (st) return st;
     kvf__policy_seq *s = place(state, seq);
     s->open = true;
-    s->budgeted = s->sized = s->deferred = s->changed = s->has_density = false;
+    s->budgeted = s->sized = s->deferred = s->changed = s->has_density = s->has_pages = false;
     s->options = o;
     s->n_prompt = s->budget = s->lo = 0;
     s->counts = (kvf_policy_counts){0};
@@ -144,6 +147,7 @@ kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_poli
     memset(s->dealt, 0, state->config.n_layers * sizeof *s->dealt);
     memset(s->scored, 0, heads * sizeof *s->scored);
     memset(s->rows, 0, state->config.n_layers * sizeof *s->rows);
+    memset(s->seen, 0, state->config.n_layers * sizeof *s->seen);
     return KVF_OK;
 }
 
@@ -164,6 +168,7 @@ kvf_status kvf_policy_fork(kvf_policy_state *state, uint32_t src, uint32_t dst) 
     b->tau = own.tau;
     b->scored = own.scored;
     b->rows = own.rows;
+    b->seen = own.seen;
     b->group_sizes = own.group_sizes;
     b->dealt = own.dealt;
     size_t n = state->config.n_layers;
@@ -173,6 +178,7 @@ kvf_status kvf_policy_fork(kvf_policy_state *state, uint32_t src, uint32_t dst) 
     memcpy(b->tau, a->tau, n * state->config.n_kv_heads * sizeof *b->tau);
     memcpy(b->scored, a->scored, n * state->config.n_kv_heads * sizeof *b->scored);
     memcpy(b->rows, a->rows, n * sizeof *b->rows);
+    memcpy(b->seen, a->seen, n * sizeof *b->seen);
     memcpy(b->group_sizes, a->group_sizes, n * state->config.n_groups * sizeof *b->group_sizes);
     memcpy(b->dealt, a->dealt, n * sizeof *b->dealt);
     return KVF_OK;

@@ -81,7 +81,7 @@ void kvf__slots_fill(const kvf__call *c, const kvf_event *e, uint32_t kv_head, c
 
 const float *kvf__event_worth(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__scratch *x) {
     const kvf_policy_options *o = &kvf__event_seq(c, e)->options;
-    void (*worth)(const kvf_policy_slots *, float *) = kvf_policy_ops_resolve(o->ops).worth;
+    void (*worth)(const kvf_policy_slots *, float *) = kvf__policy_ops_resolve(o->ops).worth;
     kvf__roles r = kvf__score_roles(o);
     kvf__event_scores(c, e, kv_head, x);
     /* Accumulated scores are used as they are: nothing is copied. */

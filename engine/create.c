@@ -225,21 +225,14 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     s.preempt = c->preempt;
     s.allocator = e->allocator;
     if ((st = kvf_sched_create(&s, &e->sched, err))) return st;
-    uint64_t entries = (uint64_t)c->max_context * info->n_kv_heads; /* one layer's worst; more where it costs little */
-    entries = KVF__MAX(entries, (uint64_t)1 << 20);
-    if ((st =
-             kvf_plan_create(&e->allocator, info->n_kv_heads, KVF__MAX(info->n_layers, 1024u), entries, &e->plan, err)))
-        return st;
+    if ((st = kvf__engine_create_events(e, err))) return st;
     return kvf_activations_create(e->model, e->max_batch_tokens, c->max_running, c->max_context,
                                   kvf_stream_n_threads(e->stream), &e->activations, err);
 }
 
 static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
     const kvf_model_info *info = e->info;
-    size_t n = e->max_running, n_events = n * e->n_tables;
-    kvf_status st = kvf_policy_workspace_bytes(kvf_stream_n_threads(e->stream), info->head_dim, info->n_kv_heads,
-                                               e->config.max_context, &e->workspace_bytes);
-    if (st) return kvf__fail(err, st, "policy workspace: sizes of the model are out of range");
+    size_t n = e->max_running;
     size_t variance = (size_t)info->n_layers * info->n_q_heads, squares = (size_t)info->n_layers * info->n_kv_heads;
     size_t row_floats, logit_floats, sum_floats, max_prefill = e->config.max_prefill_tokens;
     if (!kvf__mul(n * info->n_kv_heads, e->config.max_context, &row_floats) ||
@@ -249,16 +242,14 @@ static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
     bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && (e->other_rows.rows = take(e, n, sizeof *e->rows, 1)) &&
               TAKE(other_rows.seqs, n) && TAKE(other_rows.prompt_sums, n) && TAKE(seqs, n) &&
               TAKE(tokens, e->max_batch_tokens) && TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) &&
-              TAKE(sampled, n + 1) && TAKE(draws, n) && TAKE(variance, variance) && TAKE(row_wanted, n) &&
-              TAKE(row_gqa, n) && TAKE(prompt_sums, n) && TAKE(added_sums, n) && TAKE(sums, sum_floats) &&
-              TAKE(last_sums, sum_floats) && TAKE(squares, squares * max_prefill) &&
+              TAKE(sampled, n + 1) && TAKE(draws, n) && TAKE(changed, n) && TAKE(batch_prompts, n) &&
+              TAKE(row_wanted, n) && TAKE(row_gqa, n) && TAKE(prompt_sums, n) && TAKE(added_sums, n) &&
+              TAKE(sums, sum_floats) && TAKE(last_sums, sum_floats) && TAKE(squares, squares * max_prefill) &&
               TAKE(prompt_logprobs, max_prefill) && TAKE(observed, n) && TAKE(added_last, n) &&
               TAKE(added_squares, n) && TAKE(last_begin, n) && TAKE(not_finite, n) && TAKE(logprobs, n) &&
               TAKE(targets, e->max_batch_tokens) && TAKE(target_logprobs, e->max_batch_tokens) && TAKE(batch_sums, n) &&
               TAKE(batch_last, n) && TAKE(batch_squares, n) && TAKE(batch_logprobs, n) && TAKE(row, row_floats) &&
-              TAKE(logits, logit_floats) && TAKE(events, n_events) && TAKE(batch_events, n_events) &&
-              TAKE(items, n_events) && TAKE(item_of_event, n_events) && TAKE(batch_items, n_events) &&
-              TAKE(group_keep, n_events);
+              TAKE(logits, logit_floats);
 #undef TAKE
     if (!ok)
         return kvf__fail(err, KVF_E_NO_MEMORY,
@@ -274,8 +265,6 @@ static kvf_status create_small(kvf_engine *e, kvf_error *err) {
     kvf__slab slab = {0};
     for (int pass = 0; pass < 2; pass++) {
         slab.used = 0;
-        e->keep = kvf__slab_take(&slab, e->n_tables, sizeof *e->keep);
-        e->table_slots = kvf__slab_take(&slab, e->n_tables, sizeof *e->table_slots);
         e->layers = kvf__slab_take(&slab, n_layers, sizeof *e->layers);
         e->result_layers = kvf__slab_take(&slab, n_layers, sizeof *e->result_layers);
         e->single_layers = kvf__slab_take(&slab, n_layers, sizeof *e->single_layers);
@@ -283,7 +272,6 @@ static kvf_status create_small(kvf_engine *e, kvf_error *err) {
         e->single_groups = kvf__slab_take(&slab, e->n_tables, sizeof *e->single_groups);
         e->single_density = kvf__slab_take(&slab, n_layers, sizeof *e->single_density);
         e->sample_scratch = kvf__slab_take(&slab, (size_t)kvf_stream_n_threads(e->stream) * e->info->n_vocab, 8);
-        e->workspace = kvf__slab_take(&slab, e->workspace_bytes, 1);
         if (!pass && (slab.bad || !(slab.base = take(e, slab.used, 1, 0))))
             return kvf__fail(err, KVF_E_NO_MEMORY, "engine: %zu bytes of buffers could not be allocated", slab.used);
     }
@@ -331,7 +319,7 @@ void kvf_engine_destroy(kvf_engine *e) {
     while (e->first) kvf__live_finish(e, e->first, KVF_FINISH_ABORTED, NULL);
     kvf__engine_destroy_transfers(e);
     kvf_activations_destroy(e->activations);
-    kvf_plan_destroy(e->plan);
+    kvf_events_destroy(e->events);
     kvf_sched_destroy(e->sched);
     kvf_policy_state_destroy(e->policies);
     kvf_manager_destroy(e->manager);

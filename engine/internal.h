@@ -31,6 +31,7 @@
 
 #include "base/base.h"
 #include "kvfold/engine.h"
+#include "kvfold/events.h"
 
 typedef struct kvf__group kvf__group;
 
@@ -178,7 +179,7 @@ struct kvf_engine {
     kvf_policy_state *policies;
     kvf_sched *sched;
     kvf_activations *activations;
-    kvf_plan *plan;
+    kvf_events *events; /* the policy driver */
     kvf_pages pages;
     kvf_score_pages scores;
     kvf_pages host_pages; /* with 0 blocks if there is no host tier; host_scores likewise */
@@ -203,8 +204,10 @@ struct kvf_engine {
     uint32_t *q_begin, *out_rows, *sampled; /* [max_running + 1] */
     kvf__draw *draws;
     uint32_t n_draws;
-    double *variance; /* [n_layers][n_q_heads] */
+    uint32_t n_decode; /* rows of the step that decode */
     uint8_t *row_wanted, *row_gqa, *observed;
+    uint8_t *changed;                                  /* kvf_moment_rows.changed */
+    uint32_t *batch_prompts;                           /* kvf_moment_rows.n_prompt */
     float **prompt_sums;                               /* first column of a row's prompt in sums; NULL: it has none */
     float **added_sums, **added_last, **added_squares; /* accumulators that this step's queries are added to, or NULL */
     uint32_t *not_finite;                              /* from kvf_forward; KVF_FINITE: the row goes on */
@@ -224,13 +227,6 @@ struct kvf_engine {
     float *row;                                          /* [max_running][n_kv_heads][max_slots] */
     float *logits;                                       /* [max_running][n_vocab] */
     void *sample_scratch;                                /* [n_threads][n_vocab] of 8 bytes */
-    void *workspace;                                     /* for match, gate and apply */
-    size_t workspace_bytes;
-    kvf_event *events; /* [max_running * n_tables], as are the next five */
-    kvf_event *batch_events;
-    kvf_compact_item *items;
-    uint32_t *item_of_event, *batch_items, *group_keep; /* group_keep: sizes of items whose head groups differ */
-    uint32_t *keep, *table_slots;                       /* [n_tables] */
     kvf_layer_occupancy *layers, *result_layers;
     /* The KV part of the result of the single request in the pool, taken before a plan that may end it and free its sequence. */
     kvf_result single;
@@ -250,6 +246,7 @@ struct kvf_engine {
 /* events.c */
 kvf_status kvf__engine_read_policy(const kvf_engine *e, const kvf_policy_options *given, kvf_policy_options *out,
                                    kvf_error *err);
+kvf_status kvf__engine_create_events(kvf_engine *e, kvf_error *err);
 kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err);
 kvf_status kvf__engine_prompt_end(kvf_engine *e, uint32_t row_begin, uint32_t row_end, kvf_error *err);
 kvf_status kvf__engine_decode_events(kvf_engine *e, uint32_t n_decode, kvf_error *err);

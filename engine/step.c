@@ -168,6 +168,7 @@ static void note_progress(kvf_engine *e, kvf__live *r, const kvf_step_item *item
 static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_out, kvf_error *err) {
     uint32_t n_tokens = 0, n_out = 0;
     e->n_targets = 0;
+    e->n_decode = step->n_decode;
     for (uint32_t i = 0; i < step->n_items; i++) {
         const kvf_step_item *item = &step->items[i];
         kvf__live *r = item->user;

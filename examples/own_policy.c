@@ -53,16 +53,16 @@ static kvf_status compress(kvf_policy_options *o, kvf_policy_state *state, kvf_p
     kvf_status st = kvf_policy_workspace_bytes(1, DIM, 1, TOKENS, &b.workspace_bytes);
     b.workspace = aligned_alloc(64, (b.workspace_bytes + 63) / 64 * 64);
     b.prompt_sums = prompt_sums, b.prompt_stride = TOKENS;
-    kvf_policy_ops call = kvf_policy_ops_resolve(o->ops); /* the library's own where the policy has none */
+    uint32_t n_due;
     if (!st) st = kvf_policy_options_check(o, 1, BLOCK, err);
     if (!st) st = kvf_policy_open(state, 0, o, err);
-    if (!st) st = call.budget(state, 0, NULL, TOKENS, err);
-    kvf_policy_due(state, 0, KVF_AT_PROMPT_END, &n_slots, &keep);
+    if (!st) st = kvf_policy_budget(state, 0, NULL, TOKENS, err);
+    if (!st) st = kvf_policy_due(state, NULL, &b, 0, KVF_AT_PROMPT_END, &keep, &n_due, err);
     kvf_event event = {0, 0, keep, KVF_EVENT_PROMPT, 0, 0};
     b.events = &event, b.n_events = 1;
-    if (!st) st = call.match(state, NULL, &b, plan, err);
-    if (!st) st = call.gate(state, NULL, &b, plan, err);
-    if (!st) st = call.apply(state, NULL, &b, plan, err);
+    if (!st) st = kvf_policy_match(state, NULL, &b, plan, err);
+    if (!st) st = kvf_policy_gate(state, NULL, &b, plan, err);
+    if (!st) st = kvf_policy_apply(state, NULL, &b, plan, err);
     free(b.workspace);
     return st ? st : (n_slots = keep, KVF_OK);
 }

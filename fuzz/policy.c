@@ -73,8 +73,7 @@ static void change(kvf_policy_state *state, const kvf_policy_options *o, const h
         if (!st) FUZZ_MUST(!sized == !now_sizes, "sizes");
         if (!st && sized) FUZZ_MUST(!memcmp(sizes, now_sizes, h->n_layers * sizeof *sizes), "the sizes previewed");
         if (i != 1) continue;
-        kvf_policy_ops ops = kvf_policy_ops_resolve(o->ops);
-        st = ops.budget(state, 0, ops.metric ? variance : NULL, h->n_prompt, &err);
+        st = kvf_policy_budget(state, 0, variance, h->n_prompt, &err);
         FUZZ_MUST(st == KVF_OK || err.text[0], kvf_status_name(st));
     }
     free(variance);

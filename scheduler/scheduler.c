@@ -396,7 +396,7 @@ static kvf_status change_candidate(kvf_sched *s, const kvf__req *r, double rho, 
     if (r->own_options && (r->n_held || r->state == KVF__REQ_HELD))
         return kvf__fail(&s->error, KVF_E_STATE, "request %llu: its samples have options of their own",
                          (unsigned long long)r->name);
-    if (kvf_policy_ops_resolve(r->options.ops).flags & KVF_POLICY_KEEPS_ALL)
+    if (kvf_policy_flags(&r->options) & KVF_POLICY_KEEPS_ALL)
         return kvf__fail(&s->error, KVF_E_INVALID, "policy %s: has no budget to change, it keeps every token",
                          r->options.ops->name);
     to->options.rho = rho;

@@ -299,7 +299,7 @@ static inline void end_prompt(world *w, uint32_t n_tokens, uint64_t fresh) {
     if (needs & KVF_NEEDS_LAST_ROWS) w->r->prompt_last[0] = w->last;
     if (needs & KVF_NEEDS_SQUARES) w->r->prompt_squares = squares;
     if (needs & KVF_NEEDS_LOGPROBS) w->r->prompt_logprobs = logprobs;
-    kvf_policy_ops ops = kvf_policy_ops_resolve(w->o.ops);
+    kvf_policy_ops ops = kvf__policy_ops_resolve(w->o.ops);
     cr_assert(ops.metric == NULL);
     OK(ops.budget(w->r->state, 0, NULL, n_tokens, err));
     events(w, KVF_AT_PROMPT_END, KVF_EVENT_PROMPT, kvf_policy_n_arrays(&w->o) > 0, fresh);

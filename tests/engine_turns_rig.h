@@ -2,6 +2,7 @@
 #ifndef KVF_TESTS_ENGINE_TURNS_RIG_H
 #define KVF_TESTS_ENGINE_TURNS_RIG_H
 
+#include "d2o_policy/policy.h"
 #include "tests/forward_rig.h" /* first: its parameters have the name of the model that the next one declares */
 
 #include "tests/engine_model.h"
@@ -237,7 +238,7 @@ static inline void hand_open(struct hand *h, const char *policy, uint32_t heads_
     h->n_groups = n_kv / heads_per_group;
     rig_open(&h->r, model, KVF_F32, 2, heads_per_group, BLOCKS, SLOTS, SLOTS);
     h->o = options_of(policy);
-    h->ops = kvf_policy_ops_resolve(h->o.ops);
+    h->ops = kvf__policy_ops_resolve(h->o.ops);
     kvf_policy_state_config c = {.struct_size = sizeof c,
                                  .n_layers = N_LAYERS,
                                  .n_kv_heads = info->n_kv_heads,
@@ -284,11 +285,11 @@ static inline void hand_due(struct hand *h, kvf_moment moment, uint32_t *keep) {
     const float *p[1];
     kvf_policy_batch b = hand_batch(h, sums, last, squares, p);
     if (h->o.head_budget == KVF_HEAD_BUDGET_ADAPTIVE && h->n_groups > 1) {
-        hand_ok(h, kvf_policy_due_tables(h->state, h->r.stream, &b, 0, moment, keep, &n_due, &h->r.err));
+        hand_ok(h, kvf_policy_due(h->state, h->r.stream, &b, 0, moment, keep, &n_due, &h->r.err));
         return;
     }
     for (uint32_t l = 0; l < N_LAYERS; l++) slots[l] = h->r.view.n_slots[l * h->n_groups];
-    (void)kvf_policy_due(h->state, 0, moment, slots, by_layer);
+    (void)kvf__policy_due_layers(h->state, 0, moment, slots, by_layer);
     for (uint32_t t = 0; t < N_LAYERS * h->n_groups; t++) keep[t] = by_layer[t / h->n_groups];
 }
 

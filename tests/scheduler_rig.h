@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "d2o_policy/policy.h"
 #include "kvfold/scheduler.h"
 
 #define RIG_MAX_REQUESTS 512
@@ -366,7 +367,7 @@ static inline void rig_events(rig *g, rig_request *r, kvf_moment moment) {
     OK(kvf_seq_index(g->manager, r->seq, &index));
     for (uint32_t l = 0; l < g->mc.n_layers; l++) n_slots[l] = rig_table_slots(g, r, l * g->n_groups);
     if (moment == KVF_AT_PROMPT_END) rig_budget(g, r, index);
-    uint32_t n_due = kvf_policy_due(g->policies, index, moment, n_slots, keep);
+    uint32_t n_due = kvf__policy_due_layers(g->policies, index, moment, n_slots, keep);
     for (uint32_t l = 0; l < g->mc.n_layers; l++) {
         if (n_due && keep[l] && keep[l] < n_slots[l]) items[n_items++] = (kvf_compact_item){r->seq, l, keep[l], NULL};
         for (uint32_t i = 0; i < g->n_groups; i++) cover[l * g->n_groups + i] = n_due && keep[l] ? keep[l] : n_slots[l];

@@ -1,353 +1,5 @@
 /* Every public function of libkvfold with wrong arguments: tests/calls.h. */
-#include <stdlib.h>
-
-#include "tests/calls.h"
-
-enum { BS = 8, N_BLOCKS = 64, HEADS = 2, DIM = 8, TOKENS = 12, FLOATS = N_BLOCKS * HEADS * BS };
-
-static _Alignas(64) unsigned char workspace[1 << 20];
-static float keys[FLOATS * DIM], values[FLOATS * DIM], host_keys[FLOATS * DIM], host_values[FLOATS * DIM];
-static float norms[FLOATS], host_norms[FLOATS], rows[TOKENS * HEADS * DIM], score_floats[4096], host_scores[4096];
-static uint32_t pos[FLOATS], host_pos[FLOATS];
-
-static struct world {
-    kvf_error err;
-    kvf_manager *m, *new_m, *sm;
-    kvf_manager_config mc;
-    kvf_profile_config pc;
-    kvf_copy items[64];
-    kvf_copy_list copies;
-    kvf_seq seq, empty, new_seq;
-    kvf_append_item append[2];
-    uint32_t slots[8], n, n2, ids[16], q_begin[3];
-    uint64_t wide, wide2;
-    int flag;
-    size_t bytes;
-    const uint32_t *row;
-    kvf_reserve reserve;
-    kvf_compact_item compact;
-    kvf_compaction compaction;
-    kvf_view view;
-    kvf_view_changes changes;
-    kvf_policy_counts counts;
-    kvf_block block;
-    kvf_occupancy occupancy;
-    kvf_layer_occupancy layers[2];
-    kvf_pool_occupancy pool, pool2;
-    kvf_prefix_key key;
-    uint32_t tokens[TOKENS];
-    kvf_prefix_extra extras[2];
-    kvf_prefix_options prefix;
-    kvf_prefix_match match, found;
-    kvf_prefix_store_options store;
-    kvf_prefix_stats stats;
-    kvf_profile profile;
-    kvf_profile_layer profile_layers[2];
-    kvf_profile_event events[8];
-    kvf_stream *stream, *new_stream;
-    kvf_pages pages, host_pages;
-    kvf_score_pages scores, host_scores;
-    kvf_attention a;
-    kvf_mass mass;
-    kvf_csr csr;
-    int32_t indptr[3], indices[64], last[2];
-    kvf_copies_source source;
-    kvf_device_copy device_copies[KVF_DEVICE_COPIES];
-    kvf_policy_options options, new_options;
-    kvf_policy_need need;
-    kvf_policy_state_config sc;
-    kvf_policy_state *state, *new_state, *sp;
-    kvf_layer_size sizes[2];
-    kvf_policy_batch batch;
-    kvf_plan *plan, *new_plan;
-    kvf_policy_slots policy_slots;
-    float worth[BS];
-    char text[64];
-    kvf_sched_config schedc;
-    kvf_sched *sched, *new_sched;
-    kvf_sched_request request;
-    kvf_request name, new_name, names[2];
-    kvf_step step;
-    kvf_step_item item;
-    kvf_sched_segment segment;
-    kvf_sched_prefix sched_prefix;
-} w;
-
-/* Has no gigabyte to give. */
-static void *small_alloc(void *ctx, size_t bytes, size_t align) {
-    (void)ctx;
-    return bytes >> 30 ? NULL : aligned_alloc(align, (bytes + align - 1) / align * align);
-}
-static void small_free(void *ctx, void *p, size_t bytes) {
-    (void)ctx, (void)bytes;
-    free(p);
-}
-static const kvf_allocator small = {small_alloc, small_free, NULL};
-
-#define NEED(call_) cr_assert_eq((call_), KVF_OK, "%s: %s", #call_, kvf_sched_error(w.sched))
-
-/* ---- The world --------------------------------------------------------------------------------------- */
-
-static void begin_manager(void) {
-    kvf_profile_config_init(&w.pc, sizeof w.pc);
-    w.pc.n_events = 16;
-    kvf_manager_config_init(&w.mc, sizeof w.mc);
-    w.mc.n_layers = 2;
-    w.mc.n_kv_heads = HEADS;
-    w.mc.block_size = BS;
-    w.mc.n_blocks = N_BLOCKS;
-    w.mc.n_score_pages = 16;
-    w.mc.max_seqs = 4;
-    w.mc.max_slots = 64;
-    w.mc.n_host_blocks = 32;
-    w.mc.n_host_score_pages = 8;
-    w.mc.view_copies = 1;
-    w.mc.prefix_cache = 1;
-    w.mc.n_snapshot_pages = 8;
-    w.mc.profile = &w.pc;
-    NEED(kvf_manager_create(&w.mc, &w.m, NULL));
-    w.copies = (kvf_copy_list){w.items, 0, 64};
-    NEED(kvf_seq_create(w.m, &w.seq));
-    NEED(kvf_seq_create(w.m, &w.empty));
-    w.append[0] = (kvf_append_item){w.seq, TOKENS};
-    NEED(kvf_append(w.m, w.append, 1, &w.copies));
-    w.append[0].n_tokens = 1;
-    w.append[1] = (kvf_append_item){w.empty, 1};
-    for (uint32_t i = 0; i < 8; i++) w.slots[i] = 8;
-    w.reserve = (kvf_reserve){.struct_size = sizeof w.reserve, .n_slots = w.slots};
-    w.compact = (kvf_compact_item){.seq = w.seq, .layer = 0, .n_keep = 8};
-}
-
-static void begin_prefix(void) {
-    for (uint32_t i = 0; i < TOKENS; i++) w.tokens[i] = i;
-    w.key = (kvf_prefix_key){.struct_size = sizeof w.key, .tokens = w.tokens, .n_tokens = TOKENS};
-    kvf_prefix_options_init(&w.prefix, sizeof w.prefix);
-    w.prefix.need_snapshot = 1;
-    w.store = (kvf_prefix_store_options){.struct_size = sizeof w.store};
-    NEED(kvf_prefix_store(w.m, w.seq, &w.key, 8, NULL, NULL));
-    NEED(kvf_prefix_snapshot_put(w.m, w.seq, &w.key, 8, 0, w.ids, 16, &w.n));
-    w.match.struct_size = sizeof w.match;
-    w.found.struct_size = sizeof w.found;
-    w.counts.struct_size = sizeof w.counts;
-    w.changes.struct_size = sizeof w.changes;
-    NEED(kvf_prefix_lookup(w.m, &w.key, &w.prefix, &w.match));
-    cr_assert_eq(w.match.n_tokens, 8);
-    w.stats.struct_size = sizeof w.stats;
-    w.profile.struct_size = sizeof w.profile;
-    w.occupancy.struct_size = sizeof w.occupancy;
-}
-
-static kvf_pages pages_of(float *k, float *v, uint32_t *at, float *norm, uint32_t n_blocks) {
-    return (kvf_pages){.struct_size = sizeof(kvf_pages),
-                       .dtype = KVF_F32,
-                       .n_blocks = n_blocks,
-                       .block_size = BS,
-                       .heads_per_group = HEADS,
-                       .head_dim = DIM,
-                       .k = k,
-                       .v = v,
-                       .k_block_stride = HEADS * BS * DIM * sizeof(float),
-                       .v_block_stride = HEADS * BS * DIM * sizeof(float),
-                       .pos = at,
-                       .key_norm = norm};
-}
-
-static void begin_attention(void) {
-    NEED(kvf_stream_create_cpu(NULL, 1, &w.stream, NULL));
-    w.view.struct_size = sizeof w.view;
-    NEED(kvf_view_fill(w.m, 0, &w.seq, 1, &w.view));
-    w.pages = pages_of(keys, values, pos, norms, N_BLOCKS);
-    w.host_pages = pages_of(host_keys, host_values, host_pos, host_norms, 32);
-    w.scores = (kvf_score_pages){sizeof w.scores, score_floats, 16, 1, HEADS, BS};
-    w.host_scores = (kvf_score_pages){sizeof w.scores, host_scores, 8, 1, HEADS, BS};
-    w.q_begin[1] = 1;
-    w.mass.struct_size = sizeof w.mass;
-    w.a = (kvf_attention){.struct_size = sizeof w.a,
-                          .view = &w.view,
-                          .pages = &w.pages,
-                          .seq_end = 1,
-                          .n_q_heads = HEADS,
-                          .q_begin = w.q_begin,
-                          .q = rows,
-                          .k = rows,
-                          .v = rows,
-                          .q_stride = HEADS * DIM,
-                          .kv_stride = HEADS * DIM,
-                          .out = norms,
-                          .out_stride = HEADS * DIM,
-                          .mass = &w.mass,
-                          .workspace = workspace,
-                          .workspace_bytes = sizeof workspace};
-    w.csr = (kvf_csr){sizeof w.csr, w.indptr, w.indices, w.last, 64, 0};
-    NEED(kvf_copies_begin(&w.pages, &w.scores, &w.host_pages, &w.host_scores, &w.copies, &w.source));
-}
-
-static void begin_policy(void) {
-    NEED(kvf_policy_options_init(&w.options, sizeof w.options, "h2o", NULL, NULL));
-    w.options.rho = 0.5;
-    w.sc = (kvf_policy_state_config){.struct_size = sizeof w.sc,
-                                     .n_layers = 2,
-                                     .n_kv_heads = HEADS,
-                                     .n_q_heads = HEADS,
-                                     .head_dim = DIM,
-                                     .block_size = BS,
-                                     .max_seqs = 4,
-                                     .max_slots = 64};
-    NEED(kvf_policy_state_create(&w.sc, &w.state, NULL));
-    NEED(kvf_policy_open(w.state, 0, &w.options, NULL));
-    w.batch = (kvf_policy_batch){.struct_size = sizeof w.batch,
-                                 .view = &w.view,
-                                 .pages = &w.pages,
-                                 .scores = &w.scores,
-                                 .workspace = workspace,
-                                 .workspace_bytes = sizeof workspace};
-    NEED(kvf_plan_create(NULL, HEADS, 4, 64, &w.plan, NULL));
-    w.policy_slots = (kvf_policy_slots){.struct_size = sizeof w.policy_slots,
-                                        .options = &w.options,
-                                        .size = w.sizes,
-                                        .n_slots = BS,
-                                        .n_keep = 4,
-                                        .next_pos = BS,
-                                        .pos = pos,
-                                        .score = norms,
-                                        .scratch = rows};
-}
-
-static void begin_sched(void) {
-    kvf_manager_config c = w.mc;
-    c.max_slots = 64;
-    NEED(kvf_manager_create(&c, &w.sm, NULL));
-    NEED(kvf_policy_state_create(&w.sc, &w.sp, NULL));
-    w.step.struct_size = sizeof w.step;
-    kvf_sched_config_init(&w.schedc, sizeof w.schedc);
-    w.schedc.manager = w.sm;
-    w.schedc.policies = w.sp;
-    w.schedc.chunk = 16;
-    w.schedc.max_waiting = 8;
-    NEED(kvf_sched_create(&w.schedc, &w.sched, NULL));
-    NEED(kvf_policy_options_init(&w.new_options, sizeof w.new_options, "h2o", NULL, NULL));
-    w.request = (kvf_sched_request){.struct_size = sizeof w.request,
-                                    .n_prompt = TOKENS,
-                                    .max_new = 4,
-                                    .options = &w.new_options,
-                                    .n_samples = 2,
-                                    .forks = 1,
-                                    .sample_names = w.names};
-    NEED(kvf_sched_submit(w.sched, &w.request, &w.name));
-    w.request.sample_names = NULL;
-    w.request.n_samples = 0;
-    w.request.forks = 0;
-    w.sched_prefix = (kvf_sched_prefix){.struct_size = sizeof w.sched_prefix, .key = w.key};
-}
-
-static void begin(void) {
-    w = (struct world){.flag = 0};
-    begin_manager();
-    begin_prefix();
-    begin_attention();
-    begin_policy();
-    begin_sched();
-}
-
-static void end(void) {
-    kvf_sched_destroy(w.sched);
-    kvf_sched_destroy(w.new_sched);
-    kvf_manager_destroy(w.sm);
-    kvf_policy_state_destroy(w.sp);
-    kvf_plan_destroy(w.plan);
-    kvf_plan_destroy(w.new_plan);
-    kvf_policy_state_destroy(w.state);
-    kvf_policy_state_destroy(w.new_state);
-    kvf_stream_destroy(w.stream);
-    kvf_stream_destroy(w.new_stream);
-    if (w.m) NEED(kvf_audit(w.m, NULL));
-    kvf_manager_destroy(w.m);
-    kvf_manager_destroy(w.new_m);
-}
-
-static const char *text_of(char of) {
-    return of == 'm'   ? kvf_manager_error(w.m)
-           : of == 's' ? kvf_sched_error(w.sched)
-           : of == 'p' ? kvf_policy_state_error(w.state)
-                       : NULL;
-}
-
-/* ---- What a call needs to have happened ------------------------------------------------------------------ */
-
-/* Given away, so that end() does not destroy it again. */
-#define TAKEN(type, name)             \
-    static type *taken_##name(void) { \
-        type *p = w.name;             \
-        w.name = NULL;                \
-        return p;                     \
-    }
-TAKEN(kvf_manager, m)
-TAKEN(kvf_stream, stream)
-TAKEN(kvf_policy_state, state)
-TAKEN(kvf_plan, plan)
-TAKEN(kvf_sched, sched)
-
-static kvf_manager *compacting(void) {
-    NEED(kvf_compact_begin(w.m, &w.compact, 1, &w.compaction));
-    return w.m;
-}
-static kvf_seq swapped(void) {
-    NEED(kvf_swap_out(w.m, &w.seq, 1, &w.copies));
-    NEED(kvf_copies_done(w.m, &w.copies));
-    return w.seq;
-}
-static const kvf_seq *swapped_list(void) {
-    swapped();
-    return &w.seq;
-}
-static kvf_block taken_block(void) {
-    NEED(kvf_block_take(w.m, &w.block));
-    return w.block;
-}
-static kvf_request planned(void) {
-    NEED(kvf_sched_plan(w.sched, &w.step));
-    return w.name;
-}
-static kvf_request prompt_run(void) {
-    planned();
-    NEED(kvf_sched_done(w.sched));
-    return w.name;
-}
-/* Of two samples with options of their own. */
-static kvf_request forked_prompt(void) {
-    const kvf_policy_options *const own[] = {&w.new_options, &w.new_options};
-    for (int i = 0; i < 2; i++) NEED(kvf_sched_finish(w.sched, w.names[i]));
-    w.request.n_samples = 2;
-    w.request.sample_options = own;
-    NEED(kvf_sched_submit(w.sched, &w.request, &w.name));
-    return prompt_run();
-}
-static kvf_request running(void) {
-    prompt_run();
-    NEED(kvf_sched_prompt_done(w.sched, w.name));
-    w.names[0] = w.name;
-    return w.name;
-}
-/* One without samples, told all that it may generate. */
-static kvf_request answered(void) {
-    for (int i = 0; i < 2; i++) NEED(kvf_sched_finish(w.sched, w.names[i]));
-    w.request.max_new = 1;
-    NEED(kvf_sched_submit(w.sched, &w.request, &w.name));
-    running();
-    NEED(kvf_sched_token(w.sched, w.name, &w.flag));
-    return w.name;
-}
-static kvf_request paused(void) {
-    answered();
-    NEED(kvf_sched_pause(w.sched, w.name));
-    w.segment = (kvf_sched_segment){TOKENS + 1, TOKENS + 5};
-    return w.name;
-}
-static kvf_request two_run(void) {
-    NEED(kvf_sched_submit(w.sched, &w.request, &w.names[1]));
-    NEED(kvf_sched_submit(w.sched, &w.request, &w.names[1]));
-    return running();
-}
+#include "tests/calls_world.h"
 
 /* clang-format off */
 #define CALLS(S, V) \
@@ -437,7 +89,8 @@ static kvf_request two_run(void) {
     V(kvf_policy_name, "a", 0u) \
     V(kvf_policy_preset, "aa", "d2o", 0u) \
     V(kvf_policy_evicts, "a", &w.options) \
-    V(kvf_policy_ops_resolve, "a", w.options.ops) \
+    V(kvf_policy_flags, "a", &w.options) \
+    V(kvf_policy_has_metric, "a", &w.options) \
     V(kvf_policy_needs, "a", &w.options) \
     V(kvf_policy_n_arrays, "a", &w.options) \
     V(kvf_policy_observes, "a", &w.options) \
@@ -457,8 +110,16 @@ static kvf_request two_run(void) {
     V(kvf_policy_density, "aa", w.state, 0u) \
     V(kvf_policy_tau, "aaaa", w.state, 0u, 0u, 0u) \
     S('n', kvf_policy_get_counts, "iai", w.state, 0u, &w.counts) \
-    V(kvf_policy_due, "aaaaa", w.state, 0u, KVF_AFTER_STEP, w.slots, w.ids) \
-    S('n', kvf_policy_due_tables, "ioifaiie", w.state, w.stream, &w.batch, 0u, KVF_AFTER_STEP, w.ids, &w.n, &w.err) \
+    S('n', kvf_policy_observe, "ioie", w.state, w.stream, &w.batch, &w.err) \
+    S('n', kvf_policy_metric, "ioifoie", w.state, w.stream, &w.batch, 0u, TOKENS, w.values, &w.err) \
+    S('n', kvf_policy_budget, "ifofe", w.state, 0u, w.values, TOKENS, &w.err) \
+    S('n', kvf_policy_match, "ioiie", w.state, w.stream, ready(), w.plan, &w.err) \
+    S('n', kvf_policy_gate, "ioiie", w.state, w.stream, matched(), w.plan, &w.err) \
+    S('n', kvf_policy_apply, "ioiie", w.state, w.stream, gated(), w.plan, &w.err) \
+    S('n', kvf_events_create, "iie", &w.ec, &w.new_events, &w.err) \
+    V(kvf_events_destroy, "a", taken_driver()) \
+    S('n', kvf_events_run, "iie", w.driver, &w.moment, &w.err) \
+    S('n', kvf_policy_due, "ioifaiie", w.state, w.stream, &w.batch, 0u, KVF_AFTER_STEP, w.ids, &w.n, &w.err) \
     S('n', kvf_plan_create, "oaffie", &small, HEADS, 1u, UINT64_C(8), &w.new_plan, &w.err) \
     V(kvf_plan_destroy, "a", taken_plan()) \
     S('n', kvf_policy_workspace_bytes, "aaaai", 1u, 8u, 2u, 64u, &w.bytes) \
@@ -500,7 +161,7 @@ static const call calls[] = {CALLS(S_CALL, V_CALL)};
 #define RUN kvf_copies_run(&w.pages, NULL, &w.copies)
 #define STATE kvf_policy_state_create(&w.sc, &w.new_state, &w.err)
 #define CHECK kvf_policy_options_check(&w.options, 2, BS, &w.err)
-#define MATCH kvf_policy_ops_resolve(w.options.ops).match(w.state, w.stream, &w.batch, w.plan, &w.err)
+#define MATCH kvf_policy_match(w.state, w.stream, &w.batch, w.plan, &w.err)
 #define SCHED kvf_sched_create(&w.schedc, &w.new_sched, &w.err)
 #define FIELDS(F) \
     F(append_tokens, 'm', "f", w.append[0].n_tokens = UINT32_MAX, kvf_append(w.m, w.append, 1, &w.copies)) \

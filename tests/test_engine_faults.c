@@ -7,6 +7,8 @@
 #include "tests/engine_forks_rig.h"
 #include "tests/failing.h"
 
+kvf_policy_ops kvf__policy_ops_resolve(const kvf_policy_ops *ops); /* d2o_policy/policy.h, whose names meet model/ */
+
 TestSuite(engine_faults, .init = open_model, .fini = close_model);
 
 /* ---- What fails: one of the products, or of the policy's calls, counted together ------------------------------- */
@@ -57,7 +59,7 @@ static kvf_status always(kvf_policy_state *p, kvf_stream *s, const kvf_policy_ba
 /* A policy of these words, whose calls may fail. */
 static kvf_policy_options fragile(const char *words) {
     kvf_policy_options o = options_of(words);
-    own = real = kvf_policy_ops_resolve(o.ops);
+    own = real = kvf__policy_ops_resolve(o.ops);
     own.observe = observe;
     own.budget = budget;
     own.match = match;
@@ -240,7 +242,7 @@ Test(engine_faults, r1_who_fails_again_and_again_ends_alone) {
         for (uint32_t i = 0; i < 4; i++) {
             kvf_generate g = request_of(prompt, 30 + i, 3 + i, 10);
             kvf_policy_options o = options_of("d2o rho=0.3 min_tokens=16");
-            bad = kvf_policy_ops_resolve(o.ops);
+            bad = kvf__policy_ops_resolve(o.ops);
             bad.observe = always;
             if (pass && i == 1) o.ops = &bad;
             memset(&jobs[i], 0, sizeof jobs[i]);

@@ -1,6 +1,7 @@
 /* What others reported of forks, at the level of the engine: stale keys after a split, state that is never reset; and the
  * order in which tables that share blocks are written. */
 #define _DEFAULT_SOURCE
+#include "d2o_policy/events.h"
 #include "tests/engine_forks_rig.h"
 
 TestSuite(engine_fork_reports, .init = open_model, .fini = close_model);
@@ -213,7 +214,7 @@ Test(engine_fork_reports, batches_of_events_do_not_change_what_shared_tables_bec
             for (int held = 0; held < 2; held++) {
                 answer_alone(&c, &want, g, kinds[kind]);
                 kvf_engine *e = create(&c);
-                e->plan->event_capacity = capacity == 4 ? e->plan->event_capacity : capacity * N_LAYERS;
+                e->events->plan->event_capacity = capacity == 4 ? e->events->plan->event_capacity : capacity * N_LAYERS;
                 submit(e, &got, g, kinds[kind]);
                 int more;
                 step(e, &more);

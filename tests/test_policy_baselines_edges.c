@@ -64,7 +64,7 @@ Test(policy_baselines_edges, pyramid_sizes_add_up) {
             o.budget_tokens = budgets[i];
             o.budget_unit = block ? KVF_BUDGET_BLOCK : KVF_BUDGET_TOKEN;
             OK(kvf_policy_open(r->state, 0, &o, err));
-            OK(kvf_policy_ops_resolve(o.ops).budget(r->state, 0, NULL, LONG, err));
+            OK(kvf__policy_ops_resolve(o.ops).budget(r->state, 0, NULL, LONG, err));
             const kvf_layer_size *s = kvf_policy_sizes(r->state, 0);
             for (uint32_t l = 0; l < N; l++) {
                 double want = 64 + most - (most - least) * l / (N - 1), bound = block ? 8 : 1 + 1e-6;
@@ -130,7 +130,7 @@ Test(policy_baselines_edges, sirllm_decays_at_each_turn) {
     const float *rows[1] = {logprobs};
     w.r->prompt_logprobs = rows;
     w.r->prompt_stride = L + TURN;
-    kvf_policy_ops ops = kvf_policy_ops_resolve(w.o.ops);
+    kvf_policy_ops ops = kvf__policy_ops_resolve(w.o.ops);
     OK(ops.budget(w.r->state, 0, NULL, L + TURN, err));
     kvf_event list[LAYERS];
     uint32_t n = rig_due(w.r, 0, KVF_AT_PROMPT_END, KVF_EVENT_PROMPT, true, list);
@@ -218,22 +218,22 @@ Test(policy_baselines_edges, least_of_everything) {
         o.min_tokens = 0;
         OK(kvf_policy_open(r->state, 0, &o, err));
         rig_put2(r, 1, 0, 1, 1);
-        OK(kvf_policy_ops_resolve(o.ops).budget(r->state, 0, NULL, 1, err));
+        OK(kvf__policy_ops_resolve(o.ops).budget(r->state, 0, NULL, 1, err));
         uint32_t one = 1, keep = 7;
-        cr_assert_eq(kvf_policy_due(r->state, 0, KVF_AT_PROMPT_END, &one, &keep), 0, "%s", policies[p]);
+        cr_assert_eq(kvf__policy_due_layers(r->state, 0, KVF_AT_PROMPT_END, &one, &keep), 0, "%s", policies[p]);
         rig_free(r);
         begin(&w, 40, 1);
         kvf_event e = {0, 0, 40, KVF_EVENT_PROMPT, 0, 0};
         kvf_policy_batch b = rig_batch(w.r);
         float *none[1] = {NULL}, *some[1] = {w.last};
-        OK(kvf_policy_ops_resolve(w.o.ops).budget(w.r->state, 0, NULL, L, err));
+        OK(kvf__policy_ops_resolve(w.o.ops).budget(w.r->state, 0, NULL, L, err));
         b.events = &e, b.n_events = 1, b.prompt_stride = L;
         b.prompt_sums = is(&w, "roco") ? some : none; /* without any, the scores are in pages */
         b.prompt_last = none;
         for (uint32_t i = 0; i < w.r->n_tables * w.r->per_table; i++) w.r->score_rows[i] = UINT32_MAX;
         const char *lacks = is(&w, "roco") ? "prompt_squares" : "score pages";
         kvf_status st = is(&w, "roco") ? KVF_E_INVALID : KVF_E_STATE;
-        FAILS(kvf_policy_ops_resolve(w.o.ops).match(w.r->state, NULL, &b, w.r->plan, err), st, lacks);
+        FAILS(kvf__policy_ops_resolve(w.o.ops).match(w.r->state, NULL, &b, w.r->plan, err), st, lacks);
         close_world(&w);
     }
 }

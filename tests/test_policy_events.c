@@ -417,7 +417,7 @@ static void run_prompt(run *x, uint32_t n, uint32_t total) {
                 t->current = 0;
             }
     }
-    kvf_policy_ops ops = kvf_policy_ops_resolve(x->m.o.ops);
+    kvf_policy_ops ops = kvf__policy_ops_resolve(x->m.o.ops);
     bool last = kvf_policy_needs(&x->m.o) & KVF_NEEDS_LAST_ROWS;
     kvf_event events[MAX_LAYERS];
     for (int i = 0; i < N_RIGS; i++) {

@@ -264,7 +264,7 @@ static void first_eviction_in_decode(const json_t *in, const json_t *out) {
     rig *r = layer_rig(1, layer_options(in, "paper", "head"), (uint32_t)num(in, "hh"), (uint32_t)num(in, "recent"));
     load(r, at(in, "K"), at(in, "V"), at(in, "score"));
     uint32_t slots = rig_slots(r, 0, 0), keep;
-    cr_assert_eq(kvf_policy_due(r->state, 0, KVF_AT_PROMPT_END, &slots, &keep), 0);
+    cr_assert_eq(kvf__policy_due_layers(r->state, 0, KVF_AT_PROMPT_END, &slots, &keep), 0);
     cr_assert(json_is_null(at(at(out, "after_prompt"), "tau")) && isnan(kvf_policy_tau(r->state, 0, 0, 0)));
     step(r, sub(at(in, "steps"), 0), 8);
     expect(r, at(out, "after_step"), true);

@@ -132,7 +132,7 @@ Test(policy_groups, an_event_names_groups_that_there_are) {
     kvf_policy_batch b = rig_batch(r);
     b.compaction = &compaction;
     b.n_events = 1;
-    kvf_policy_ops ops = kvf_policy_ops_resolve(o.ops);
+    kvf_policy_ops ops = kvf__policy_ops_resolve(o.ops);
     kvf_event e = {0, 0, 30, KVF_EVENT_PROMPT, 4, 1};
     b.events = &e;
     FAILS(ops.match(r->state, NULL, &b, r->plan, err), KVF_E_INVALID, "groups [4, 4 + 1): the view has 4");

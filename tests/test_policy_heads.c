@@ -120,14 +120,14 @@ static void naive(const life *x, uint32_t l, const kvf_layer_size *size, uint32_
 
 /* ---- A life --------------------------------------------------------------------------------------------------------- */
 
-/* kvf_policy_due_tables, checked: dealt layers are the naive ones', totals exact, no table above its size goes on. */
+/* kvf_policy_due, checked: dealt layers are the naive ones', totals exact, no table above its size goes on. */
 static void due(life *x, kvf_moment moment) {
     rig *r = x->r;
     kvf_policy_batch b = rig_batch(r);
     kvf__policy_seq *s = kvf__policy_seq_get(r->state, 0);
     uint8_t before[LAYERS];
     memcpy(before, s->dealt, sizeof before);
-    OK(kvf_policy_due_tables(r->state, r->stream, &b, 0, moment, x->keep, &x->n_due, err));
+    OK(kvf_policy_due(r->state, r->stream, &b, 0, moment, x->keep, &x->n_due, err));
     const kvf_layer_size *sizes = kvf_policy_sizes(r->state, 0), *of = kvf_policy_group_sizes(r->state, 0);
     uint32_t n_due = 0;
     for (uint32_t t = 0; t < LAYERS * r->n_groups; t++) n_due += x->keep[t] != 0;
@@ -188,7 +188,7 @@ static void begin(life *x, const kvf_policy_options *o, uint32_t hpg, uint32_t t
     x->r->prompt_stride = CAP;
     kvf_policy_batch b = rig_batch(x->r);
     double variance[LAYERS * N_KV * G];
-    kvf_policy_ops ops = kvf_policy_ops_resolve(o->ops);
+    kvf_policy_ops ops = kvf__policy_ops_resolve(o->ops);
     if (ops.metric) OK(ops.metric(x->r->state, NULL, &b, 0, n_prompt, variance, err));
     OK(ops.budget(x->r->state, 0, ops.metric ? variance : NULL, n_prompt, err));
     due(x, KVF_AT_PROMPT_END);
@@ -273,12 +273,12 @@ Test(policy_heads, one_group_a_layer_is_equal) {
     x.r = rig_new((rig_config){1, LAYERS, N_KV, G, N_KV, BS, D, CAP, 1, 1, KVF_F32, true, KVF_CPU_AUTO});
     OK(kvf_policy_open(x.r->state, 0, &o, err));
     for (uint32_t i = 0; i < n_prompt; i++) append(&x);
-    kvf_policy_ops ops = kvf_policy_ops_resolve(o.ops);
+    kvf_policy_ops ops = kvf__policy_ops_resolve(o.ops);
     double variance[LAYERS * N_KV * G] = {0};
     OK(ops.budget(x.r->state, 0, variance, n_prompt, err));
     kvf_policy_batch b = rig_batch(x.r);
     uint32_t keep[LAYERS], n_due;
-    OK(kvf_policy_due_tables(x.r->state, NULL, &b, 0, KVF_AT_PROMPT_END, keep, &n_due, err));
+    OK(kvf_policy_due(x.r->state, NULL, &b, 0, KVF_AT_PROMPT_END, keep, &n_due, err));
     const kvf_layer_size *z = kvf_policy_sizes(x.r->state, 0);
     cr_assert(n_due == LAYERS && keep[0] == z[0].keep && keep[1] == z[1].keep);
     cr_assert_null(kvf_policy_group_sizes(x.r->state, 0));
@@ -314,7 +314,7 @@ Test(policy_heads, equal_groups_are_due_as_their_layer) {
                             .mass = true};
             r[i] = rig_new(c);
             OK(kvf_policy_open(r[i]->state, 0, &o, err));
-            kvf_policy_ops ops = kvf_policy_ops_resolve(o.ops);
+            kvf_policy_ops ops = kvf__policy_ops_resolve(o.ops);
             OK(ops.budget(r[i]->state, 0, ops.metric ? variance : NULL, n_prompt, err));
         }
         for (uint32_t n = n_prompt; n < n_prompt + 12; n++)
@@ -325,8 +325,8 @@ Test(policy_heads, equal_groups_are_due_as_their_layer) {
                 for (uint32_t l = 0; l < L; l++) slots[l] = now;
                 for (uint32_t t = 0; t < L * r[1]->n_groups; t++) r[1]->n_slots[t] = now;
                 kvf_policy_batch b = rig_batch(r[1]);
-                uint32_t n_layers_due = kvf_policy_due(r[0]->state, 0, moment, slots, want);
-                OK(kvf_policy_due_tables(r[1]->state, NULL, &b, 0, moment, keep, &n_due, err));
+                uint32_t n_layers_due = kvf__policy_due_layers(r[0]->state, 0, moment, slots, want);
+                OK(kvf_policy_due(r[1]->state, NULL, &b, 0, moment, keep, &n_due, err));
                 cr_assert_eq(n_due, n_layers_due * r[1]->n_groups);
                 for (uint32_t t = 0; t < L * r[1]->n_groups; t++)
                     cr_assert_eq(keep[t], want[t / r[1]->n_groups], "seed %llu, moment %d, table %u: %u, not %u",
@@ -377,12 +377,12 @@ Test(policy_heads, failures_leave_everything_as_it_was) {
     uint32_t dealt = x.n_dealt;
     kvf_policy_batch b = rig_batch(x.r);
     b.workspace_bytes = 64;
-    FAILS(kvf_policy_due_tables(x.r->state, NULL, &b, 0, KVF_BEFORE_APPEND, keep, &n_due, err), KVF_E_INVALID,
+    FAILS(kvf_policy_due(x.r->state, NULL, &b, 0, KVF_BEFORE_APPEND, keep, &n_due, err), KVF_E_INVALID,
           "workspace_bytes");
     cr_assert(kvf__policy_seq_get(x.r->state, 0)->changed);
-    FAILS(kvf_policy_due_tables(x.r->state, NULL, &b, 1, KVF_BEFORE_APPEND, keep, &n_due, err), KVF_E_INVALID, "row 1");
+    FAILS(kvf_policy_due(x.r->state, NULL, &b, 1, KVF_BEFORE_APPEND, keep, &n_due, err), KVF_E_INVALID, "row 1");
     uint32_t layer_keep[LAYERS], slots[LAYERS] = {n_prompt, n_prompt};
-    cr_assert_eq(kvf_policy_due(x.r->state, 0, KVF_BEFORE_APPEND, slots, layer_keep), 0);
+    cr_assert_eq(kvf__policy_due_layers(x.r->state, 0, KVF_BEFORE_APPEND, slots, layer_keep), 0);
     step(&x);
     cr_assert_eq(x.n_dealt, dealt + LAYERS);
     rig_free(x.r);

@@ -28,20 +28,20 @@ static kvf_policy_options options_for(const kvf_policy_ops *ops) {
 
 Test(policy_hooks, what_is_left_out_is_the_librarys) {
     const kvf_policy_ops *d2o = kvf_policy_find("d2o");
-    kvf_policy_ops r = kvf_policy_ops_resolve(&bare), none = kvf_policy_ops_resolve(NULL);
+    kvf_policy_ops r = kvf__policy_ops_resolve(&bare), none = kvf__policy_ops_resolve(NULL);
     cr_assert(r.observe == d2o->observe && r.metric == d2o->metric && r.budget == d2o->budget);
     cr_assert(r.match == d2o->match && r.gate == d2o->gate && r.apply == d2o->apply && !r.worth && !r.weights);
     cr_assert(!none.name && !none.match);
     kvf_policy_ops equal = bare;
     equal.flags = KVF_POLICY_EQUAL_LAYERS;
-    cr_assert(!kvf_policy_ops_resolve(&equal).metric);
+    cr_assert(!kvf__policy_ops_resolve(&equal).metric);
     equal = bare;
     equal.needs = KVF_NEEDS_ROW; /* a metric has nothing to see */
-    cr_assert(!kvf_policy_ops_resolve(&equal).metric);
-    cr_assert(!kvf_policy_ops_resolve(kvf_policy_find("h2o")).metric);
+    cr_assert(!kvf__policy_ops_resolve(&equal).metric);
+    cr_assert(!kvf__policy_ops_resolve(kvf_policy_find("h2o")).metric);
     const char *name;
     for (uint32_t i = 0; (name = kvf_policy_name(i)); i++) {
-        r = kvf_policy_ops_resolve(kvf_policy_find(name));
+        r = kvf__policy_ops_resolve(kvf_policy_find(name));
         cr_assert(r.observe && r.budget && r.match && r.gate && r.apply && r.summary, "%s", name);
     }
     /* A vtable of an earlier version ends before the flags: what lies behind it is not looked at. */
@@ -50,7 +50,7 @@ Test(policy_hooks, what_is_left_out_is_the_librarys) {
     old.flags = KVF_POLICY_KEEPS_ALL | 0x100;
     old.worth = (void (*)(const kvf_policy_slots *, float *))(uintptr_t)1;
     kvf_policy_options o = options_for(&old);
-    cr_assert(kvf_policy_evicts(&o) && !kvf_policy_ops_resolve(&old).worth);
+    cr_assert(kvf_policy_evicts(&o) && !kvf__policy_ops_resolve(&old).worth);
 }
 
 /* Options of an earlier version end before the new fields, which keep their defaults. */
@@ -229,7 +229,7 @@ static uint32_t three(const kvf_policy_options *o) { return o ? 3 : 0; }
 
 /* Notes in the third array how often a slot was observed; the rest is the library's. */
 static kvf_status counting(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *b, kvf_error *err) {
-    kvf_status st = kvf_policy_ops_resolve(&bare).observe(state, stream, b, err);
+    kvf_status st = kvf__policy_ops_resolve(&bare).observe(state, stream, b, err);
     kvf__head h = kvf__head_of(b->view, b->pages, 0, b->layer, 0);
     for (uint32_t s = 0; s < h.n_slots; s++) *kvf__score_at(&h, b->scores, 2, s) += 1.0f;
     return st;
@@ -295,7 +295,7 @@ Test(policy_hooks, a_prompt_without_what_is_needed_is_refused) {
     const float logprobs[10] = {0, -1, -2}, *of_logprobs[1] = {logprobs};
     kvf_event e = {0, 0, 8, KVF_EVENT_PROMPT, 0, 0};
     kvf_policy_batch b = rig_batch(r);
-    kvf_policy_ops call = kvf_policy_ops_resolve(&ops);
+    kvf_policy_ops call = kvf__policy_ops_resolve(&ops);
     b.events = &e, b.n_events = 1, b.prompt_stride = 10;
     r->prompt_sums[0] = sums;
     FAILS(call.match(r->state, NULL, &b, r->plan, err), KVF_E_INVALID, "prompt_sums prompt_squares prompt_logprobs");
@@ -331,15 +331,15 @@ Test(policy_hooks, a_prompt_only_policy_has_no_budget_to_change_afterwards) {
     rig *r = rig_small(2, 1, 1);
     OK(kvf_policy_open(r->state, 0, &o, err));
     OK(kvf_policy_set_budget(r->state, 0, 0.3, 0, err)); /* while the prompt runs */
-    OK(kvf_policy_ops_resolve(&ops).budget(r->state, 0, NULL, 100, err));
+    OK(kvf__policy_ops_resolve(&ops).budget(r->state, 0, NULL, 100, err));
     cr_assert_eq(kvf_policy_sizes(r->state, 0)[1].keep, 30);
     FAILS(kvf_policy_set_budget(r->state, 0, 0.2, 0, err), KVF_E_INVALID, "policy once: compresses its prompt alone");
     uint32_t n_slots[2] = {100, 100}, keep[2];
-    cr_assert(kvf_policy_due(r->state, 0, KVF_AT_PROMPT_END, n_slots, keep) == 2 && keep[0] == 30);
+    cr_assert(kvf__policy_due_layers(r->state, 0, KVF_AT_PROMPT_END, n_slots, keep) == 2 && keep[0] == 30);
     n_slots[0] = n_slots[1] = 31;
     for (int m = KVF_BEFORE_APPEND; m <= KVF_AFTER_STEP; m++)
         for (; n_slots[0] < 90; n_slots[0]++)
-            cr_assert_eq(kvf_policy_due(r->state, 0, (kvf_moment)m, n_slots, keep), 0);
+            cr_assert_eq(kvf__policy_due_layers(r->state, 0, (kvf_moment)m, n_slots, keep), 0);
     kvf_policy_need need; /* 2 layers of 30 and 50 more, in blocks of 8 */
     OK(kvf_policy_project(kvf_policy_get_options(r->state, 0), 2, 1, 8, 100, 50, &need, err));
     cr_assert(!need.bounded && need.steady_blocks >= 2 * 10 && need.steady_blocks <= 2 * 11);

@@ -64,7 +64,7 @@ static kvf_policy_state *prompted(const kvf_policy_options *o, uint32_t n, uint3
     kvf_policy_state *s;
     OK(kvf_policy_state_create(&c, &s, err));
     OK(kvf_policy_open(s, 0, o, err));
-    kvf_policy_ops ops = kvf_policy_ops_resolve(o->ops);
+    kvf_policy_ops ops = kvf__policy_ops_resolve(o->ops);
     OK(ops.budget(s, 0, ops.metric ? v : NULL, L, err));
     return s;
 }
@@ -136,7 +136,7 @@ Test(policy_layers, totals_are_exact_for_every_policy_metric_and_unit) {
             kvf_policy_state *state = prompted(&o, n, bs, L, v);
             const kvf_layer_size *z = kvf_policy_sizes(state, 0);
             cr_assert(z, "%s: not sized", name);
-            bool grows = kvf_policy_ops_resolve(o.ops).flags & KVF_POLICY_PROMPT_ONLY;
+            bool grows = kvf__policy_ops_resolve(o.ops).flags & KVF_POLICY_PROMPT_ONLY;
             uint64_t sum = 0, total = (uint64_t)floor(o.rho * L + 1e-6) * n;
             uint32_t k = grows ? 0 : o.evict_every ? o.evict_every : bs / 2;
             for (uint32_t l = 0; l < n; l++) {
@@ -166,12 +166,14 @@ Test(policy_layers, one_token_and_more_full_layers_than_layers) {
         OK(kvf_policy_project(&o, 1, 1, 16, 1, 0, &need, err));
         cr_assert_eq(need.prompt_blocks, 1);
         kvf_policy_state *s = prompted(&o, 1, 16, 1, (double[]){NAN, INFINITY, 0, 1});
-        bool grows = kvf_policy_ops_resolve(o.ops).flags & (KVF_POLICY_PROMPT_ONLY | KVF_POLICY_KEEPS_ALL);
+        bool grows = kvf__policy_ops_resolve(o.ops).flags & (KVF_POLICY_PROMPT_ONLY | KVF_POLICY_KEEPS_ALL);
         uint32_t n_slots = 1, keep;
-        cr_assert(!kvf_policy_due(s, 0, KVF_AT_PROMPT_END, &n_slots, &keep) && !kvf_policy_sizes(s, 0), "%s", name);
-        kvf_policy_due(s, 0, KVF_BEFORE_APPEND, &n_slots, &keep); /* one token is the budget */
+        cr_assert(!kvf__policy_due_layers(s, 0, KVF_AT_PROMPT_END, &n_slots, &keep) && !kvf_policy_sizes(s, 0), "%s",
+                  name);
+        kvf__policy_due_layers(s, 0, KVF_BEFORE_APPEND, &n_slots, &keep); /* one token is the budget */
         n_slots = 2;
-        cr_assert(kvf_policy_due(s, 0, KVF_AFTER_STEP, &n_slots, &keep) == !grows && keep == !grows, "%s", name);
+        cr_assert(kvf__policy_due_layers(s, 0, KVF_AFTER_STEP, &n_slots, &keep) == !grows && keep == !grows, "%s",
+                  name);
         kvf_policy_state_destroy(s);
         o.full_layers[0] = 0, o.full_layers[1] = 1, o.full_layers[2] = 2; /* three of two */
         o.n_full_layers = 3;
@@ -298,15 +300,15 @@ Test(policy_layers, an_absolute_budget_is_dealt_out_at_the_first_overflow) {
         uint64_t seed = 12;
         for (int i = 0; i < 4 * N; i++) v[i] = 5 * exp(rig_normal(&seed));
         kvf_policy_state *s = prompted(&o, N, 16, 64, v);
-        bool grows = kvf_policy_ops_resolve(o.ops).flags & KVF_POLICY_PROMPT_ONLY;
+        bool grows = kvf__policy_ops_resolve(o.ops).flags & KVF_POLICY_PROMPT_ONLY;
         uint32_t n_slots[N], keep[N], sum = 0, first = 0;
         for (int l = 0; l < N; l++) n_slots[l] = 64;
-        cr_assert(!kvf_policy_due(s, 0, KVF_AT_PROMPT_END, n_slots, keep) && !kvf_policy_sizes(s, 0));
+        cr_assert(!kvf__policy_due_layers(s, 0, KVF_AT_PROMPT_END, n_slots, keep) && !kvf_policy_sizes(s, 0));
         for (uint32_t n = 64; n < 300; n++) { /* the append of token n */
-            uint32_t due = kvf_policy_due(s, 0, KVF_BEFORE_APPEND, n_slots, keep);
+            uint32_t due = kvf__policy_due_layers(s, 0, KVF_BEFORE_APPEND, n_slots, keep);
             if (due || (!first && kvf_policy_sizes(s, 0))) first = first ? UINT32_MAX : n; /* once */
             for (int l = 0; l < N; l++) n_slots[l] = (keep[l] ? keep[l] : n_slots[l]) + 1;
-            kvf_policy_due(s, 0, KVF_AFTER_STEP, n_slots, keep);
+            kvf__policy_due_layers(s, 0, KVF_AFTER_STEP, n_slots, keep);
             for (int l = 0; l < N; l++) n_slots[l] = keep[l] ? keep[l] : n_slots[l];
         }
         const kvf_layer_size *z = kvf_policy_sizes(s, 0);
@@ -346,7 +348,7 @@ Test(policy_layers, tables_are_due_as_their_layers_are) {
     for (int i = 0; i < N * GROUPS; i++) v[i] = rig_uniform(&seed);
     for (uint32_t row = 0; row < 2; row++) {
         OK(kvf_policy_open(r->state, row, &o, err));
-        OK(kvf_policy_ops_resolve(o.ops).budget(r->state, row, v, 40, err));
+        OK(kvf__policy_ops_resolve(o.ops).budget(r->state, row, v, 40, err));
     }
     for (uint32_t l = 0; l < N; l++) rig_set_slots(r, 1, l, 40);
     for (uint32_t step = 0; step < 100; step++)
@@ -354,9 +356,9 @@ Test(policy_layers, tables_are_due_as_their_layers_are) {
             kvf_policy_batch b = rig_batch(r);
             uint32_t n = 0;
             for (uint32_t l = 0; l < N; l++) slots[l] = rig_slots(r, 1, l);
-            uint32_t want = kvf_policy_due(r->state, 0, moment ? KVF_AFTER_STEP : KVF_BEFORE_APPEND, slots, by_layer);
-            OK(kvf_policy_due_tables(r->state, NULL, &b, 1, moment ? KVF_AFTER_STEP : KVF_BEFORE_APPEND, by_table, &n,
-                                     err));
+            uint32_t want =
+                kvf__policy_due_layers(r->state, 0, moment ? KVF_AFTER_STEP : KVF_BEFORE_APPEND, slots, by_layer);
+            OK(kvf_policy_due(r->state, NULL, &b, 1, moment ? KVF_AFTER_STEP : KVF_BEFORE_APPEND, by_table, &n, err));
             cr_assert_eq(n, want * GROUPS, "step %u: %u tables are due, not %u", step, n, want * GROUPS);
             for (uint32_t t = 0; t < N * GROUPS; t++)
                 cr_assert_eq(by_table[t], by_layer[t / GROUPS], "step %u, layer %u: %u, not %u", step, t / GROUPS,

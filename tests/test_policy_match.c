@@ -37,7 +37,7 @@ static void match(rig *r, const char *value, uint32_t keep) {
     kvf_policy_batch b = rig_batch(r);
     b.events = &e;
     b.n_events = 1;
-    OK(kvf_policy_ops_resolve(o.ops).match(r->state, r->stream, &b, r->plan, err));
+    OK(kvf__policy_ops_resolve(o.ops).match(r->state, r->stream, &b, r->plan, err));
 }
 
 Test(policy_match, values_are_matched_as_keys_are) {
@@ -122,7 +122,7 @@ Test(policy_match, a_few_victims_find_the_same_keys_on_every_path) {
             kvf_policy_batch b = rig_batch(r);
             b.events = &e;
             b.n_events = 1;
-            OK(kvf_policy_ops_resolve(o.ops).match(r->state, r->stream, &b, r->plan, err));
+            OK(kvf__policy_ops_resolve(o.ops).match(r->state, r->stream, &b, r->plan, err));
             cr_assert_eq(r->plan->n_entries, n_evict);
             for (uint32_t i = 0; i < n_evict; i++) {
                 const kvf_plan_entry *x = &r->plan->entries[i];

@@ -247,7 +247,7 @@ static inline void rig_observe(rig *r, uint32_t layer, float *row, size_t stride
     b.row_end = r->c.n_seqs;
     b.mass = &mass;
     const kvf_policy_options *o = kvf_policy_get_options(r->state, r->seq_index[0]);
-    if (kvf_policy_observes(o)) OK(kvf_policy_ops_resolve(o->ops).observe(r->state, r->stream, &b, err));
+    if (kvf_policy_observes(o)) OK(kvf__policy_ops_resolve(o->ops).observe(r->state, r->stream, &b, err));
 }
 
 /* The tables [begin, end) of an event, as groups of its layer. */
@@ -282,7 +282,7 @@ static inline void rig_events(rig *r, const kvf_event *events, uint32_t n, uint6
         b.compaction = &compaction;
         b.compaction_item = item_of;
     }
-    kvf_policy_ops ops = kvf_policy_ops_resolve(kvf_policy_get_options(r->state, r->seq_index[events[0].row])->ops);
+    kvf_policy_ops ops = kvf__policy_ops_resolve(kvf_policy_get_options(r->state, r->seq_index[events[0].row])->ops);
     OK(ops.match(r->state, r->stream, &b, r->plan, err));
     OK(ops.gate(r->state, r->stream, &b, r->plan, err));
     OK(ops.apply(r->state, r->stream, &b, r->plan, err));
@@ -310,7 +310,7 @@ static inline uint32_t rig_due(rig *r, uint32_t row, kvf_moment moment, uint32_t
     uint32_t slots[64], keep[64], n = 0;
     cr_assert(r->c.n_layers <= 64);
     for (uint32_t l = 0; l < r->c.n_layers; l++) slots[l] = rig_slots(r, row, l);
-    uint32_t n_due = kvf_policy_due(r->state, r->seq_index[row], moment, slots, keep), seen = 0;
+    uint32_t n_due = kvf__policy_due_layers(r->state, r->seq_index[row], moment, slots, keep), seen = 0;
     for (uint32_t l = 0; l < r->c.n_layers; l++) {
         seen += keep[l] != 0;
         if (keep[l] || all) events[n++] = (kvf_event){row, l, keep[l] ? keep[l] : slots[l], kind, 0, 0};

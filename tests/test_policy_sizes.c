@@ -34,7 +34,7 @@ static void prompt(kvf_policy_state *s, const kvf_policy_options *o, uint32_t n,
 /* Which layers are due, as text: "3:100 4:90" (layer:slots). */
 static const char *due(kvf_policy_state *s, kvf_moment moment, const uint32_t *n_slots) {
     static char text[512];
-    uint32_t keep[64], n = kvf_policy_due(s, 0, moment, n_slots, keep), seen = 0;
+    uint32_t keep[64], n = kvf__policy_due_layers(s, 0, moment, n_slots, keep), seen = 0;
     text[0] = '\0';
     for (uint32_t l = 0; l < s->config.n_layers; l++)
         if (keep[l]) {
@@ -247,7 +247,7 @@ Test(policy_sizes, deferred_full_and_rho_1) {
     cr_assert_str_eq(due(s, KVF_AFTER_STEP, (uint32_t[]){100, 100, 100, 100}), "");
     kvf_policy_close(s, 0);
     cr_assert_str_eq(due(s, KVF_AT_PROMPT_END, (uint32_t[]){100, 100, 100, 100}), "");
-    cr_assert_eq(kvf_policy_due(s, 99, KVF_AFTER_STEP, (uint32_t[]){1, 1, 1, 1}, (uint32_t[4]){0}), 0);
+    cr_assert_eq(kvf__policy_due_layers(s, 99, KVF_AFTER_STEP, (uint32_t[]){1, 1, 1, 1}, (uint32_t[4]){0}), 0);
     FAILS(o.ops->budget(s, 0, v, 5, err), KVF_E_STALE, "seq 0");
     kvf_policy_state_destroy(s);
 }

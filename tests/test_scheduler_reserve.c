@@ -91,7 +91,7 @@ Test(scheduler_reserve, a_reservation_set_too_early_is_settled_by_the_next_plan)
     uint32_t n_slots[] = {64, 64, 64}, keep[3], index, exact = 0;
     OK(kvf_seq_index(g->manager, r->seq, &index));
     cr_assert(!kvf_policy_sizes(g->policies, index));
-    cr_assert(kvf_policy_due(g->policies, index, KVF_BEFORE_APPEND, n_slots, keep) > 0);
+    cr_assert(kvf__policy_due_layers(g->policies, index, KVF_BEFORE_APPEND, n_slots, keep) > 0);
     const kvf_layer_size *sizes = kvf_policy_sizes(g->policies, index);
     for (uint32_t l = 0; l < 3; l++) exact += (sizes[l].reserve + 7) / 8;
     kvf_status status = kvf_sched_resize(g->sched, r->name);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "kvfold/events.h"
 #include "tools/text.h"
 
 typedef struct request { /* one that is live */
@@ -33,18 +34,17 @@ typedef struct replay {
     kvf_sched *sched;
     kvf_policy_options options;
     kvf__random random;
-    uint32_t n_tables, n_groups;
     double now_s;
+    uint32_t n_tables;
     uint64_t step, next; /* next: request of the trace to come */
     request *first, *last;
-    double *base, *variance; /* [n_layers], (layer, head) */
-    uint32_t *slots, *keep, *table_slots;
-    kvf_compact_item *items; /* [max_running * n_layers] */
-    uint32_t n_items, n_preempted, n_new_prompt,
-        n_new_decode;         /* n_new: tokens of the step computed for the first time */
-    uint64_t full;            /* blocks that a full cache would hold */
-    kvf__trace_group *groups; /* [trace->n_groups] */
-    uint32_t *page_ids;       /* [blocks of max_context] */
+    kvf_events *events;
+    request *at;                                      /* whose moment it is */
+    double *base;                                     /* [n_layers] */
+    uint32_t n_preempted, n_new_prompt, n_new_decode; /* n_new: tokens of the step computed for the first time */
+    uint64_t full;                                    /* blocks that a full cache would hold */
+    kvf__trace_group *groups;                         /* [trace->n_groups] */
+    uint32_t *page_ids;                               /* [blocks of max_context] */
 } replay;
 
 static uint64_t clock_ns(void *ctx) { return (uint64_t)(((const replay *)ctx)->now_s * 1e9); }
@@ -64,14 +64,14 @@ static void make_base(replay *r) {
 }
 
 /* The metric is raw here, so that a density is what is given: each head's variance is the density. */
-static void density_of(replay *r, const kvf__trace_request *q) {
+static void density_of(replay *r, const kvf__trace_request *q, double *values) {
     uint32_t n_heads = r->config->n_kv_heads;
     const kvf__trace *t = r->config->trace;
     const double *own = q->density == KVF__TRACE_NONE ? NULL : t->densities + (size_t)q->density * t->n_layers;
     for (uint32_t l = 0; l < r->config->n_layers; l++) {
         double f = own ? own[l] : r->base[l];
         if (!own && !r->config->densities) f += 0.1 * (kvf__random_unit(&r->random) - 0.5);
-        for (uint32_t h = 0; h < n_heads; h++) r->variance[l * n_heads + h] = f;
+        for (uint32_t h = 0; h < n_heads; h++) values[l * n_heads + h] = f;
     }
 }
 
@@ -153,85 +153,87 @@ static bool arrivals(replay *r, uint32_t n_waiting) {
 
 /* ---- Compactions --------------------------------------------------------------------------------------- */
 
-static bool collect(replay *r, const request *q, kvf_moment moment) {
-    uint32_t index;
-    if (kvf_seq_index(r->manager, q->seq, &index)) return fail("sequence", kvf_manager_error(r->manager));
-    for (uint32_t l = 0; l < r->config->n_layers; l++)
-        if (kvf_seq_table(r->manager, q->seq, l, 0, &r->slots[l], NULL, NULL))
-            return fail("table", kvf_manager_error(r->manager));
-    if (!kvf_policy_due(r->policies, index, moment, r->slots, r->keep)) return true;
-    for (uint32_t l = 0; l < r->config->n_layers; l++)
-        if (r->keep[l]) r->items[r->n_items++] = (kvf_compact_item){q->seq, l, r->keep[l], NULL};
-    return true;
-}
-
 static void preempted(replay *r, request *q) {
     q->seq = 0;
     q->figures.n_preempted++;
     r->n_preempted++;
 }
 
-/* Events of one request. Tables that share blocks need fresh ones. If there are too few the latest arrival is
- * preempted; if that is the request itself, its seq becomes 0. */
-static bool compact(replay *r, const request *q) {
-    kvf_compaction unused;
-    kvf_status st;
-    uint32_t n = r->n_items;
-    r->n_items = 0;
-    if (!n) return true;
-    while ((st = kvf_compact_begin(r->manager, r->items, n, &unused)) == KVF_E_NO_BLOCKS) {
-        kvf_step_item shed;
-        if (kvf_sched_shed(r->sched, &shed)) return fail("compaction", kvf_sched_error(r->sched));
-        preempted(r, shed.user);
-        if (!q->seq) return true;
-    }
-    if (st || kvf_compact_commit(r->manager)) return fail("compaction", kvf_manager_error(r->manager));
-    r->result->n_compactions += n;
+static kvf_status reserve(void *ctx, uint32_t row, kvf_error *err) {
+    const replay *r = ctx;
+    (void)row;
+    kvf_status st = kvf_sched_event_room(r->sched, r->at->id);
+    return st ? kvf__fail(err, st, "%s", kvf_sched_error(r->sched)) : KVF_OK;
+}
+
+/* Tables that share blocks need fresh ones. If there are too few the latest arrival is preempted, which may be the request itself. */
+static kvf_status make_room(void *ctx, uint8_t *dropped, kvf_error *err) {
+    replay *r = ctx;
+    kvf_step_item shed;
+    kvf_status st = kvf_sched_shed(r->sched, &shed);
+    if (st) return kvf__fail(err, st, "%s", kvf_sched_error(r->sched));
+    preempted(r, shed.user);
+    dropped[0] = !r->at->seq;
+    return KVF_OK;
+}
+
+static kvf_status metric(void *ctx, uint32_t row, double *values, kvf_error *err) {
+    replay *r = ctx;
+    (void)row, (void)err;
+    density_of(r, r->at->of, values);
+    return KVF_OK;
+}
+
+/* What the policy does to a request at this moment. Its seq is 0 if it was preempted for its own events. resized: it has other sizes
+ * than before. */
+static bool run_moment(replay *r, request *q, kvf_moment moment, bool *resized) {
+    kvf_view view = {.struct_size = sizeof view};
+    uint8_t changed = 0;
+    kvf_error err = {""};
+    if (kvf_view_fill(r->manager, 0, &q->seq, 1, &view)) return fail("view", kvf_manager_error(r->manager));
+    const kvf_moment_rows rows = {.struct_size = sizeof rows,
+                                  .moment = moment,
+                                  .view = &view,
+                                  .seqs = &q->seq,
+                                  .row_end = 1,
+                                  .n_prompt = &q->of->n_prompt,
+                                  .changed = &changed};
+    r->at = q;
+    if (kvf_events_run(r->events, &rows, &err)) return fail("compaction", err.text);
+    *resized = q->seq && changed & KVF_ROW_RESIZED;
     return true;
 }
 
-/* The first events of a request, with the promise that they need where blocks are shared. */
-static bool first_events(replay *r, const request *q, kvf_moment moment) {
-    if (!collect(r, q, moment)) return false;
-    return !r->n_items || !kvf_sched_event_room(r->sched, q->id) || fail("event", kvf_sched_error(r->sched));
+static const kvf_layer_size *sizes_of(const replay *r, const request *q, uint32_t *index) {
+    return kvf_seq_index(r->manager, q->seq, index) ? NULL : kvf_policy_sizes(r->policies, *index);
+}
+
+/* The sizes that a request got after its prompt. */
+static bool note_sizes(replay *r, const request *q) {
+    uint32_t index;
+    const kvf_layer_size *sizes = sizes_of(r, q, &index);
+    kvf__occ_add_budget(r->occ, sizes, kvf_policy_density(r->policies, index));
+    return !kvf_sched_resize(r->sched, q->id) || fail("resize", kvf_sched_error(r->sched));
 }
 
 /* Requests whose prompt fitted the budget, before the token that would exceed it. */
 static bool overflows(replay *r) {
     for (request *q = r->first; q; q = q->next) {
         uint32_t index;
-        if (!q->seq || q->in_prompt || kvf_seq_index(r->manager, q->seq, &index)) continue;
-        if (kvf_policy_sizes(r->policies, index)) continue;
-        if (!first_events(r, q, KVF_BEFORE_APPEND) || !compact(r, q)) return false;
-        if (!q->seq) continue;
-        const kvf_layer_size *sizes = kvf_policy_sizes(r->policies, index);
-        if (!sizes) continue;
-        kvf__occ_add_budget(r->occ, sizes, kvf_policy_density(r->policies, index));
-        if (kvf_sched_resize(r->sched, q->id)) return fail("resize", kvf_sched_error(r->sched));
+        bool resized = false;
+        if (!q->seq || q->in_prompt || !kvf_policy_evicts(&r->options) || sizes_of(r, q, &index)) continue;
+        if (!run_moment(r, q, KVF_BEFORE_APPEND, &resized) || (resized && !note_sizes(r, q))) return false;
     }
     return true;
 }
 
-/* Budget, compaction, score pages, the exact reservation. */
+/* Sizes, compaction, score pages, the exact reservation. */
 static bool prompt_ends(replay *r, request *q) {
     uint32_t index;
-    kvf_error err = {""};
-    kvf_policy_ops ops = kvf_policy_ops_resolve(r->options.ops);
-    if (kvf_seq_index(r->manager, q->seq, &index)) return fail("sequence", kvf_manager_error(r->manager));
-    density_of(r, q->of);
-    if (ops.budget(r->policies, index, ops.metric ? r->variance : NULL, q->of->n_prompt, &err))
-        return fail("budget", err.text);
-    if (!first_events(r, q, KVF_AT_PROMPT_END)) return false;
-    if (kvf_policy_n_arrays(&r->options)) {
-        for (uint32_t l = 0; l < r->config->n_layers; l++) r->keep[l] = r->slots[l];
-        for (uint32_t i = 0; i < r->n_items; i++) r->keep[r->items[i].layer] = r->items[i].n_keep;
-        for (uint32_t t = 0; t < r->n_tables; t++) r->table_slots[t] = r->keep[t / r->n_groups];
-        if (kvf_seq_take_scores(r->manager, q->seq, r->table_slots))
-            return fail("score pages", kvf_manager_error(r->manager));
-    }
-    if (!compact(r, q)) return false;
+    bool resized = false;
+    if (!run_moment(r, q, KVF_AT_PROMPT_END, &resized)) return false;
     if (!q->seq) return true;
-    const kvf_layer_size *sizes = kvf_policy_sizes(r->policies, index);
+    const kvf_layer_size *sizes = sizes_of(r, q, &index);
     if (sizes || !kvf_policy_evicts(&r->options))
         kvf__occ_add_budget(r->occ, sizes, kvf_policy_density(r->policies, index));
     q->in_prompt = false;
@@ -268,17 +270,10 @@ static bool take_token(replay *r, request *q) {
 
 static bool after_items(replay *r, const kvf_step *step) {
     for (uint32_t i = 0; i < step->n_decode; i++) {
-        const request *q = step->items[i].user;
-        uint32_t index;
-        bool sized = !kvf_seq_index(r->manager, q->seq, &index) && kvf_policy_sizes(r->policies, index);
+        request *q = step->items[i].user;
+        bool resized = false;
         if (!q->seq || !kvf_policy_evicts(&r->options)) continue;
-        if (!(sized ? collect(r, q, KVF_AFTER_STEP) : first_events(r, q, KVF_AFTER_STEP)) || !compact(r, q))
-            return false;
-        if (!q->seq) continue;
-        const kvf_layer_size *sizes = kvf_policy_sizes(r->policies, index);
-        if (sized || !sizes) continue; /* else its first event had been put off */
-        kvf__occ_add_budget(r->occ, sizes, kvf_policy_density(r->policies, index));
-        if (kvf_sched_resize(r->sched, q->id)) return fail("resize", kvf_sched_error(r->sched));
+        if (!run_moment(r, q, KVF_AFTER_STEP, &resized) || (resized && !note_sizes(r, q))) return false;
     }
     for (uint32_t i = 0; i < step->n_items; i++) {
         const kvf_step_item item = step->items[i];
@@ -438,6 +433,15 @@ static bool create(replay *r) {
                                  .max_seqs = c->max_running,
                                  .max_slots = c->max_context};
     if (kvf_policy_state_create(&p, &r->policies, &err)) return fail("policy", err.text);
+    const kvf_events_config e = {.struct_size = sizeof e,
+                                 .manager = r->manager,
+                                 .policies = r->policies,
+                                 .max_rows = 1,
+                                 .ctx = r,
+                                 .reserve = reserve,
+                                 .make_room = make_room,
+                                 .metric = metric};
+    if (kvf_events_create(&e, &r->events, &err)) return fail("policy driver", err.text);
     kvf_sched_config s;
     kvf_sched_config_init(&s, sizeof s);
     s.manager = r->manager;
@@ -446,18 +450,11 @@ static bool create(replay *r) {
     s.chunk = c->chunk;
     s.max_context = c->max_context;
     if (kvf_sched_create(&s, &r->sched, &err)) return fail("scheduler", err.text);
-    r->n_groups = c->heads_per_group ? c->n_kv_heads / c->heads_per_group : 1;
-    r->n_tables = c->n_layers * r->n_groups;
+    r->n_tables = c->n_layers * (c->heads_per_group ? c->n_kv_heads / c->heads_per_group : 1);
     r->base = calloc(c->n_layers, sizeof *r->base);
-    r->variance = calloc((size_t)c->n_layers * c->n_kv_heads, sizeof *r->variance);
-    r->slots = calloc(c->n_layers, sizeof *r->slots);
-    r->keep = calloc(c->n_layers, sizeof *r->keep);
-    r->table_slots = calloc(r->n_tables, sizeof *r->table_slots);
-    r->items = calloc(c->n_layers, sizeof *r->items);
     r->groups = calloc((size_t)c->trace->n_groups + 1, sizeof *r->groups);
     r->page_ids = calloc((size_t)c->max_context / c->block_size + 1, sizeof *r->page_ids);
-    if (!r->base || !r->variance || !r->slots || !r->keep || !r->table_slots || !r->items || !r->groups || !r->page_ids)
-        return fail("buffers", "out of memory");
+    if (!r->base || !r->groups || !r->page_ids) return fail("buffers", "out of memory");
     kvf__trace_groups(c->trace, r->groups);
     return true;
 }
@@ -472,6 +469,7 @@ bool kvf__replay(const kvf__replay_config *config, kvf__occ *occ, kvf__chrome *c
         make_base(&r);
         good = run(&r);
         kvf__occ_end(occ, r.manager);
+        result->n_compactions = occ->profile.compactions;
     }
     for (request *q = r.first, *next; q; q = next) {
         next = q->next;
@@ -479,14 +477,10 @@ bool kvf__replay(const kvf__replay_config *config, kvf__occ *occ, kvf__chrome *c
         free(q);
     }
     kvf_sched_destroy(r.sched);
+    kvf_events_destroy(r.events);
     kvf_policy_state_destroy(r.policies);
     kvf_manager_destroy(r.manager);
     free(r.base);
-    free(r.variance);
-    free(r.slots);
-    free(r.keep);
-    free(r.table_slots);
-    free(r.items);
     free(r.groups);
     free(r.page_ids);
     return good;

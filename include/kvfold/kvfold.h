@@ -9,7 +9,7 @@
  *         printf("kvfold %s on %s\n", kvf_version(), kvf_device_cpu()->name);
  *     } // cc app.c $(pkg-config --cflags --libs kvfold)
  *
- * Reading order: base.h, device.h, blockmgr.h, prefix.h, attention.h, policy.h, scheduler.h. profile.h needs only
+ * Reading order: base.h, device.h, blockmgr.h, prefix.h, attention.h, policy.h, events.h, scheduler.h. profile.h needs only
  * blockmgr.h. Each header begins with an example.
  */
 #ifndef KVFOLD_KVFOLD_H
@@ -19,6 +19,7 @@
 #include "kvfold/base.h"
 #include "kvfold/blockmgr.h"
 #include "kvfold/device.h"
+#include "kvfold/events.h"
 #include "kvfold/policy.h"
 #include "kvfold/prefix.h"
 #include "kvfold/profile.h"

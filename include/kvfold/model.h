@@ -163,8 +163,8 @@ typedef struct kvf_forward {
  *  @own nothing is kept. @threads one at a time for an activations object.
  *  @errors KVF_E_INVALID (an id or a target outside the vocabulary, sizes beyond the activations', more threads
  *  than they were made for), KVF_E_UNSUPPORTED (path), those of after_layer, KVF_E_NO_MEMORY (the BLAS, the copy of the sums). On
- *  failure the sums of prompts are as before; K, V, rows and logits are not. What after_layer did is not undone: a policy's score
- *  pages already contain the rows of the earlier layers. The caller must recompute such a sequence, or restore its score pages.
+ *  failure the sums of prompts are as before; K, V, rows and logits are not. What after_layer did is not undone. The pass may
+ *  be run again over the same view: kvf_policy_observe adds each token's row once for each layer.
  *  @cost 2 * parameters * tokens operations and the attention; allocates when the copied sums are longer than ever before. */
 KVF_API KVF_CHECK kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activations, kvf_stream *stream,
                                                const kvf_forward *forward, kvf_error *err);

@@ -209,10 +209,14 @@ KVF_API const char *kvf_policy_preset(const char *policy, uint32_t i);
  *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). Returns 0 or 1. */
 KVF_API int kvf_policy_evicts(const kvf_policy_options *options);
 
-/** A copy of a vtable in which NULL functions are replaced by the library's own, so that each can be called. Only metric stays
- *  NULL, where all layers weigh the same (KVF_POLICY_EQUAL_LAYERS, or no KVF_NEEDS_COL_SUMS).
- *  @param ops a vtable. @own plain values. @threads any. @errors none: zeros for NULL. @cost O(1). */
-KVF_API kvf_policy_ops kvf_policy_ops_resolve(const kvf_policy_ops *ops);
+/** The flags of the policy.
+ *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). Returns KVF_POLICY_*. */
+KVF_API uint32_t kvf_policy_flags(const kvf_policy_options *options);
+
+/** Whether the layers' sizes depend on a metric, which the ranks must sum up: not where all layers weigh the same
+ *  (KVF_POLICY_EQUAL_LAYERS, or no KVF_NEEDS_COL_SUMS).
+ *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). Returns 0 or 1. */
+KVF_API int kvf_policy_has_metric(const kvf_policy_options *options);
 
 /** Which sums of attention probabilities, and which other inputs, a sequence with these options needs: KVF_NEEDS_* of the
  *  policy and of its options. 0 when nothing is ever evicted, unless budget_may_change is set.
@@ -368,15 +372,6 @@ typedef enum kvf_moment {
     KVF_AFTER_STEP     /* after the attention of a decode step, its rows observed */
 } kvf_moment;
 
-/** Which layers of a sequence have an event now, and to how many slots they shrink. Computes the sizes if this is the moment to.
- *  @param state a state. @param seq open. @param moment when. @param n_slots [n_layers], slots of the layer's tables now.
- *  @param keep [n_layers]: slots to shrink to, 0 for a layer without an event. With head_budget adaptive and several groups use
- *  kvf_policy_due_tables: this call then reports no event.
- *  @own nothing is kept. @threads as the state. @errors none: 0 when not open. @cost O(n_layers).
- *  Returns how many layers have an event. @source d2o_policy/README.md, "When". */
-KVF_API uint32_t kvf_policy_due(kvf_policy_state *state, uint32_t seq, kvf_moment moment, const uint32_t *n_slots,
-                                uint32_t *keep);
-
 /* ---- Batches, events, plans ---------------------------------------------------------------------- */
 
 typedef enum kvf_event_kind {
@@ -425,20 +420,21 @@ typedef struct kvf_policy_batch {
     const float *logprobs;               /* for observe: [n_seqs], log p of the token just appended */
 } kvf_policy_batch;
 
-/** Which tables of a sequence have an event now: kvf_policy_due for every head group. With head_budget adaptive it divides
- *  the slots of a layer (n_groups times the layer's size) among its groups, by the scores of the slots in the view's tables.
- *  It does so at the layer's first event, and again whenever the layer's size has changed. At a prompt's end the scores come
- *  from the prompt's sums, as in the event itself. Groups of different sizes need an event each.
+/** Which tables of a sequence have an event now, and to how many slots they shrink. Computes the sizes if this is the moment
+ *  to. kvf_events_run (events.h) calls it; a loop of its own must then run the events. With head_budget adaptive it divides
+ *  the slots of a layer (n_groups times the layer's size) among its groups, by the scores of the slots in the view's tables
+ *  (evenly if batch->pages is NULL). It does so at the layer's first event, and again whenever the layer's size has changed. At
+ *  a prompt's end the scores come from the prompt's sums, as in the event itself. Groups of different sizes need an event each.
  *  @param state a state. @param stream or NULL. @param batch view, pages, scores, sums, workspace, path. @param row of the view.
  *  @param moment when. @param keep [n_layers][n_groups]: slots to shrink to, 0 for a table without an event.
  *  @param n_due how many tables have one. @param err detail, or NULL.
  *  @own nothing is kept. @threads as the state.
  *  @errors KVF_E_INVALID, KVF_E_STATE (score pages): as match. A sequence that is not open is no error: n_due is 0. Nothing changes on
  *  failure. @cost O(n_tables), with head_budget adaptive O(slots log slots) when it divides a layer's slots.
- *  @source arXiv 2407.11550; d2o_policy/README.md, "Groups". */
-KVF_API KVF_CHECK kvf_status kvf_policy_due_tables(kvf_policy_state *state, kvf_stream *stream,
-                                                   const kvf_policy_batch *batch, uint32_t row, kvf_moment moment,
-                                                   uint32_t *keep, uint32_t *n_due, kvf_error *err);
+ *  @source arXiv 2407.11550; d2o_policy/README.md, "When", "Groups". */
+KVF_API KVF_CHECK kvf_status kvf_policy_due(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
+                                            uint32_t row, kvf_moment moment, uint32_t *keep, uint32_t *n_due,
+                                            kvf_error *err);
 
 typedef struct kvf_plan_entry {
     uint32_t slot;   /* the evicted slot; entries of a head ascend by position */
@@ -528,9 +524,9 @@ typedef struct kvf_policy_slots {
     float *scratch; /* [2 * n_slots], free to use during the call */
 } kvf_policy_slots;
 
-struct kvf__fold; /* internal: d2o_policy/pages.h */
-
-/* A policy. It sets only the functions in which it differs: NULL means the library's own. */
+/* A policy. It sets only the functions in which it differs: NULL means the library's own. observe to apply, n_arrays and weights
+ * are called in the thread that calls the library, one call at a time for a state. worth is called in the stream's threads, for
+ * several KV heads at once: it may write only to its arguments. */
 struct kvf_policy_ops {
     size_t struct_size;
     const char *name, *summary;
@@ -562,9 +558,63 @@ struct kvf_policy_ops {
      * without a metric. NaN and negative weights count as 0. */
     void (*weights)(const kvf_policy_options *options, uint32_t n_prompt, uint32_t budget, const double *density,
                     uint32_t n_layers, double *weights);
-    /* Replaces the merge of evicted rows into kept ones; only for policies inside the library. */
-    void (*fold)(const struct kvf__fold *head);
 };
+
+/* ---- The calls of a policy ---------------------------------------------------------------------------- */
+
+/* These are right for every policy. kvf_events_run (events.h) makes all of them but kvf_policy_observe, in the right order. */
+
+/** Adds the attention rows of a decode step, of one layer, to the score pages. Rows whose policy does not observe are left out.
+ *  A token is observed once for each layer: calling again for the same next_pos, as after a failed step, adds nothing.
+ *  @param state a state. @param stream or NULL. @param batch view, scores, layer, rows [row_begin, row_end) of decode, mass with
+ *  row, logprobs where a policy needs them; pages with score_norm v. @param err detail, or NULL.
+ *  @own nothing is kept. @threads as the state.
+ *  @errors KVF_E_INVALID, KVF_E_STATE (no score pages). On failure earlier rows of the batch may have been observed.
+ *  @cost O(slots of the rows). */
+KVF_API KVF_CHECK kvf_status kvf_policy_observe(kvf_policy_state *state, kvf_stream *stream,
+                                                const kvf_policy_batch *batch, kvf_error *err);
+
+/** One number for each query head from the column sums of a prompt that has ended. The ranks sum them up.
+ *  @param state a state. @param stream or NULL. @param batch view and prompt_sums. @param row of the view.
+ *  @param n_tokens of the prompt. @param values [n_layers][n_q_heads_total] result: 0 for the heads of other ranks, and all 0
+ *  for a policy without a metric. @param err detail, or NULL.
+ *  @own the caller's array. @threads as the state. @errors KVF_E_INVALID, KVF_E_STALE. @cost O(n_tokens * layers * heads).
+ *  @source arXiv 2406.13035, equation 3. */
+KVF_API KVF_CHECK kvf_status kvf_policy_metric(kvf_policy_state *state, kvf_stream *stream,
+                                               const kvf_policy_batch *batch, uint32_t row, uint32_t n_tokens,
+                                               double *values, kvf_error *err);
+
+/** Computes the layers' weights, and with B < L their sizes; the state keeps both. Called at the end of each segment; the
+ *  weights are those of the first.
+ *  @param state a state. @param seq open. @param values of kvf_policy_metric, summed over the ranks; not read for a policy
+ *  without a metric. @param n_tokens prompt tokens so far, of all segments. @param err detail, or NULL.
+ *  @own nothing is kept. @threads as the state. @errors KVF_E_STALE, KVF_E_INVALID. @cost O(n_layers log n_layers).
+ *  @source arXiv 2406.13035, equations 4 to 6; d2o_policy/README.md. */
+KVF_API KVF_CHECK kvf_status kvf_policy_budget(kvf_policy_state *state, uint32_t seq, const double *values,
+                                               uint32_t n_tokens, kvf_error *err);
+
+/** Chooses the slots that the events evict, and for each its nearest kept slot.
+ *  @param state a state. @param stream or NULL. @param batch events of sequences with one policy, and all that they need.
+ *  @param plan result; the ranks then sum up plan->reduce[0..n_reduce). @param err detail, or NULL.
+ *  @own nothing is kept. @threads as the state. @errors KVF_E_INVALID, KVF_E_STALE, KVF_E_STATE (no scores), KVF_E_LIMIT (the
+ *  plan's capacity). @cost O(slots * evicted slots * head_dim). @source arXiv 2406.13035, equation 8. */
+KVF_API KVF_CHECK kvf_status kvf_policy_match(kvf_policy_state *state, kvf_stream *stream,
+                                              const kvf_policy_batch *batch, kvf_plan *plan, kvf_error *err);
+
+/** Decides which evicted slots merge and which are dropped.
+ *  @param state a state. @param stream or NULL. @param batch as for match. @param plan of kvf_policy_match, reduced.
+ *  @param err detail, or NULL. @own nothing is kept. @threads as the state. @errors as match; KVF_E_STATE (not this batch's plan).
+ *  @cost O(evicted slots). @source arXiv 2406.13035, equation 9. */
+KVF_API KVF_CHECK kvf_status kvf_policy_gate(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
+                                             kvf_plan *plan, kvf_error *err);
+
+/** Writes the plan: merges, and moves the kept slots together, in place or to the compaction's fresh blocks.
+ *  @param state a state. @param stream or NULL. @param batch as for match, with its compaction. @param plan of kvf_policy_gate.
+ *  @param err detail, or NULL. @own nothing is kept. @threads as the state.
+ *  @errors as gate; the arguments are checked before anything is written. @cost O(slots * head_dim) of what changes.
+ *  @source arXiv 2406.13035, equation 10. */
+KVF_API KVF_CHECK kvf_status kvf_policy_apply(kvf_policy_state *state, kvf_stream *stream,
+                                              const kvf_policy_batch *batch, const kvf_plan *plan, kvf_error *err);
 
 /** The library's own scores of slots, by the options score, score_norm and score_pool. A policy's worth may start from them.
  *  @param slots of one KV head. @param worth [n_slots] result: a score for each slot.

@@ -67,12 +67,11 @@ static double would_hold(search *s, double rho) {
         if (kvf_policy_preview_budget(s->running, s->seq, rho, 0, s->sizes, &sized, NULL) || !sized) return INFINITY;
         return kvf__eval_held(s->shape, s->sizes);
     }
-    kvf_policy_ops ops = kvf_policy_ops_resolve(s->options.ops);
     kvf_policy_need need; /* refuses full layers that leave nothing to the others, as a submission does */
     if (kvf_policy_project(&s->options, s->shape->n_layers, 1, s->shape->block_size, s->shape->n_prompt, 0, &need,
                            NULL) ||
         kvf_policy_open(s->scratch, 0, &s->options, NULL) ||
-        ops.budget(s->scratch, 0, NULL, s->shape->n_prompt, NULL) || !kvf_policy_sizes(s->scratch, 0))
+        kvf_policy_budget(s->scratch, 0, NULL, s->shape->n_prompt, NULL) || !kvf_policy_sizes(s->scratch, 0))
         return INFINITY;
     return kvf__eval_held(s->shape, kvf_policy_sizes(s->scratch, 0));
 }
@@ -87,7 +86,7 @@ static bool begin_search(search *s) {
                                       .max_seqs = 1,
                                       .max_slots = s->shape->n_prompt + s->shape->n_steps};
     s->sizes = malloc(s->shape->n_layers * sizeof *s->sizes);
-    bool equal = !kvf_policy_ops_resolve(s->options.ops).metric;
+    bool equal = !kvf_policy_has_metric(&s->options);
     return s->sizes && (!equal || !kvf_policy_state_create(&config, &s->scratch, NULL));
 }
 

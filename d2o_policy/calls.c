@@ -1,0 +1,122 @@
+/* The policy calls for any policy: the function of its vtable, or the library's own. */
+#include "d2o_policy/pages.h"
+
+static kvf_policy_ops ops_of(const kvf__policy_seq *s) { return kvf__policy_ops_resolve(s->options.ops); }
+
+uint32_t kvf_policy_flags(const kvf_policy_options *options) {
+    kvf_policy_options copy;
+    const kvf_policy_options *o = kvf__options_of(options, &copy);
+    return o ? kvf__policy_flags(o) : 0;
+}
+
+int kvf_policy_has_metric(const kvf_policy_options *options) {
+    kvf_policy_options copy;
+    const kvf_policy_options *o = kvf__options_of(options, &copy);
+    return o && kvf__policy_ops_resolve(o->ops).metric;
+}
+
+/* Whether a row has a token that its policy has not observed in this layer. */
+static bool is_new(const kvf_policy_state *state, const kvf_policy_batch *b, uint32_t row) {
+    const kvf__policy_seq *s = kvf__policy_seq_get(state, b->view->seq_index[row]);
+    return s && kvf_policy_observes(&s->options) && s->seen[b->layer] != b->view->next_pos[row];
+}
+
+kvf_status kvf_policy_observe(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
+                              kvf_error *err) {
+    kvf_status st = kvf__view_check(state, batch, "observe", err);
+    if (st) return st;
+    const kvf_view *v = batch->view;
+    if (batch->layer >= v->n_layers || batch->row_begin > batch->row_end || batch->row_end > v->n_seqs)
+        return kvf__fail(err, KVF_E_INVALID, "observe: layer %u, rows [%u, %u): the view has %u layers and %u rows",
+                         batch->layer, batch->row_begin, batch->row_end, v->n_layers, v->n_seqs);
+    kvf_policy_batch b = *batch;
+    kvf_mass mass;
+    if (b.mass) { /* the policy says which rows it observes */
+        mass = *b.mass;
+        mass.row_wanted = NULL;
+        b.mass = &mass;
+    }
+    for (uint32_t row = batch->row_begin; row < batch->row_end; row = b.row_end) {
+        b.row_begin = row;
+        b.row_end = row + 1;
+        if (!is_new(state, batch, row)) continue;
+        const kvf_policy_ops *ops = kvf__policy_seq_get(state, v->seq_index[row])->options.ops;
+        while (b.row_end < batch->row_end && is_new(state, batch, b.row_end) &&
+               kvf__policy_seq_get(state, v->seq_index[b.row_end])->options.ops == ops)
+            b.row_end++;
+        if ((st = kvf__policy_ops_resolve(ops).observe(state, stream, &b, err))) return st;
+        for (uint32_t i = row; i < b.row_end; i++)
+            kvf__policy_seq_get(state, v->seq_index[i])->seen[b.layer] = v->next_pos[i];
+    }
+    return KVF_OK;
+}
+
+kvf_status kvf_policy_metric(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
+                             uint32_t n_tokens, double *values, kvf_error *err) {
+    kvf_status st = kvf__view_check(state, batch, "metric", err);
+    if (st) return st;
+    if (row >= batch->view->n_seqs || !values)
+        return kvf__fail(err, KVF_E_INVALID, "metric: row %u of %u; values must be set", row, batch->view->n_seqs);
+    const kvf__policy_seq *s = kvf__policy_seq_get(state, batch->view->seq_index[row]);
+    if (!s) return kvf__fail(err, KVF_E_STALE, "metric: seq %u is not open", batch->view->seq_index[row]);
+    kvf_policy_ops ops = ops_of(s);
+    if (ops.metric && kvf_policy_needs(&s->options))
+        return ops.metric(state, stream, batch, row, n_tokens, values, err);
+    memset(values, 0, (size_t)state->config.n_layers * state->config.n_q_heads_total * sizeof *values);
+    return KVF_OK;
+}
+
+kvf_status kvf_policy_budget(kvf_policy_state *state, uint32_t seq, const double *values, uint32_t n_tokens,
+                             kvf_error *err) {
+    const kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
+    if (!state) return kvf__fail(err, KVF_E_INVALID, "budget: state is NULL");
+    if (!s) return kvf__fail(err, KVF_E_STALE, "budget: seq %u is not open", seq);
+    kvf_policy_ops ops = ops_of(s);
+    return ops.budget(state, seq, ops.metric ? values : NULL, n_tokens, err);
+}
+
+/* The functions for a batch's events, which all have one policy. Library's own ones check the batch. */
+static kvf_status ops_of_batch(const kvf_policy_state *state, const kvf_policy_batch *b, const kvf_plan *plan,
+                               const char *what, kvf_policy_ops *ops, kvf_error *err) {
+    kvf_status st = kvf__view_check(state, b, what, err);
+    if (st) return st;
+    if (!plan || !b->events || !b->n_events || b->events[0].row >= b->view->n_seqs)
+        return kvf__fail(err, KVF_E_INVALID, "%s: a plan and at least one event of a row of the view must be given",
+                         what);
+    if (b->n_events > plan->event_capacity)
+        return kvf__fail(err, KVF_E_LIMIT, "%s: %u events: the plan has room for %u", what, b->n_events,
+                         plan->event_capacity);
+    const kvf__policy_seq *first = kvf__policy_seq_get(state, b->view->seq_index[b->events[0].row]);
+    for (uint32_t i = 0; i < b->n_events; i++) {
+        uint32_t row = b->events[i].row;
+        const kvf__policy_seq *s = row < b->view->n_seqs ? kvf__policy_seq_get(state, b->view->seq_index[row]) : NULL;
+        if (!s || !first) return kvf__fail(err, KVF_E_STALE, "%s: the sequence of event %u is not open", what, i);
+        if (s->options.ops != first->options.ops)
+            return kvf__fail(err, KVF_E_INVALID,
+                             "%s: event %u has policy %s, event 0 has %s: give each a batch of its own", what, i,
+                             s->options.ops->name, first->options.ops->name);
+    }
+    *ops = ops_of(first);
+    return KVF_OK;
+}
+
+kvf_status kvf_policy_match(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_plan *plan,
+                            kvf_error *err) {
+    kvf_policy_ops ops = {0};
+    kvf_status st = ops_of_batch(state, batch, plan, "match", &ops, err);
+    return st ? st : ops.match(state, stream, batch, plan, err);
+}
+
+kvf_status kvf_policy_gate(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_plan *plan,
+                           kvf_error *err) {
+    kvf_policy_ops ops = {0};
+    kvf_status st = ops_of_batch(state, batch, plan, "gate", &ops, err);
+    return st ? st : ops.gate(state, stream, batch, plan, err);
+}
+
+kvf_status kvf_policy_apply(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
+                            const kvf_plan *plan, kvf_error *err) {
+    kvf_policy_ops ops = {0};
+    kvf_status st = ops_of_batch(state, batch, plan, "apply", &ops, err);
+    return st ? st : ops.apply(state, stream, batch, plan, err);
+}
