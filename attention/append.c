@@ -59,18 +59,15 @@ static float norm_of(const float *x, uint32_t d) {
 static void append_token(const kvf__call *c, uint32_t i, uint32_t r) {
     const kvf_pages *p = &c->pages;
     uint32_t d = p->head_dim, bs = p->block_size, behind = c->a.q_begin[i + 1] - r; /* 1 for the newest */
-    size_t row_bytes = d * kvf_dtype_bytes(p->dtype);
     float back[MAX_HEAD_DIM];
     for (uint32_t h = 0; h < c->n_kv_heads; h++) {
         size_t t = kvf__table(c, i, h / p->heads_per_group);
         uint32_t head = h % p->heads_per_group, slot = c->view.n_slots[t] - behind;
         uint32_t block = c->view.rows[c->view.row_offset[t] + slot / bs];
-        unsigned char *k = (unsigned char *)p->k + p->k_block_stride * block + c->k_head_bytes * head;
-        unsigned char *v = (unsigned char *)p->v + p->v_block_stride * block + c->k_head_bytes * head;
-        size_t from = (size_t)r * c->a.kv_stride + (size_t)h * d, meta = kvf__slot_index(p, block, head, slot % bs);
-        const float *stored = store_row(k + slot % bs * row_bytes, c->a.k + from, d, p->dtype, back);
+        size_t from = (size_t)r * c->a.kv_stride + (size_t)h * d, meta = kvf__meta_at(p, block, head, slot % bs);
+        const float *stored = store_row(kvf__k_at(p, block, head, slot % bs), c->a.k + from, d, p->dtype, back);
         if (p->key_norm) p->key_norm[meta] = norm_of(stored, d);
-        (void)store_row(v + slot % bs * row_bytes, c->a.v + from, d, p->dtype, back);
+        (void)store_row(kvf__v_at(p, block, head, slot % bs), c->a.v + from, d, p->dtype, back);
         p->pos[meta] = c->view.next_pos[i] - behind;
         if (p->weight) p->weight[meta] = 1.0f;
         if (p->bias) p->bias[meta] = 0.0f;

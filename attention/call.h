@@ -3,6 +3,7 @@
 #define KVF_ATTENTION_CALL_H
 
 #include "base/base.h"
+#include "base/page_index.h"
 #include "kvfold/attention.h"
 
 /* A call after its checks: copies of the caller's structs in this version's form, and values derived from them. */
@@ -18,7 +19,6 @@ typedef struct kvf__call {
     uint32_t token_begin; /* query rows [token_begin, token_end) */
     uint32_t token_end;
     float scale;
-    uint64_t k_head_bytes; /* bytes of one head's slots in a block */
 } kvf__call;
 
 /* What a call is going to do: decides which fields are read. */
@@ -55,18 +55,7 @@ static inline size_t kvf__decode_tile_floats(uint32_t n_q_heads, uint32_t head_d
 }
 
 static inline size_t kvf__table(const kvf__call *c, uint32_t seq, uint32_t group) {
-    return ((size_t)seq * c->view.n_layers + c->a.layer) * c->view.n_groups + group;
-}
-/* Index of (block, head in group, slot in block) in the slot metadata. */
-static inline size_t kvf__slot_index(const kvf_pages *p, uint32_t block, uint32_t head, uint32_t slot) {
-    return ((size_t)block * p->heads_per_group + head) * p->block_size + slot;
-}
-/* K and V rows of one head in one block, (slot, head_dim). */
-static inline const unsigned char *kvf__k_rows(const kvf__call *c, uint32_t block, uint32_t head) {
-    return (const unsigned char *)c->pages.k + c->pages.k_block_stride * block + c->k_head_bytes * head;
-}
-static inline const unsigned char *kvf__v_rows(const kvf__call *c, uint32_t block, uint32_t head) {
-    return (const unsigned char *)c->pages.v + c->pages.v_block_stride * block + c->k_head_bytes * head;
+    return kvf__view_table(&c->view, seq, c->a.layer, group);
 }
 
 /* The position of a table in the grid of tiles, counted in columns. Without a window slot j is column j. With a

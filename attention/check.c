@@ -170,7 +170,6 @@ kvf_status kvf__call_check(kvf__call *c, kvf_stream *stream, const kvf_attention
         return kvf__fail(err, KVF_E_INVALID, "view: next_pos is NULL, window is not 0");
     c->n_threads = kvf_stream_n_threads(stream);
     c->n_kv_heads = c->view.n_groups * c->view.heads_per_group;
-    c->k_head_bytes = (uint64_t)c->pages.block_size * c->pages.head_dim * kvf_dtype_bytes(c->pages.dtype);
     st = check_tables(c, kind, err);
     if (!st && kind != KVF__APPEND) st = check_heads(c, err);
     if (!st && kind != KVF__APPEND) st = check_mass(c, kind, err);

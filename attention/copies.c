@@ -29,13 +29,13 @@ static uint32_t give_rows(kvf_device_copy *out, void *to, size_t dst_at, const v
 }
 
 static uint32_t give_block(kvf_device_copy *out, const kvf_pages *to, const kvf_pages *from, const kvf_copy *c) {
-    size_t row_bytes = from->head_dim * kvf_dtype_bytes(from->dtype);
-    size_t src = kvf__slot_index(from, c->src, 0, 0) * 4, dst = kvf__slot_index(to, c->dst, 0, 0) * 4;
+    size_t row_bytes = kvf__row_bytes(from);
+    size_t src = kvf__meta_at(from, c->src, 0, 0) * 4, dst = kvf__meta_at(to, c->dst, 0, 0) * 4;
     uint32_t heads = from->heads_per_group, bs = from->block_size, n = 0;
-    n += give_rows(out, to->k, to->k_block_stride * c->dst, from->k, from->k_block_stride * c->src, heads, bs,
-                   c->n_slots, row_bytes);
-    n += give_rows(out + n, to->v, to->v_block_stride * c->dst, from->v, from->v_block_stride * c->src, heads, bs,
-                   c->n_slots, row_bytes);
+    n += give_rows(out, to->k, kvf__block_at(c->dst, to->k_block_stride), from->k,
+                   kvf__block_at(c->src, from->k_block_stride), heads, bs, c->n_slots, row_bytes);
+    n += give_rows(out + n, to->v, kvf__block_at(c->dst, to->v_block_stride), from->v,
+                   kvf__block_at(c->src, from->v_block_stride), heads, bs, c->n_slots, row_bytes);
     n += give_rows(out + n, to->pos, dst, from->pos, src, heads, bs, c->n_slots, sizeof *to->pos);
     n += give_rows(out + n, to->key_norm, dst, from->key_norm, src, heads, bs, c->n_slots, sizeof *to->key_norm);
     n += give_rows(out + n, to->weight, dst, from->weight, src, heads, bs, c->n_slots, sizeof *to->weight);
@@ -45,8 +45,8 @@ static uint32_t give_block(kvf_device_copy *out, const kvf_pages *to, const kvf_
 static uint32_t give_score_page(kvf_device_copy *out, const kvf_score_pages *to, const kvf_score_pages *from,
                                 const kvf_copy *c) {
     uint32_t rows = from->n_arrays * from->heads_per_group, bs = from->block_size;
-    size_t page_bytes = (size_t)rows * bs * sizeof *to->base;
-    return give_rows(out, to->base, c->dst * page_bytes, from->base, c->src * page_bytes, rows, bs, c->n_slots,
+    size_t src = kvf__score_index(from, c->src, 0, 0, 0), dst = kvf__score_index(to, c->dst, 0, 0, 0);
+    return give_rows(out, to->base, dst * sizeof *to->base, from->base, src * sizeof *to->base, rows, bs, c->n_slots,
                      sizeof *to->base);
 }
 
@@ -112,15 +112,11 @@ kvf_status kvf_copies_begin(const kvf_pages *pages, const kvf_score_pages *score
     return KVF_OK;
 }
 
-kvf_status kvf_copies_run_tiers(const kvf_pages *pages, const kvf_score_pages *scores, const kvf_pages *host_pages,
-                                const kvf_score_pages *host_scores, const kvf_copy_list *copies) {
+kvf_status kvf_copies_run(const kvf_pages *pages, const kvf_score_pages *scores, const kvf_pages *host_pages,
+                          const kvf_score_pages *host_scores, const kvf_copy_list *copies) {
     kvf_copies_source s;
     kvf_status st = kvf_copies_begin(pages, scores, host_pages, host_scores, copies, &s);
     if (st) return st;
     const kvf_device *cpu = kvf_device_cpu();
     return cpu->copy(cpu->ctx, &(kvf_device_list){kvf_copies_next, &s}, NULL);
-}
-
-kvf_status kvf_copies_run(const kvf_pages *pages, const kvf_score_pages *scores, const kvf_copy_list *copies) {
-    return kvf_copies_run_tiers(pages, scores, NULL, NULL, copies);
 }

@@ -10,13 +10,7 @@
 #ifndef KVF_BASE_COPY_INDEX_H
 #define KVF_BASE_COPY_INDEX_H
 
-#include "kvfold/blockmgr.h"
-
-#ifdef __CUDACC__
-#define KVF__HOST_DEVICE __host__ __device__
-#else
-#define KVF__HOST_DEVICE
-#endif
+#include "base/page_index.h"
 
 enum { KVF__VECTOR_BYTES = 16 };
 

@@ -165,7 +165,7 @@ static double floor_decode(pool *p, bool header) {
 
 static void take_all(pool *p) {
     for (uint32_t i = 0; i < p->n_blocks; i++)
-        if (kvf_block_take(p->manager, &p->handles[i])) kvf__bench_die("pool: kvf_block_take failed");
+        if (kvf_block_take(p->manager, 0, &p->handles[i])) kvf__bench_die("pool: kvf_block_take failed");
 }
 static void release_all(pool *p) {
     for (uint32_t i = 0; i < p->n_blocks; i++)
@@ -221,7 +221,10 @@ static void manager_run(pool *p, bool steps, bool check, double *seconds) {
     for (uint32_t i = 0; i < LAYERS; i++) slots[i] = PER_TABLE * BLOCK;
     for (uint32_t i = 0; i < p->n_seqs; i++) {
         must(p, kvf_seq_create(p->manager, &p->seqs[i]), "kvf_seq_create");
-        must(p, kvf_seq_reserve(p->manager, p->seqs[i], slots, 0), "kvf_seq_reserve");
+        must(p,
+             kvf_seq_reserve(p->manager, p->seqs[i],
+                             &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = slots, .with_scores = 0}),
+             "kvf_seq_reserve");
         p->items[i] = (kvf_append_item){p->seqs[i], steps ? BLOCK : PER_TABLE * BLOCK};
     }
     t = kvf__clock();
@@ -243,7 +246,10 @@ static double manager_decode(pool *p, bool check) {
     for (uint32_t i = 0; i < LAYERS; i++) slots[i] = DECODE_PROMPT + BLOCK + DECODE_STEPS;
     for (uint32_t i = 0; i < p->n_seqs; i++) {
         must(p, kvf_seq_create(p->manager, &p->seqs[i]), "kvf_seq_create");
-        must(p, kvf_seq_reserve(p->manager, p->seqs[i], slots, 0), "kvf_seq_reserve");
+        must(p,
+             kvf_seq_reserve(p->manager, p->seqs[i],
+                             &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = slots, .with_scores = 0}),
+             "kvf_seq_reserve");
         p->items[i] = (kvf_append_item){p->seqs[i], decode_prompt(i)};
     }
     must(p, kvf_append(p->manager, p->items, p->n_seqs, NULL), "kvf_append");

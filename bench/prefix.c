@@ -49,7 +49,7 @@ __attribute__((noinline)) static uint64_t floor_run(uint64_t *restrict headers, 
 /* The free list in random order, by way of handles. */
 static void shuffle(cache *c, uint64_t *state) {
     kvf_block *handles = kvf__bench_take(c->n_blocks * sizeof *handles);
-    for (uint32_t i = 0; i < c->n_blocks; i++) must(c, kvf_block_take(c->manager, &handles[i]), "kvf_block_take");
+    for (uint32_t i = 0; i < c->n_blocks; i++) must(c, kvf_block_take(c->manager, 0, &handles[i]), "kvf_block_take");
     for (uint32_t i = c->n_blocks - 1; i > 0; i--) {
         uint32_t j = (uint32_t)((double)(kvf__bench_uniform(state) * 0.5f + 0.5f) * i);
         kvf_block x = handles[i];
@@ -117,7 +117,7 @@ static void run(cache *c, bool checked, double *ours, double *plain) {
         kvf_prefix_key key = key_of(c, i);
         must(c, kvf_prefix_lookup(c->manager, &key, &options, &match), "kvf_prefix_lookup");
         must(c, kvf_seq_create(c->manager, &c->seqs[i]), "kvf_seq_create");
-        must(c, kvf_prefix_attach(c->manager, c->seqs[i], &key, &match, NULL), "kvf_prefix_attach");
+        must(c, kvf_prefix_attach(c->manager, c->seqs[i], &key, &match, NULL, NULL), "kvf_prefix_attach");
         found += match.n_tokens;
     }
     ours[MATCH] = kvf__clock() - t;

@@ -98,7 +98,7 @@ static kvf_status check_class(const kvf_manager *m, uint32_t block_class) {
                      m->config.n_classes);
 }
 
-kvf_status kvf_block_take_of(kvf_manager *manager, uint32_t block_class, kvf_block *out) {
+kvf_status kvf__block_take(kvf_manager *manager, uint32_t block_class, kvf_block *out) {
     kvf_status s = check_class(manager, block_class);
     if (s) return s;
     if (!out) return kvf__fail(manager->error, KVF_E_INVALID, "out: is NULL");

@@ -239,13 +239,10 @@ static kvf_status take_held(kvf_manager *m, kvf_block *out) {
     return m->profile ? kvf__profile_taken(m, (uint32_t)*out) : KVF_OK;
 }
 
-__attribute__((noinline)) static kvf_status take_rarely(kvf_manager *m, kvf_block *out) {
-    return kvf_block_take_of(m, 0, out);
-}
-
-kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out) {
+kvf_status kvf_block_take(kvf_manager *manager, uint32_t block_class, kvf_block *out) {
     if (!manager) return KVF_E_INVALID;
-    if (!out || manager->blocks->n_free <= manager->blocks->n_promised) return take_rarely(manager, out);
+    if (block_class || !out || manager->blocks->n_free <= manager->blocks->n_promised)
+        return kvf__block_take(manager, block_class, out);
     return take_held(manager, out);
 }
 

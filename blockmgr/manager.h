@@ -172,6 +172,9 @@ kvf_status kvf__seq_find(const kvf_manager *m, kvf_seq seq, uint32_t *index);
 #define KVF__SEQ_INDEX_BITS 20u
 static inline uint32_t kvf__seq_index(kvf_seq seq) { return (uint32_t)(seq & ((1u << KVF__SEQ_INDEX_BITS) - 1)); }
 
+/* kvf_block_take of any class, also when it must evict or fails (classes.c). */
+__attribute__((noinline)) kvf_status kvf__block_take(kvf_manager *m, uint32_t block_class, kvf_block *out);
+
 static inline uint32_t kvf__blocks_for(const kvf_manager *m, uint32_t n_slots) {
     return (n_slots >> m->block_shift) + ((n_slots & (m->config.block_size - 1)) != 0);
 }

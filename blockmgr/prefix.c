@@ -316,12 +316,7 @@ static kvf_status check_copies(const kvf_manager *m, const chain *h, const kvf_c
 }
 
 kvf_status kvf_prefix_attach(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key,
-                             const kvf_prefix_match *match, const kvf_reserve *reserve) {
-    return kvf_prefix_attach_tiers(manager, seq, key, match, reserve, NULL);
-}
-
-kvf_status kvf_prefix_attach_tiers(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key,
-                                   const kvf_prefix_match *match, const kvf_reserve *reserve, kvf_copy_list *copies) {
+                             const kvf_prefix_match *match, const kvf_reserve *reserve, kvf_copy_list *copies) {
     kvf_status s = kvf__prefix_check(manager);
     if (s) return s;
     kvf__walk w;

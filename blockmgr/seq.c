@@ -299,7 +299,7 @@ static uint32_t kept_under(kvf_manager *m, uint32_t t, kvf__reservation r, bool 
     return fresh && kept < kvf__n_blocks(m, t) ? 0 : kept;
 }
 
-kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq seq, const kvf_reserve *reserve) {
+kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const kvf_reserve *reserve) {
     uint32_t index = 0;
     kvf_reserve given;
     kvf_status s = kvf__seq_find(manager, seq, &index);
@@ -326,11 +326,6 @@ kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq seq, const kvf_reser
     }
     if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
-}
-
-kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots, int with_scores) {
-    kvf_reserve reserve = {.struct_size = sizeof reserve, .n_slots = n_slots, .with_scores = with_scores};
-    return kvf_seq_reserve_as(manager, seq, &reserve);
 }
 
 /* ---- Score pages ------------------------------------------------------------------------------------------ */

@@ -2,6 +2,7 @@
 #ifndef KVF_D2O_POLICY_PAGES_H
 #define KVF_D2O_POLICY_PAGES_H
 
+#include "base/page_index.h"
 #include "d2o_policy/cpu/kernels.h"
 #include "d2o_policy/policy.h"
 
@@ -15,7 +16,7 @@ typedef struct kvf__head {
 } kvf__head;
 
 static inline uint64_t kvf__table_index(const kvf_view *v, uint32_t row, uint32_t layer, uint32_t kv_head) {
-    return ((uint64_t)row * v->n_layers + layer) * v->n_groups + kv_head / v->heads_per_group;
+    return kvf__view_table(v, row, layer, kv_head / v->heads_per_group);
 }
 
 static inline kvf__head kvf__head_of(const kvf_view *v, const kvf_pages *pages, uint32_t row, uint32_t layer,
@@ -42,23 +43,17 @@ static inline bool kvf__event_lacks(const kvf_view *v, const kvf_event *e, uint3
     return kv_head - part.head_begin >= part.n_heads;
 }
 
-/* Index of a slot in the metadata arrays, [block][head in group][slot]. */
+/* Index of a slot in the metadata arrays. */
 static inline size_t kvf__slot_index(const kvf__head *h, uint32_t slot) {
     uint32_t bs = h->pages->block_size;
-    return ((size_t)h->rows[slot / bs] * h->pages->heads_per_group + h->hg) * bs + slot % bs;
+    return kvf__meta_at(h->pages, h->rows[slot / bs], h->hg, slot % bs);
 }
 
-static inline void *kvf__row(const kvf__head *h, void *base, uint64_t block_stride, uint32_t slot) {
-    const kvf_pages *p = h->pages;
-    size_t bs = p->block_size, bytes = p->dtype == KVF_F32 ? 4 : 2;
-    size_t in_block = (h->hg * bs + slot % bs) * p->head_dim * bytes;
-    return (unsigned char *)base + h->rows[slot / bs] * block_stride + in_block;
-}
 static inline void *kvf__k_row(const kvf__head *h, uint32_t slot) {
-    return kvf__row(h, h->pages->k, h->pages->k_block_stride, slot);
+    return kvf__k_at(h->pages, h->rows[slot / h->pages->block_size], h->hg, slot % h->pages->block_size);
 }
 static inline void *kvf__v_row(const kvf__head *h, uint32_t slot) {
-    return kvf__row(h, h->pages->v, h->pages->v_block_stride, slot);
+    return kvf__v_at(h->pages, h->rows[slot / h->pages->block_size], h->hg, slot % h->pages->block_size);
 }
 
 /* The row whose cosines are taken: a key or a value. */
@@ -66,11 +61,9 @@ static inline void *kvf__match_row(const kvf__head *h, uint32_t slot) {
     return h->by_value ? kvf__v_row(h, slot) : kvf__k_row(h, slot);
 }
 
-/* The float of a slot in one array of its score page, [page][array][head in group][slot]. */
+/* The float of a slot in one array of its score page. */
 static inline float *kvf__score_at(const kvf__head *h, const kvf_score_pages *s, uint32_t array, uint32_t slot) {
-    uint32_t bs = s->block_size;
-    size_t page = h->score_rows[slot / bs];
-    return s->base + ((page * s->n_arrays + array) * s->heads_per_group + h->hg) * bs + slot % bs;
+    return s->base + kvf__score_index(s, h->score_rows[slot / s->block_size], array, h->hg, slot % s->block_size);
 }
 
 #define KVF__NEAR_SETS 2u /* sets of evicted rows that one pass over the pages matches */

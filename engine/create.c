@@ -375,8 +375,7 @@ kvf_status kvf_engine_positions(kvf_engine *e, kvf_request request, uint32_t lay
     if (st) return st;
     if (n_slots > capacity) return KVF_E_LIMIT;
     for (uint32_t s = 0; s < n_slots; s++)
-        pos[s] =
-            p->pos[((size_t)blocks[s / p->block_size] * p->heads_per_group + head) * p->block_size + s % p->block_size];
+        pos[s] = p->pos[kvf__meta_at(p, blocks[s / p->block_size], head, s % p->block_size)];
     qsort(pos, n_slots, sizeof *pos, ascending);
     *n = n_slots;
     return KVF_OK;
@@ -387,7 +386,7 @@ const kvf_manager *kvf_engine_manager(const kvf_engine *e, const kvf_policy_stat
     return e ? e->manager : NULL;
 }
 
-uint32_t kvf_engine_sample_seq_index(const kvf_engine *e, kvf_request request, uint32_t sample) {
+uint32_t kvf_engine_seq_index(const kvf_engine *e, kvf_request request, uint32_t sample) {
     uint32_t index;
     for (const kvf__live *r = e ? e->first : NULL; r; r = r->next) {
         if ((r->group ? r->group->id : r->id) != request || r->index != sample || (r->group && r->group->beams))
@@ -395,10 +394,4 @@ uint32_t kvf_engine_sample_seq_index(const kvf_engine *e, kvf_request request, u
         return r->seq && !kvf_seq_index(e->manager, r->seq, &index) ? index : UINT32_MAX;
     }
     return UINT32_MAX;
-}
-
-uint32_t kvf_engine_seq_index(const kvf_engine *e, kvf_request request) {
-    const kvf__live *r = e ? kvf__live_find(e, request) : NULL;
-    uint32_t index;
-    return r && r->seq && !kvf_seq_index(e->manager, r->seq, &index) ? index : UINT32_MAX;
 }

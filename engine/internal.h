@@ -30,6 +30,7 @@
 #define KVF_ENGINE_INTERNAL_H
 
 #include "base/base.h"
+#include "base/page_index.h"
 #include "kvfold/engine.h"
 #include "kvfold/events.h"
 

@@ -111,11 +111,9 @@ static run run_at(const kvf_engine *e, kvf_seq seq, uint32_t layer, uint32_t hea
     uint32_t in_group = head % p->heads_per_group, bs = p->block_size, slot = begin % bs;
     kvf_status st = kvf_seq_table(e->manager, seq, layer, head / p->heads_per_group, NULL, NULL, &blocks);
     if (st) return (run){0};
-    size_t block = blocks[begin / bs], at = (block * p->heads_per_group + in_group) * bs + slot;
-    size_t within = ((size_t)in_group * bs + slot) * row_bytes(e);
-    return (run){(unsigned char *)p->k + block * p->k_block_stride + within,
-                 (unsigned char *)p->v + block * p->v_block_stride + within, p->key_norm + at, p->pos + at,
-                 KVF__MIN(bs - slot, end - begin)};
+    size_t block = blocks[begin / bs], at = kvf__meta_at(p, block, in_group, slot);
+    return (run){kvf__k_at(p, block, in_group, slot), kvf__v_at(p, block, in_group, slot), p->key_norm + at,
+                 p->pos + at, KVF__MIN(bs - slot, end - begin)};
 }
 
 /* ---- Saving ---------------------------------------------------------------------------------------------------- */
@@ -234,7 +232,7 @@ static kvf_status attach(kvf_engine *e, kvf_seq seq, const kvf_prefix_key *key, 
                          kvf_error *err) {
     kvf_copy_list *copies = kvf__engine_spare_list(e, err);
     if (e->copier && !copies) return e->broken ? e->broken : KVF_E_CORRUPT;
-    kvf_status st = kvf_prefix_attach_tiers(e->manager, seq, key, match, NULL, copies);
+    kvf_status st = kvf_prefix_attach(e->manager, seq, key, match, NULL, copies);
     if (st) return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
     return copies ? kvf__engine_copies(e, copies, err) : KVF_OK;
 }

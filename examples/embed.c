@@ -80,7 +80,7 @@ static kvf_status append(const kvf_seq *seqs, uint32_t n_seqs, uint32_t n) {
     kvf_append_item items[SEQS];
     for (uint32_t i = 0; i < n_seqs; i++) items[i] = (kvf_append_item){seqs[i], n};
     TRY(kvf_append(manager, items, n_seqs, &copies));
-    TRY(kvf_copies_run(&pages, &scores, &copies)); /* those of a fork too */
+    TRY(kvf_copies_run(&pages, &scores, NULL, NULL, &copies)); /* those of a fork too */
     TRY(kvf_copies_done(manager, &copies));
     return kvf_view_fill(manager, 0, seqs, n_seqs, &view);
 }

@@ -181,7 +181,7 @@ static kvf_reserve reserve_of(const kvf_sched *s, const kvf__req *r) {
 
 static kvf_status reserve_want(kvf_sched *s, const kvf__req *r) {
     kvf_reserve reserve = reserve_of(s, r);
-    return kvf_seq_reserve_as(s->config.manager, r->seq, &reserve);
+    return kvf_seq_reserve(s->config.manager, r->seq, &reserve);
 }
 
 /* Attaches the prefix hit to a new sequence and makes its reservation. A policy that never evicts reserves only blocks behind the
@@ -204,7 +204,9 @@ kvf_status kvf__sched_take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks)
 
 kvf_status kvf__sched_reserve_blocks(kvf_sched *s, const kvf__req *r, kvf_seq seq, uint64_t n_blocks) {
     want_blocks(s, n_blocks);
-    return kvf_seq_reserve(s->config.manager, seq, s->want, r->needs_scores);
+    return kvf_seq_reserve(
+        s->config.manager, seq,
+        &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = s->want, .with_scores = r->needs_scores});
 }
 
 /* While the sizes are unknown, a bounded request keeps the reservation of its admission, which covers its budget; any other request
@@ -237,7 +239,7 @@ kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r) {
     }
     kvf_reserve reserve = reserve_of(s, r);
     reserve.fresh = 1;
-    return kvf_seq_reserve_as(s->config.manager, r->seq, &reserve);
+    return kvf_seq_reserve(s->config.manager, r->seq, &reserve);
 }
 
 /* Makes the reservation that a running request has under the budget of `to`. sized: s->sizes are its layers' sizes. With a budget

@@ -69,9 +69,9 @@ bool kvf__sched_takes_free(const kvf_sched *s, const kvf__req *r, uint32_t n) {
 
 /* The reservation is s->want. A miss is counted too. */
 kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r, const kvf_reserve *reserve) {
-    if (!kvf__sched_caches(s, r)) return kvf_seq_reserve_as(s->config.manager, r->seq, reserve);
+    if (!kvf__sched_caches(s, r)) return kvf_seq_reserve(s->config.manager, r->seq, reserve);
     kvf_prefix_key key = key_of(r, r->n_prefill);
-    return kvf_prefix_attach_tiers(s->config.manager, r->seq, &key, &r->match, reserve, &s->copies);
+    return kvf_prefix_attach(s->config.manager, r->seq, &key, &r->match, reserve, &s->copies);
 }
 
 /* Where the chunk that begins at `begin` ends: on the grid, at prefix_end, where prompts part, or with what is prefilled. */

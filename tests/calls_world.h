@@ -351,7 +351,7 @@ static const kvf_seq *swapped_list(void) {
     return &w.seq;
 }
 static kvf_block taken_block(void) {
-    NEED(kvf_block_take(w.m, &w.block));
+    NEED(kvf_block_take(w.m, 0, &w.block));
     return w.block;
 }
 static kvf_request planned(void) {

@@ -43,7 +43,7 @@ static inline void on_finish(void *user, const kvf_result *r) {
 static inline void check_memory(struct answer *a) {
     const kvf_policy_state *policies;
     const kvf_manager *m = kvf_engine_manager(a->engine, &policies);
-    uint32_t index = kvf_engine_seq_index(a->engine, a->id);
+    uint32_t index = kvf_engine_seq_index(a->engine, a->id, 0);
     const kvf_layer_size *sizes = kvf_policy_sizes(policies, index);
     if (!sizes) return;
     kvf_layer_occupancy layers[3];

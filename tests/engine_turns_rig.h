@@ -117,7 +117,7 @@ static inline void on_finish(void *user, const kvf_result *r) {
     for (uint32_t l = 0; l < N_LAYERS; l++) turn->keep[l] = r->sizes ? r->sizes[l].keep : 0;
     const kvf_policy_state *state;
     (void)kvf_engine_manager(t->engine, &state);
-    note_groups(turn, state, kvf_engine_seq_index(t->engine, t->id), t->engine->n_groups);
+    note_groups(turn, state, kvf_engine_seq_index(t->engine, t->id, 0), t->engine->n_groups);
     uint32_t pos[SLOTS], n;
     turn->kept = 14695981039346656037u;
     for (uint32_t l = 0; l < N_LAYERS; l++)

@@ -83,7 +83,7 @@ static int work(kvf_manager *m) {
         kvf_compaction c;
         if (n > 20 && !kvf_compact_begin(m, &shrink, 1, &c) && kvf_compact_commit(m)) return 1;
         if (x >> 61 == 1 && !kvf_seq_fork(m, *s, &copies, &child) && kvf_seq_free(m, child)) return 1;
-        if (!kvf_block_take(m, &block) && kvf_block_release(m, block)) return 1;
+        if (!kvf_block_take(m, 0, &block) && kvf_block_release(m, block)) return 1;
     }
     for (int i = 0; i < SEQS; i++)
         if (seqs[i] && kvf_seq_free(m, seqs[i])) return 1;

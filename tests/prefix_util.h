@@ -60,7 +60,7 @@ static inline kvf_status attach_as(kvf_manager *m, kvf_seq seq, kvf_prefix_key k
     uint32_t n_slots[64];
     for (int i = 0; i < 64; i++) n_slots[i] = slots_each;
     kvf_reserve r = {.struct_size = sizeof r, .n_slots = n_slots, .growth = growth};
-    return kvf_prefix_attach(m, seq, &k, match, slots_each ? &r : NULL);
+    return kvf_prefix_attach(m, seq, &k, match, slots_each ? &r : NULL, NULL);
 }
 static inline void store(kvf_manager *m, kvf_seq seq, kvf_prefix_key k, uint32_t n, uint32_t flags) {
     kvf_prefix_store_options o = {.struct_size = sizeof o, .flags = flags};
@@ -78,7 +78,7 @@ static inline kvf_seq start_hit(kvf_manager *m, kvf_prefix_key k, uint32_t wante
     kvf_seq seq = new_seq(m);
     kvf_prefix_match match = look_for(m, k, 0);
     cr_assert_eq(match.n_tokens, wanted, "hit of %u, not %u", match.n_tokens, wanted);
-    OK(kvf_prefix_attach(m, seq, &k, &match, NULL));
+    OK(kvf_prefix_attach(m, seq, &k, &match, NULL, NULL));
     AUDIT(m);
     return seq;
 }

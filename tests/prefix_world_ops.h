@@ -142,7 +142,7 @@ static inline void op_reserve(world *w, uint32_t q, uint32_t n_slots, bool growt
     if (!s->alive || s->swapped || s->compacting) return;
     uint64_t before = fingerprint(w);
     fill_reserve(w, n_slots, growth, slots, &r);
-    if (went(w, kvf_seq_reserve_as(w->m, s->handle, &r), before)) note_reserve(w, s, slots, growth);
+    if (went(w, kvf_seq_reserve(w->m, s->handle, &r), before)) note_reserve(w, s, slots, growth);
     check_all(w, NULL);
 }
 
@@ -229,10 +229,10 @@ static inline void op_start(world *w, uint32_t q, uint32_t which, uint32_t n, kv
     if (reserve) fill_reserve(w, reserve, growth, slots, &r);
     uint32_t n_copies = w->list.n;
     if (match.n_host_blocks)
-        MUST(kvf_prefix_attach(w->m, handle, &key, &match, reserve ? &r : NULL) == KVF_E_LIMIT &&
+        MUST(kvf_prefix_attach(w->m, handle, &key, &match, reserve ? &r : NULL, NULL) == KVF_E_LIMIT &&
                  fingerprint(w) == before,
              "an attach without a list", match.n_host_blocks, 0);
-    if (!went(w, kvf_prefix_attach_tiers(w->m, handle, &key, &match, reserve ? &r : NULL, &w->list), before)) {
+    if (!went(w, kvf_prefix_attach(w->m, handle, &key, &match, reserve ? &r : NULL, &w->list), before)) {
         MUST(!kvf_seq_free(w->m, handle), "free", 0, 0);
         check_all(w, NULL);
         return;
@@ -430,7 +430,7 @@ static inline void op_hold(world *w, uint32_t h, uint32_t id) {
         MUST(!kvf_block_release(w->m, x->handle), "release", h, 0);
         x->handle = 0;
     } else if (id == KVF_NO_BLOCK) {
-        if (went(w, kvf_block_take(w->m, &x->handle), before)) {
+        if (went(w, kvf_block_take(w->m, 0, &x->handle), before)) {
             for (uint32_t s = 0; s < BS; s++) w->sim[kvf_block_id(x->handle)][s] = mix(id, s);
             memcpy(x->slots, w->sim[kvf_block_id(x->handle)], sizeof x->slots);
         } else {

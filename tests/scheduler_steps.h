@@ -231,7 +231,7 @@ static inline void rig_run(rig *g, uint32_t max_steps) {
 /* Takes every block that is not promised, so that the next growth finds none. */
 static inline uint32_t take_all(rig *g, kvf_block *held) {
     uint32_t n = 0;
-    while (kvf_block_take(g->manager, &held[n]) == KVF_OK) n++;
+    while (kvf_block_take(g->manager, 0, &held[n]) == KVF_OK) n++;
     return n;
 }
 

@@ -87,7 +87,7 @@ Test(attention_pages, copies_move_blocks_and_score_pages) {
         .struct_size = sizeof s, .base = scores, .n_pages = 4, .n_arrays = 3, .heads_per_group = 2, .block_size = 8};
     kvf_copy items[] = {{KVF_COPY_BLOCK, src, dst, 8}, {KVF_COPY_SCORE_PAGE, 1, 3, 5}};
     kvf_copy_list list = {items, 2, 2};
-    cr_assert_eq(kvf_copies_run(&w->pages, &s, &list), KVF_OK);
+    cr_assert_eq(kvf_copies_run(&w->pages, &s, NULL, NULL, &list), KVF_OK);
     cr_assert_arr_eq(pool + src * bytes, pool + dst * bytes, bytes);
     cr_assert_arr_eq(w->pages.pos + src * slots, w->pages.pos + dst * slots, slots * 4);
     cr_assert_arr_eq(w->pages.key_norm + src * slots, w->pages.key_norm + dst * slots, slots * 4);
@@ -105,11 +105,11 @@ Test(attention_pages, copies_move_blocks_and_score_pages) {
     memset(pool + src * bytes, 1, bytes);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         list.items = bad[i];
-        cr_assert_eq(kvf_copies_run(&w->pages, &s, &list), KVF_E_INVALID, "case %zu", i);
+        cr_assert_eq(kvf_copies_run(&w->pages, &s, NULL, NULL, &list), KVF_E_INVALID, "case %zu", i);
         cr_assert_eq(pool[src * bytes], 1);
     }
     list.items = items;
-    cr_assert_eq(kvf_copies_run(&w->pages, NULL, &list), KVF_E_INVALID, "score pages that are not there");
+    cr_assert_eq(kvf_copies_run(&w->pages, NULL, NULL, NULL, &list), KVF_E_INVALID, "score pages that are not there");
     free_world(w);
 }
 
@@ -158,7 +158,7 @@ Test(attention_pages, copies_go_to_the_host_and_back) {
                         {KVF_COPY_BLOCK_IN, 1, 0, 5},
                         {KVF_COPY_SCORE_IN, 0, 2, 5}};
     kvf_copy_list list = {items, 4, 4};
-    cr_assert_eq(kvf_copies_run_tiers(&d, &ds, &h, &hs, &list), KVF_OK);
+    cr_assert_eq(kvf_copies_run(&d, &ds, &h, &hs, &list), KVF_OK);
     for (size_t head = 0; head < 2; head++)
         for (size_t slot = 0; slot < 8; slot++) {
             bool back = slot < 5;
@@ -186,15 +186,15 @@ Test(attention_pages, copies_go_to_the_host_and_back) {
                       {KVF_COPY_SCORE_IN, 2, 0, 8},  {KVF_COPY_SCORE_OUT, 0, 2, 8}, {KVF_COPY_BLOCK_OUT, 0, 0, 9},
                       {KVF_COPY_KINDS, 0, 0, 8}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        cr_assert_eq(kvf_copies_run_tiers(&d, &ds, &h, &hs, &(kvf_copy_list){&bad[i], 1, 1}), KVF_E_INVALID, "%zu", i);
-    cr_assert_eq(kvf_copies_run_tiers(&d, &ds, NULL, NULL, &list), KVF_E_INVALID, "a host that is not there");
+        cr_assert_eq(kvf_copies_run(&d, &ds, &h, &hs, &(kvf_copy_list){&bad[i], 1, 1}), KVF_E_INVALID, "%zu", i);
+    cr_assert_eq(kvf_copies_run(&d, &ds, NULL, NULL, &list), KVF_E_INVALID, "a host that is not there");
     kvf_pages other = tier_pages(2, 8, host);
-    cr_assert_eq(kvf_copies_run_tiers(&d, &ds, &other, &hs, &list), KVF_E_INVALID, "another head size");
+    cr_assert_eq(kvf_copies_run(&d, &ds, &other, &hs, &list), KVF_E_INVALID, "another head size");
     other = h;
     other.bias = NULL;
-    cr_assert_eq(kvf_copies_run_tiers(&d, &ds, &other, &hs, &list), KVF_E_INVALID, "an array that the host lacks");
+    cr_assert_eq(kvf_copies_run(&d, &ds, &other, &hs, &list), KVF_E_INVALID, "an array that the host lacks");
     hs.n_arrays = 2;
-    cr_assert_eq(kvf_copies_run_tiers(&d, &ds, &h, &hs, &list), KVF_E_INVALID, "fewer scores");
+    cr_assert_eq(kvf_copies_run(&d, &ds, &h, &hs, &list), KVF_E_INVALID, "fewer scores");
 }
 
 /* Zero queries and value = position: the answer is the mean of the positions seen. Reported of masks that align to the
@@ -311,7 +311,7 @@ Test(attention_pages, e3_addresses_past_4_gib) {
         for (int i = 0; i < 3; i++) {
             if (i == 2) { /* and a copy of it, one block further */
                 kvf_copy copy = {KVF_COPY_BLOCK, block, block + 1, bs};
-                cr_assert_eq(kvf_copies_run(&pages, NULL, &(kvf_copy_list){&copy, 1, 1}), KVF_OK);
+                cr_assert_eq(kvf_copies_run(&pages, NULL, NULL, NULL, &(kvf_copy_list){&copy, 1, 1}), KVF_OK);
             }
             float value = i ? 2.0f : 1.0f, want = value * 2.0f * (float)d / sqrtf((float)d) + logf((float)bs);
             row[0] = i ? block + (uint32_t)i - 1 : 0;

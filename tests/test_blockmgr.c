@@ -201,7 +201,9 @@ Test(blockmgr, stale_and_foreign_handles_are_refused) {
         FAILS(KVF_E_STALE, kvf_seq_next_pos(m, bad[i], &n));
         FAILS(KVF_E_STALE, kvf_seq_table(m, bad[i], 0, 0, &n, &n, &row));
         FAILS(KVF_E_STALE, kvf_seq_fork(m, bad[i], list_of(&l), &child));
-        FAILS(KVF_E_STALE, kvf_seq_reserve(m, bad[i], slots1, 0));
+        FAILS(KVF_E_STALE,
+              kvf_seq_reserve(m, bad[i],
+                              &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = slots1, .with_scores = 0}));
         FAILS(KVF_E_STALE, kvf_seq_take_scores(m, bad[i], slots1));
         FAILS(KVF_E_STALE, kvf_append(m, item, 2, list_of(&l)));
         FAILS(KVF_E_STALE, kvf_can_append(m, item, 2, &n));
@@ -224,8 +226,8 @@ Test(blockmgr, block_handles_are_released_once) {
     shape s = {1, 1, 1, 8, 4, 4, 4, 64};
     kvf_manager *m = make(s), *other = make(s);
     kvf_block x, y, foreign;
-    OK(kvf_block_take(m, &x));
-    OK(kvf_block_take(other, &foreign));
+    OK(kvf_block_take(m, 0, &x));
+    OK(kvf_block_take(other, 0, &foreign));
     cr_assert_eq(kvf_block_id(x), kvf_block_id(foreign));
     FAILS(KVF_E_STALE, kvf_block_release(m, foreign));
     OK(kvf_block_hold(m, kvf_block_id(x), &y));
@@ -236,7 +238,7 @@ Test(blockmgr, block_handles_are_released_once) {
     FAILS(KVF_E_STALE, kvf_block_hold(m, kvf_block_id(x), &y)); /* free */
     FAILS(KVF_E_STALE, kvf_block_hold(m, 4, &y));
     FAILS(KVF_E_STALE, kvf_block_hold(m, UINT32_MAX, &y));
-    OK(kvf_block_take(m, &y));
+    OK(kvf_block_take(m, 0, &y));
     cr_assert_eq(kvf_block_id(x), kvf_block_id(y));
     FAILS(KVF_E_STALE, kvf_block_release(m, x)); /* an earlier generation */
     OK(kvf_block_release(m, y));
@@ -269,8 +271,10 @@ Test(blockmgr, bad_arguments_are_refused) {
     FAILS(KVF_E_INVALID, kvf_seq_create(m, NULL));
     FAILS(KVF_E_INVALID, kvf_seq_table(m, a, 2, 0, NULL, NULL, NULL));
     FAILS(KVF_E_INVALID, kvf_seq_table(m, a, 0, 2, NULL, NULL, NULL));
-    FAILS(KVF_E_INVALID, kvf_seq_reserve(m, a, NULL, 0));
-    FAILS(KVF_E_INVALID, kvf_seq_reserve(m, a, four, 0));
+    FAILS(KVF_E_INVALID,
+          kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = NULL, .with_scores = 0}));
+    FAILS(KVF_E_INVALID,
+          kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = four, .with_scores = 0}));
     FAILS(KVF_E_INVALID, kvf_seq_take_scores(m, a, four));
     FAILS(KVF_E_INVALID, append(m, a, 0, list_of(&l)));
     FAILS(KVF_E_LIMIT, append(m, a, 57, list_of(&l)));
@@ -319,13 +323,13 @@ Test(blockmgr, a1_no_phantom_on_the_free_list) {
         cr_assert_eq(n_free(m), 2);
         AUDIT(m);
     }
-    for (int i = 0; i < 2; i++) OK(kvf_block_take(m, &all[i]));
+    for (int i = 0; i < 2; i++) OK(kvf_block_take(m, 0, &all[i]));
     cr_assert(kvf_block_id(all[0]) != b && kvf_block_id(all[1]) != b);
-    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, &all[2]));
+    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, 0, &all[2]));
     OK(kvf_block_release(m, cached));
-    OK(kvf_block_take(m, &all[2]));
+    OK(kvf_block_take(m, 0, &all[2]));
     cr_assert_eq(kvf_block_id(all[2]), b);
-    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, &all[3]));
+    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, 0, &all[3]));
     cr_assert_neq(kvf_block_id(all[0]), kvf_block_id(all[1]));
     AUDIT(m);
     kvf_manager_destroy(m);
@@ -363,12 +367,15 @@ Test(blockmgr, a5_growth_over_layers_is_transactional) {
     kvf_seq a = new_seq(m);
     const uint32_t seven[3] = {8, 16, 32}, six[3] = {8, 16, 24}, none[3] = {0, 0, 0};
     dump_take(&before, m, &a, 1);
-    for (int i = 0; i < 100; i++) FAILS(KVF_E_NO_BLOCKS, kvf_seq_reserve(m, a, seven, 0));
+    for (int i = 0; i < 100; i++)
+        FAILS(KVF_E_NO_BLOCKS,
+              kvf_seq_reserve(m, a,
+                              &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = seven, .with_scores = 0}));
     dump_take(&after, m, &a, 1);
     dump_same(&before, &after);
-    OK(kvf_seq_reserve(m, a, six, 0));
+    OK(kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = six, .with_scores = 0}));
     cr_assert_eq(occupancy(m).blocks.n_promised, 6);
-    OK(kvf_seq_reserve(m, a, none, 0));
+    OK(kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = none, .with_scores = 0}));
     OK(append(m, a, 16, list_of(&l)));
     kvf_compaction c;
     const kvf_compact_item shrink[2] = {{a, 0, 8, NULL}, {a, 1, 8, NULL}};
@@ -376,7 +383,7 @@ Test(blockmgr, a5_growth_over_layers_is_transactional) {
     OK(kvf_compact_commit(m)); /* 1 + 1 + 2 blocks, 2 free */
     kvf_block taken[2];
     for (int n_taken = 0; n_taken < 3; n_taken++) { /* fails at layer 2, then 1, then 0 */
-        if (n_taken) OK(kvf_block_take(m, &taken[n_taken - 1]));
+        if (n_taken) OK(kvf_block_take(m, 0, &taken[n_taken - 1]));
         dump_take(&before, m, &a, 1);
         uint32_t missing = 0;
         kvf_append_item item = {a, 1};
@@ -515,10 +522,10 @@ Test(blockmgr, a_pending_copy_pins_both_ends) {
     OK(kvf_seq_free(m, b));
     cr_assert_eq(n_free(m), 1);
     FAILS(KVF_E_STALE, kvf_block_hold(m, src, &h)); /* nobody holds it */
-    OK(kvf_block_take(m, &h));
+    OK(kvf_block_take(m, 0, &h));
     cr_assert(kvf_block_id(h) != src && kvf_block_id(h) != dst);
     kvf_block none;
-    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, &none));
+    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, 0, &none));
     AUDIT(m);
     const kvf_copy bad[] = {{KVF_COPY_BLOCK, dst, src, 5},
                             {KVF_COPY_SCORE_PAGE, src, dst, 5},
@@ -578,7 +585,7 @@ Test(blockmgr, rollback_takes_the_newest_back) {
     const uint32_t cover[4] = {10, 10, 10, 10}, reserve[4] = {24, 24, 24, 24};
     OK(append(m, a, 10, list_of(&l)));
     OK(kvf_seq_take_scores(m, a, cover));
-    OK(kvf_seq_reserve(m, a, reserve, 1));
+    OK(kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = reserve, .with_scores = 1}));
     dump_take(&before, m, &a, 1);
     OK(append(m, a, 13, list_of(&l)));
     cr_assert_eq(occupancy(m).blocks.n_promised, 0);

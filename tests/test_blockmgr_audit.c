@@ -18,7 +18,8 @@ static void set_up(scene *s) {
     kvf_block h;
     OK(append(s->m, s->a, 20, list_of(&s->l)));
     OK(kvf_seq_take_scores(s->m, s->a, cover));
-    OK(kvf_seq_reserve(s->m, s->a, reserve, 1));
+    OK(kvf_seq_reserve(s->m, s->a,
+                       &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = reserve, .with_scores = 1}));
     OK(kvf_seq_fork(s->m, s->a, list_of(&s->l), &s->b));
     OK(append(s->m, s->b, 1, &s->l.list));
     OK(kvf_block_hold(s->m, block(s->m, s->a, 0, 1), &h));
@@ -276,9 +277,9 @@ Test(blockmgr_audit, generations_wrap) {
     kvf_seq b = new_seq(m);
     cr_assert(b != 0 && a != b && m->seqs[0].generation == 1);
     kvf_block x, y;
-    OK(kvf_block_take(m, &x));
+    OK(kvf_block_take(m, 0, &x));
     OK(kvf_block_release(m, x));
-    OK(kvf_block_take(m, &y));
+    OK(kvf_block_take(m, 0, &y));
     cr_assert(kvf_block_id(x) == kvf_block_id(y) && x != y);
     FAILS(KVF_E_STALE, kvf_block_release(m, x));
     OK(kvf_block_hold(m, 0, &x));

@@ -121,7 +121,9 @@ Test(blockmgr_classes, a5_what_one_class_lacks_takes_nothing_from_the_others) {
             FAILS(KVF_E_NO_BLOCKS, kvf_can_append(m, &item, 1, &missing));
             cr_assert_eq(missing, 1);
             FAILS(KVF_E_NO_BLOCKS, append(m, a, 1, NULL));
-            FAILS(KVF_E_NO_BLOCKS, kvf_seq_reserve(m, a, reserve, 0));
+            FAILS(KVF_E_NO_BLOCKS,
+                  kvf_seq_reserve(
+                      m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = reserve, .with_scores = 0}));
             AUDIT(m);
         }
         dump_take(&after, m, all, 2);
@@ -148,7 +150,7 @@ Test(blockmgr_classes, a_fork_is_promised_in_every_class_or_fails) {
     kvf_manager *m = make_classes(&s);
     const uint32_t reserve[2] = {16, 16};
     kvf_seq a = new_seq(m), child = 0;
-    OK(kvf_seq_reserve(m, a, reserve, 0));
+    OK(kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = reserve, .with_scores = 0}));
     cr_assert(of_class(m, 0).n_promised == 2 && of_class(m, 1).n_promised == 2);
     FAILS(KVF_E_NO_BLOCKS, kvf_seq_fork(m, a, NULL, &child)); /* two more of the first, not of the second */
     AUDIT(m);
@@ -165,12 +167,12 @@ Test(blockmgr_classes, handles_and_copies_are_of_their_class) {
     kvf_manager *m = make_classes(&s);
     kvf_block h[8], x;
     static list l;
-    for (uint32_t i = 0; i < 3; i++) OK(kvf_block_take(m, &h[i]));
-    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, &x));
-    for (uint32_t i = 3; i < 8; i++) OK(kvf_block_take_of(m, 1, &h[i]));
-    FAILS(KVF_E_NO_BLOCKS, kvf_block_take_of(m, 1, &x));
-    FAILS(KVF_E_INVALID, kvf_block_take_of(m, 2, &x));
-    FAILS(KVF_E_INVALID, kvf_block_take_of(m, 1, NULL));
+    for (uint32_t i = 0; i < 3; i++) OK(kvf_block_take(m, 0, &h[i]));
+    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, 0, &x));
+    for (uint32_t i = 3; i < 8; i++) OK(kvf_block_take(m, 1, &h[i]));
+    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, 1, &x));
+    FAILS(KVF_E_INVALID, kvf_block_take(m, 2, &x));
+    FAILS(KVF_E_INVALID, kvf_block_take(m, 1, NULL));
     for (uint32_t i = 0; i < 8; i++) cr_assert_eq(kvf_block_id(h[i]), i);
     AUDIT(m);
     OK(kvf_block_hold(m, 7, &x));
@@ -234,9 +236,9 @@ Test(blockmgr_classes, a_hit_is_in_all_classes_or_none) {
     const uint32_t reserve[3] = {24, 24, 24};
     kvf_reserve r = {.struct_size = sizeof r, .n_slots = reserve, .growth = 1};
     FAILS(KVF_E_NO_BLOCKS,
-          kvf_prefix_attach(m, a, &key, &match, &r)); /* nothing of the second class is left to promise */
+          kvf_prefix_attach(m, a, &key, &match, &r, NULL)); /* nothing of the second class is left to promise */
     AUDIT(m);
-    OK(kvf_prefix_attach(m, a, &key, &match, NULL));
+    OK(kvf_prefix_attach(m, a, &key, &match, NULL, NULL));
     AUDIT(m);
     expect_ids(m, a, &s);
     uint32_t n_idle = 77;
@@ -267,7 +269,7 @@ Test(blockmgr_classes, a_sequence_goes_to_the_host_in_all_classes_or_stays) {
     OK(kvf_copies_done(m, &l.list));
     cr_assert_eq(occupancy(m).held_bytes, 0);
     kvf_block h[6];
-    for (uint32_t i = 0; i < 5; i++) OK(kvf_block_take_of(m, 1, &h[i]));
+    for (uint32_t i = 0; i < 5; i++) OK(kvf_block_take(m, 1, &h[i]));
     FAILS(KVF_E_NO_BLOCKS, kvf_swap_in(m, &a, 1, 0, &l.list));
     OK(kvf_block_release(m, h[0]));
     FAILS(KVF_E_NO_BLOCKS, kvf_swap_in(m, &a, 1, 1, &l.list)); /* and a token more takes a third */

@@ -196,12 +196,13 @@ Test(blockmgr_compact, growth_within_a_reservation_never_fails) {
     kvf_seq a = new_seq(m), b = new_seq(m);
     const uint32_t r[2] = {24, 32};
     kvf_block h;
-    OK(kvf_seq_reserve(m, a, r, 0)); /* 3 + 4 */
+    OK(kvf_seq_reserve(m, a,
+                       &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = r, .with_scores = 0})); /* 3 + 4 */
     cr_assert_eq(occupancy(m).blocks.n_promised, 7);
     OK(append(m, b, 16, list_of(&l))); /* 4 of the 5 others */
     FAILS(KVF_E_NO_BLOCKS, append(m, b, 1, list_of(&l)));
-    OK(kvf_block_take(m, &h));
-    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, &h)); /* the rest is promised */
+    OK(kvf_block_take(m, 0, &h));
+    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, 0, &h)); /* the rest is promised */
     for (int i = 0; i < 24; i++) {
         OK(append(m, a, 1, list_of(&l)));
         AUDIT(m);
@@ -212,19 +213,20 @@ Test(blockmgr_compact, growth_within_a_reservation_never_fails) {
     compact(m, a, 0, 8);
     compact(m, a, 1, 1);
     cr_assert(n_free(m) == 5 && occupancy(m).blocks.n_promised == 5);
-    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, &h));
+    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, 0, &h));
     OK(append(m, a, 16, list_of(&l)));
     OK(kvf_seq_rollback(m, a, 9)); /* and after a rollback */
     cr_assert_eq(n_free(m), occupancy(m).blocks.n_promised);
     OK(append(m, a, 9, list_of(&l)));
     /* Lowered, what is promised is given back; raised, it must be there. */
     const uint32_t low[2] = {8, 8}, high[2] = {96, 96}, none[2] = {0, 0};
-    OK(kvf_seq_reserve(m, a, low, 0));
+    OK(kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = low, .with_scores = 0}));
     cr_assert_eq(occupancy(m).blocks.n_promised, 0);
-    FAILS(KVF_E_NO_BLOCKS, kvf_seq_reserve(m, a, high, 0));
-    OK(kvf_seq_reserve(m, a, r, 0));
-    OK(kvf_seq_reserve(m, a, none, 0));
-    OK(kvf_seq_reserve(m, a, r, 0));
+    FAILS(KVF_E_NO_BLOCKS,
+          kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = high, .with_scores = 0}));
+    OK(kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = r, .with_scores = 0}));
+    OK(kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = none, .with_scores = 0}));
+    OK(kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = r, .with_scores = 0}));
     OK(kvf_seq_free(m, a)); /* drops its promises */
     cr_assert_eq(occupancy(m).blocks.n_promised, 0);
     AUDIT(m);
@@ -237,21 +239,21 @@ Test(blockmgr_compact, a_fork_is_promised_the_whole_reservation) {
     kvf_seq a = new_seq(m), b = 0, c;
     const uint32_t r[2] = {24, 0};
     OK(append(m, a, 20, list_of(&l)));
-    OK(kvf_seq_reserve(m, a, r, 0));
+    OK(kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = r, .with_scores = 0}));
     OK(kvf_seq_fork(m, a, list_of(&l), &b));
     cr_assert_eq(occupancy(m).blocks.n_promised, 3); /* layer 0's; layer 1 has no reservation */
     OK(kvf_seq_fork(m, b, list_of(&l), &c));
     cr_assert_eq(occupancy(m).blocks.n_promised, 6);
     kvf_block h;
-    OK(kvf_block_take(m, &h));
+    OK(kvf_block_take(m, 0, &h));
     kvf_seq d = 0;
     FAILS(KVF_E_NO_BLOCKS, kvf_seq_fork(m, b, list_of(&l), &d)); /* 6 free, 6 promised */
     cr_assert_eq(d, 0);
     OK(kvf_seq_free(m, c));
     /* The child compacts with its promise while nobody else could take a block. */
     kvf_block rest[3];
-    for (int i = 0; i < 3; i++) OK(kvf_block_take(m, &rest[i]));
-    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, &h));
+    for (int i = 0; i < 3; i++) OK(kvf_block_take(m, 0, &rest[i]));
+    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, 0, &h));
     kvf_compaction k;
     const kvf_compact_item item = {b, 0, 17, NULL};
     OK(kvf_compact_begin(m, &item, 1, &k));
@@ -276,13 +278,13 @@ Test(blockmgr_compact, reserving_during_a_compaction_counts_fresh_blocks) {
     const uint32_t r[1] = {32}, small[1] = {8};
     kvf_compaction k;
     OK(kvf_compact_begin(m, &item, 1, &k));
-    OK(kvf_seq_reserve(m, b, r, 0));
+    OK(kvf_seq_reserve(m, b, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = r, .with_scores = 0}));
     cr_assert_eq(occupancy(m).blocks.n_promised, 2);
     AUDIT(m);
     OK(kvf_compact_cancel(m));
     cr_assert_eq(occupancy(m).blocks.n_promised, 4);
     OK(kvf_compact_begin(m, &item, 1, &k));
-    OK(kvf_seq_reserve(m, b, small, 0));
+    OK(kvf_seq_reserve(m, b, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = small, .with_scores = 0}));
     AUDIT(m);
     OK(kvf_compact_commit(m));
     AUDIT(m);
@@ -308,7 +310,7 @@ Test(blockmgr_compact, score_pages_follow_the_blocks) {
     const uint32_t cover[2] = {24, 9}, too_many[2] = {8, 33}, r[2] = {40, 24}, r_small[2] = {24, 16};
     OK(append(m, a, 32, list_of(&l)));
     FAILS(KVF_E_INVALID, kvf_seq_take_scores(m, a, too_many));
-    OK(kvf_seq_reserve(m, a, r_small, 1));
+    OK(kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = r_small, .with_scores = 1}));
     cr_assert_eq(occupancy(m).score_pages.n_promised, 5);
     OK(kvf_seq_take_scores(m, a, cover));
     cr_assert(occupancy(m).score_pages.n_promised == 0 && score_pages(m, a, 0) == 3 && score_pages(m, a, 1) == 2);
@@ -318,15 +320,17 @@ Test(blockmgr_compact, score_pages_follow_the_blocks) {
     cr_assert(score_pages(m, a, 0) == 2 && score_pages(m, a, 1) == 2);
     OK(append(m, a, 8, list_of(&l))); /* 20 and 17 slots */
     cr_assert(score_pages(m, a, 0) == 3 && score_pages(m, a, 1) == 3);
-    OK(kvf_seq_reserve(m, a, r, 1)); /* 5 + 3 pages, 6 held */
+    OK(kvf_seq_reserve(
+        m, a,
+        &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = r, .with_scores = 1})); /* 5 + 3 pages, 6 held */
     cr_assert_eq(occupancy(m).score_pages.n_promised, 2);
     dump_take(&before, m, &a, 1);
     FAILS(KVF_E_NO_BLOCKS, kvf_seq_fork(m, a, list_of(&l), &b)); /* wants 8 pages, 4 are to be had */
-    OK(kvf_seq_reserve(m, a, r_small, 1));
-    OK(kvf_seq_reserve(m, a, r, 1));
+    OK(kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = r_small, .with_scores = 1}));
+    OK(kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = r, .with_scores = 1}));
     dump_take(&after, m, &a, 1);
     dump_same(&before, &after);
-    OK(kvf_seq_reserve(m, a, r, 0));
+    OK(kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = r, .with_scores = 0}));
     cr_assert_eq(occupancy(m).score_pages.n_promised, 0);
     kvf_copy five[5];
     kvf_copy_list small = {five, 0, 5};

@@ -222,7 +222,11 @@ static void op_reserve(world *w) {
     }
     int lack = blocks[0] > r.n_free[0] || blocks[1] > r.n_free[1] || pages > pr.n_free[0];
     kvf_status want = lack ? KVF_E_NO_BLOCKS : KVF_OK;
-    STATUS(w, kvf_seq_reserve(w->m, s->handle, n_slots, with_scores), want);
+    STATUS(w,
+           kvf_seq_reserve(
+               w->m, s->handle,
+               &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = n_slots, .with_scores = with_scores}),
+           want);
     seen.reserve_no_blocks += want == KVF_E_NO_BLOCKS;
     if (want) return;
     seen.reserves++;
@@ -323,7 +327,7 @@ static void op_hold(world *w) {
     if (!rnd(w, 4)) {
         uint32_t of = w->class_end[0] < w->n_blocks ? rnd(w, CLASSES) : 0;
         kvf_status want = spare(&r, of) ? KVF_OK : KVF_E_NO_BLOCKS;
-        STATUS(w, of ? kvf_block_take_of(w->m, of, &h->handle) : kvf_block_take(w->m, &h->handle), want);
+        STATUS(w, of ? kvf_block_take(w->m, of, &h->handle) : kvf_block_take(w->m, 0, &h->handle), want);
         if (want) return;
         h->id = kvf_block_id(h->handle);
         take(w, &r, w->n_blocks, h->id);

@@ -137,7 +137,7 @@ Test(blockmgr_view, a_hit_and_what_windows_drop_are_listed) {
     OK(kvf_prefix_lookup(m, &key, NULL, &match));
     cr_assert_eq(match.n_tokens, 32);
     s = new_seq(m);
-    OK(kvf_prefix_attach(m, s, &key, &match, NULL));
+    OK(kvf_prefix_attach(m, s, &key, &match, NULL, NULL));
     for (uint32_t i = 0; i < 4; i++) {
         v = fill(m, i & 1, &s, 1);
         const char *wrong = mirror_send(&d, m, i & 1, &s, &v);

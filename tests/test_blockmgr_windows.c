@@ -48,7 +48,8 @@ Test(blockmgr_windows, a_window_holds_no_more_than_the_header_says_and_always_gr
             uint32_t reserve[2] = {most, most}, held_most = 0;
             kvf_manager *m = make_windows(2, windows, n_blocks, 64, 0);
             kvf_seq s = new_seq(m);
-            OK(kvf_seq_reserve(m, s, reserve, 0));
+            OK(kvf_seq_reserve(
+                m, s, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = reserve, .with_scores = 0}));
             for (uint32_t pos = 0; pos < 200; pos += n) {
                 uint32_t missing = 9;
                 OK(kvf_can_append(m, &(kvf_append_item){s, n}, 1, &missing));
@@ -166,7 +167,7 @@ Test(blockmgr_windows, what_cannot_be_done_to_a_window_is_refused) {
     OK(kvf_seq_rollback(m, s, 3));
     OK(kvf_seq_take_scores(m, s, cover));
     cr_assert_eq(occupancy(m).score_pages.n_held, 1);
-    OK(kvf_seq_reserve(m, s, reserve, 1));
+    OK(kvf_seq_reserve(m, s, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = reserve, .with_scores = 1}));
     cr_assert_eq(occupancy(m).score_pages.n_promised, 3);
     cr_assert_eq(occupancy(m).blocks.n_promised, (4 - blocks(m, s, 0)) + (4 - blocks(m, s, 1)));
     OK(append(m, s, 20, NULL));
@@ -204,7 +205,7 @@ Test(blockmgr_windows, what_is_stored_before_it_is_dropped_is_found) {
     kvf_prefix_match match = look_for(m, tokens, 60);
     cr_assert_eq(match.n_tokens, 48);
     kvf_prefix_key key = {.struct_size = sizeof key, .tokens = tokens, .n_tokens = 60};
-    OK(kvf_prefix_attach(m, hit, &key, &match, NULL));
+    OK(kvf_prefix_attach(m, hit, &key, &match, NULL, NULL));
     cr_assert(slots(m, hit, 0) == 48 && slots(m, hit, 1) == 48);
     first = block(m, hit, 0, 0);
     OK(append(m, hit, 12, NULL)); /* drops what is out of the window, which the cache keeps */

@@ -25,8 +25,7 @@
     S('m', kvf_seq_index, "ifi", w.m, w.seq, &w.n) \
     S('m', kvf_seq_table, "ifiiooo", w.m, w.seq, 0u, 0u, &w.n, &w.n2, &w.row) \
     S('m', kvf_seq_next_pos, "ifi", w.m, w.seq, &w.n) \
-    S('m', kvf_seq_reserve, "ifio", w.m, w.seq, w.slots, 0) \
-    S('m', kvf_seq_reserve_as, "ifi", w.m, w.seq, &w.reserve) \
+    S('m', kvf_seq_reserve, "ifi", w.m, w.seq, &w.reserve) \
     S('m', kvf_seq_take_scores, "ifi", w.m, w.seq, w.slots) \
     S('m', kvf_append, "iifo", w.m, w.append, 2u, &w.copies) \
     S('m', kvf_can_append, "iifo", w.m, w.append, 2u, &w.n) \
@@ -40,8 +39,7 @@
     S('m', kvf_view_fill, "iiifi", w.m, 0u, &w.seq, 1u, &w.view) \
     S('m', kvf_view_read_changes, "iii", w.m, 0u, &w.changes) \
     S('m', kvf_view_forget, "ii", w.m, 0u) \
-    S('m', kvf_block_take, "ii", w.m, &w.block) \
-    S('m', kvf_block_take_of, "iii", w.m, 0u, &w.block) \
+    S('m', kvf_block_take, "iii", w.m, 0u, &w.block) \
     S('m', kvf_block_hold, "ifi", w.m, kvf_block_id(taken_block()), &w.block) \
     S('m', kvf_block_release, "if", w.m, taken_block()) \
     V(kvf_block_id, "a", w.block) \
@@ -51,8 +49,7 @@
     S('m', kvf_seq_sharing, "ifoo", w.m, w.seq, &w.wide, &w.wide2) \
     S('m', kvf_audit, "ie", w.m, &w.err) \
     S('m', kvf_prefix_lookup, "iioi", w.m, &w.key, &w.prefix, &w.found) \
-    S('m', kvf_prefix_attach, "ifiio", w.m, w.empty, &w.key, &w.match, &w.reserve) \
-    S('m', kvf_prefix_attach_tiers, "ifiioo", w.m, w.empty, &w.key, &w.match, &w.reserve, &w.copies) \
+    S('m', kvf_prefix_attach, "ifiioo", w.m, w.empty, &w.key, &w.match, &w.reserve, &w.copies) \
     S('m', kvf_prefix_offload, "iooo", w.m, 1u, &w.copies, &w.n) \
     S('m', kvf_prefix_store, "ifiioo", w.m, w.seq, &w.key, 8u, &w.store, &w.n) \
     S('m', kvf_prefix_tick, "io", w.m, UINT64_C(7)) \
@@ -71,9 +68,8 @@
     S('n', kvf_attention_append, "oie", w.stream, &w.a, &w.err) \
     S('n', kvf_attention_prefill, "oie", w.stream, &w.a, &w.err) \
     S('n', kvf_attention_decode, "oie", w.stream, &w.a, &w.err) \
-    S('n', kvf_copies_run, "ioi", &w.pages, &w.scores, &w.copies) \
     S('n', kvf_view_csr, "ioiiie", &w.view, &w.pages, 0u, 0u, &w.csr, &w.err) \
-    S('n', kvf_copies_run_tiers, "ioooi", &w.pages, &w.scores, &w.host_pages, &w.host_scores, &w.copies) \
+    S('n', kvf_copies_run, "ioooi", &w.pages, &w.scores, &w.host_pages, &w.host_scores, &w.copies) \
     S('n', kvf_copies_begin, "ioooii", &w.pages, &w.scores, &w.host_pages, &w.host_scores, &w.copies, &w.source) \
     V(kvf_copies_next, "aa", &w.source, w.device_copies) \
     V(kvf_cpu_has_path, "a", KVF_CPU_AUTO) \
@@ -158,7 +154,7 @@ static const call calls[] = {CALLS(S_CALL, V_CALL)};
 #define APPEND kvf_attention_append(w.stream, &w.a, &w.err)
 #define PREFILL kvf_attention_prefill(w.stream, &w.a, &w.err)
 #define CSR kvf_view_csr(&w.view, NULL, 0, 0, &w.csr, &w.err)
-#define RUN kvf_copies_run(&w.pages, NULL, &w.copies)
+#define RUN kvf_copies_run(&w.pages, NULL, NULL, NULL, &w.copies)
 #define STATE kvf_policy_state_create(&w.sc, &w.new_state, &w.err)
 #define CHECK kvf_policy_options_check(&w.options, 2, BS, &w.err)
 #define MATCH kvf_policy_match(w.state, w.stream, &w.batch, w.plan, &w.err)
@@ -173,10 +169,10 @@ static const call calls[] = {CALLS(S_CALL, V_CALL)};
     F(done_kind, 'm', "f", (w.copies.n = 1, w.items[0].kind = UINT32_MAX), kvf_copies_done(w.m, &w.copies)) \
     F(done_src, 'm', "f", (w.copies.n = 1, w.items[0].src = UINT32_MAX), kvf_copies_done(w.m, &w.copies)) \
     F(offload_n, 'm', "o", w.copies.n = UINT32_MAX, kvf_prefix_offload(w.m, 1, &w.copies, &w.n)) \
-    F(reserve_null, 'm', "i", w.reserve.n_slots = NULL, kvf_seq_reserve_as(w.m, w.seq, &w.reserve)) \
-    F(reserve_slots, 'm', "i", w.slots[1] = UINT32_MAX, kvf_seq_reserve_as(w.m, w.seq, &w.reserve)) \
-    F(reserve_size, 'm', "i", w.reserve.struct_size = 0, kvf_seq_reserve_as(w.m, w.seq, &w.reserve)) \
-    F(reserve_huge, 'm', "f", w.reserve.struct_size = SIZE_MAX, kvf_seq_reserve_as(w.m, w.seq, &w.reserve)) \
+    F(reserve_null, 'm', "i", w.reserve.n_slots = NULL, kvf_seq_reserve(w.m, w.seq, &w.reserve)) \
+    F(reserve_slots, 'm', "i", w.slots[1] = UINT32_MAX, kvf_seq_reserve(w.m, w.seq, &w.reserve)) \
+    F(reserve_size, 'm', "i", w.reserve.struct_size = 0, kvf_seq_reserve(w.m, w.seq, &w.reserve)) \
+    F(reserve_huge, 'm', "f", w.reserve.struct_size = SIZE_MAX, kvf_seq_reserve(w.m, w.seq, &w.reserve)) \
     F(scores_slots, 'm', "i", w.slots[0] = UINT32_MAX, kvf_seq_take_scores(w.m, w.seq, w.slots)) \
     F(compact_keep, 'm', "i", w.compact.n_keep = UINT32_MAX, kvf_compact_begin(w.m, &w.compact, 1, &w.compaction)) \
     F(compact_layer, 'm', "i", w.compact.layer = UINT32_MAX, kvf_compact_begin(w.m, &w.compact, 1, &w.compaction)) \
@@ -190,13 +186,13 @@ static const call calls[] = {CALLS(S_CALL, V_CALL)};
     F(key_long_salt, 'm', "f", (w.key.salt = w.text, w.key.salt_bytes = UINT32_MAX), LOOKUP) \
     F(key_size, 'm', "i", w.key.struct_size = 0, LOOKUP) \
     F(match_node, 'm', "f", w.match.node = UINT64_MAX, \
-      kvf_prefix_attach(w.m, w.empty, &w.key, &w.match, NULL)) \
+      kvf_prefix_attach(w.m, w.empty, &w.key, &w.match, NULL, NULL)) \
     F(match_tokens, 'm', "f", w.match.n_tokens = UINT32_MAX, \
-      kvf_prefix_attach(w.m, w.empty, &w.key, &w.match, NULL)) \
+      kvf_prefix_attach(w.m, w.empty, &w.key, &w.match, NULL, NULL)) \
     F(match_blocks, 'm', "o", w.match.n_blocks = UINT32_MAX, \
-      kvf_prefix_attach(w.m, w.empty, &w.key, &w.match, NULL)) \
+      kvf_prefix_attach(w.m, w.empty, &w.key, &w.match, NULL, NULL)) \
     F(match_partial, 'm', "o", w.match.n_partial = UINT32_MAX, \
-      kvf_prefix_attach(w.m, w.empty, &w.key, &w.match, NULL)) \
+      kvf_prefix_attach(w.m, w.empty, &w.key, &w.match, NULL, NULL)) \
     F(snapshot, 'm', "f", w.match.snapshot = UINT64_MAX, kvf_prefix_snapshot_get(w.m, &w.match, w.ids, 16, &w.n)) \
     F(store_priority, 'm', "i", w.store.priority = UINT32_MAX, \
       kvf_prefix_store(w.m, w.seq, &w.key, 8, &w.store, &w.n)) \
@@ -254,7 +250,7 @@ static const call calls[] = {CALLS(S_CALL, V_CALL)};
     F(run_slots, 'n', "i", (w.copies.n = 1, w.items[0].n_slots = UINT32_MAX), RUN) \
     F(run_scores, 'n', "i", (w.copies.n = 1, w.items[0].kind = KVF_COPY_SCORE_PAGE), RUN) \
     F(run_host, 'n', "i", (w.copies.n = 1, w.items[0].kind = KVF_COPY_BLOCK_OUT), RUN) \
-    F(run_pos, 'n', "i", w.host_pages.pos = NULL, kvf_copies_run_tiers(&w.pages, NULL, &w.host_pages, NULL, &w.copies)) \
+    F(run_pos, 'n', "i", w.host_pages.pos = NULL, kvf_copies_run(&w.pages, NULL, &w.host_pages, NULL, &w.copies)) \
     F(state_layers, 'e', "f", w.sc.n_layers = UINT32_MAX, STATE) \
     F(state_seqs, 'e', "f", w.sc.max_seqs = UINT32_MAX, STATE) \
     F(state_slots, 'e', "f", w.sc.max_slots = UINT32_MAX, STATE) \

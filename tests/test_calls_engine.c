@@ -135,8 +135,7 @@ static const kvf_prompt_file *saved(void) {
     S('n', kvf_engine_get_stats, "ii", w.engine, &w.stats) \
     S('n', kvf_engine_positions, "iffff-i", w.engine, w.runs, 0u, 0u, w.ids, (uint32_t)IDS, &w.n) \
     V(kvf_engine_manager, "aa", w.engine, &w.policies) \
-    V(kvf_engine_seq_index, "aa", w.engine, w.runs) \
-    V(kvf_engine_sample_seq_index, "aaa", w.engine, w.runs, 0u) \
+    V(kvf_engine_seq_index, "aaa", w.engine, w.runs, 0u) \
     S('n', kvf_engine_prompt_save, "iii-oe", w.engine, &w.file, w.prompt, 24u, &w.n, &w.err) \
     S('n', kvf_engine_prompt_load, "iioe", w.engine, saved(), &w.n, &w.err) \
     S('n', kvf_model_open, "ioie", model_file(), &w.model_config, &w.new_model, &w.err) \

@@ -91,7 +91,7 @@ static void compare(const kvf__cuda_ops *cuda, area *host, area *device, uint64_
     if (!st) st = cuda->copies_run(&device->pages, &device->scores, &list, device_items, &err);
     cr_assert_eq(st, KVF_OK, "seed %llu: %s", (unsigned long long)seed, err.text);
     cuda->free(device_items);
-    cr_assert_eq(kvf_copies_run(&host->pages, &host->scores, &list), KVF_OK);
+    cr_assert_eq(kvf_copies_run(&host->pages, &host->scores, NULL, NULL, &list), KVF_OK);
     for (uint32_t i = 0; i < list.n; i++) {
         forget_idle_slots(host, &items[i]);
         forget_idle_slots(device, &items[i]);

@@ -68,7 +68,7 @@ static uint32_t append(memory *x, kvf_seq seq, uint32_t n, uint32_t first) {
     kvf_append_item item = {seq, n};
     cr_assert_eq(kvf_append(x->m, &item, 1, &x->copies), KVF_OK);
     uint32_t copied = x->copies.n;
-    cr_assert_eq(kvf_copies_run(&x->pages, NULL, &x->copies), KVF_OK);
+    cr_assert_eq(kvf_copies_run(&x->pages, NULL, NULL, NULL, &x->copies), KVF_OK);
     cr_assert_eq(kvf_copies_done(x->m, &x->copies), KVF_OK);
     for (uint32_t l = 0; l < 2; l++) {
         uint32_t n_slots = n_slots_of(x, seq, l);

@@ -245,7 +245,7 @@ Test(engine_head_budget, sizes_that_round_up_find_no_block_and_go_on) {
             if (!kind) cr_assert_eq(kvf_engine_set_budget(e, j.id, 1, budget, NULL), KVF_OK);
             /* Nothing is free but what is promised. */
             for (kvf_occupancy o = stats_of(e).occupancy; n + o.blocks.n_promised < o.blocks.n_free; n++)
-                cr_assert_eq(kvf_block_take(e->manager, &held[n]), KVF_OK);
+                cr_assert_eq(kvf_block_take(e->manager, 0, &held[n]), KVF_OK);
             for (int i = 0; i < 30; i++) step(e, NULL);
             n_tight += stats_of(e).n_preempted > 0;
             for (uint32_t i = 0; i < n; i++) cr_assert_eq(kvf_block_release(e->manager, held[i]), KVF_OK);

@@ -243,7 +243,7 @@ Test(engine_variants, without_room_at_the_prompts_end_all_begin_again) {
         submit(e, &tight, g, policies, 4);
         step(e, NULL); /* the first of two chunks: what is free now is not promised */
         for (kvf_occupancy o = stats_of(e).occupancy; n + o.blocks.n_promised + n_left < o.blocks.n_free; n++)
-            cr_assert_eq(kvf_block_take(e->manager, &held[n]), KVF_OK);
+            cr_assert_eq(kvf_block_take(e->manager, 0, &held[n]), KVF_OK);
         step(e, NULL);
         step(e, NULL);
         for (uint32_t i = 0; i < n; i++) cr_assert_eq(kvf_block_release(e->manager, held[i]), KVF_OK);

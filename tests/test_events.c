@@ -112,7 +112,7 @@ static void run_copies(void) {
     kvf_pages far = pages_of(host_k, host_v, host_pos, host_norm, w.pages.heads_per_group);
     kvf_score_pages far_scores = w.scores;
     far_scores.base = host_score;
-    OK(kvf_copies_run_tiers(&w.pages, &w.scores, &far, &far_scores, &w.copies));
+    OK(kvf_copies_run(&w.pages, &w.scores, &far, &far_scores, &w.copies));
     OK(kvf_copies_done(w.m, &w.copies));
 }
 
@@ -174,7 +174,7 @@ static void run_short(const kvf_moment_rows *r, bool expect_short) {
     uint32_t n_tables = w.view.n_seqs * w.view.n_layers * w.view.n_groups;
     memcpy(n_slots, w.view.n_slots, n_tables * sizeof *n_slots);
     for (uint32_t i = 0; i < w.view.n_seqs; i++) sized[i] = kvf_policy_sizes(w.state, w.view.seq_index[i]) != NULL;
-    while (kvf_block_take(w.m, &held[n]) == KVF_OK) n++;
+    while (kvf_block_take(w.m, 0, &held[n]) == KVF_OK) n++;
     kvf_status st = kvf_events_run(w.events, r, &w.err);
     if (expect_short) cr_assert_eq(st, KVF_E_NO_BLOCKS, "%s", kvf_status_name(st));
     for (uint32_t i = 0; i < n; i++) OK(kvf_block_release(w.m, held[i]));
@@ -340,7 +340,7 @@ Test(events, make_room_drops_a_row) {
     kvf_block held[BLOCKS];
     uint32_t n = 0, fresh = 0;
     for (uint32_t i = 0; i < LAYERS; i++) fresh += (30 + 1 + BS) / BS;
-    while (kvf_block_take(w.m, &held[n]) == KVF_OK) n++;
+    while (kvf_block_take(w.m, 0, &held[n]) == KVF_OK) n++;
     for (uint32_t i = 0; i < fresh; i++) OK(kvf_block_release(w.m, held[--n]));
     OK(kvf_events_run(w.events, &r, &w.err));
     cr_assert(changed[0] == KVF_ROW_RESIZED && changed[1] & KVF_ROW_DROPPED, "%d %d", changed[0], changed[1]);

@@ -102,7 +102,7 @@ Test(forward_logits, the_real_model_has_the_listed_logits) {
     forward_rig r;
     for (uint32_t i = 0; i < n; i++) ids[i] = (uint32_t)json_integer_value(json_array_get(list, i));
     cr_assert(kvf_stream_create_cpu(NULL, 0, &stream, &err) == KVF_OK);
-    kvf_model_config config = {.struct_size = sizeof config, .stream = stream};
+    kvf_model_config config = {.struct_size = sizeof config};
     cr_assert(kvf_model_open(path, &config, &m, &err) == KVF_OK, "%s", err.text);
     rig_open(&r, m, KVF_F32, 2, 0, 30 * 10, 128, 160);
     float *logits = rig_floats((size_t)n * r.info->n_vocab);

@@ -36,7 +36,7 @@ static void begin(needs *x, uint64_t seed, bool swaps) {
         for (uint32_t k = 0; k < LAYERS * 2; k++) n_slots[k] = 8 * seeded_next(&rng, 9);
         kvf_reserve r = {.struct_size = sizeof r, .n_slots = n_slots, .growth = seeded_next(&rng, 2) != 0};
         if (seeded_next(&rng, 3) == 0 && !windows[1]) {
-            kvf_status s = kvf_seq_reserve_as(x->m, x->seqs[i], &r);
+            kvf_status s = kvf_seq_reserve(x->m, x->seqs[i], &r);
             cr_assert(s == KVF_OK || s == KVF_E_NO_BLOCKS);
         }
         x->n_tokens[i] = 1 + seeded_next(&rng, 12);
@@ -48,7 +48,7 @@ static void begin(needs *x, uint64_t seed, bool swaps) {
 static void leave(needs *x, uint32_t n) {
     kvf_occupancy o = occupancy(x->m);
     kvf_block taken;
-    for (uint32_t i = o.blocks.n_free - o.blocks.n_promised; i > n; i--) OK(kvf_block_take(x->m, &taken));
+    for (uint32_t i = o.blocks.n_free - o.blocks.n_promised; i > n; i--) OK(kvf_block_take(x->m, 0, &taken));
 }
 
 static void end(needs *x) {

@@ -31,7 +31,7 @@ static void expect_known(const kvf_manager *m, kvf_prefix_key k, uint32_t n_toke
 static kvf_status start_far(kvf_manager *m, kvf_prefix_key k, kvf_seq *seq) {
     kvf_prefix_match match = look_far(m, k);
     *seq = new_seq(m);
-    return kvf_prefix_attach_tiers(m, *seq, &k, &match, NULL, copies);
+    return kvf_prefix_attach(m, *seq, &k, &match, NULL, copies);
 }
 static uint32_t offload(kvf_manager *m, uint32_t max_nodes) {
     uint32_t n = 99;
@@ -53,7 +53,7 @@ static kvf_prefix_key leave_idle(kvf_manager *m, uint32_t first, uint32_t n_toke
 /* Takes n blocks and gives them back: what was idle in them is not here any more. */
 static void press(kvf_manager *m, uint32_t n) {
     kvf_block taken[N_TAKEN];
-    for (uint32_t i = 0; i < n; i++) OK(kvf_block_take(m, &taken[i]));
+    for (uint32_t i = 0; i < n; i++) OK(kvf_block_take(m, 0, &taken[i]));
     AUDIT(m);
     for (uint32_t i = 0; i < n; i++) OK(kvf_block_release(m, taken[i]));
     AUDIT(m);
@@ -135,23 +135,23 @@ Test(offload, an_attach_takes_all_or_nothing) {
     done(m);
     press(m, 8);
     kvf_block taken[5];
-    for (int i = 0; i < 5; i++) OK(kvf_block_take(m, &taken[i]));
+    for (int i = 0; i < 5; i++) OK(kvf_block_take(m, 0, &taken[i]));
     kvf_prefix_match match = look_far(m, k);
     kvf_seq seq = new_seq(m);
     kvf_prefix_stats before = stats(m);
-    FAILS(KVF_E_NO_BLOCKS, kvf_prefix_attach_tiers(m, seq, &k, &match, NULL, copies));
+    FAILS(KVF_E_NO_BLOCKS, kvf_prefix_attach(m, seq, &k, &match, NULL, copies));
     OK(kvf_block_release(m, taken[4]));
     const uint32_t three[2] = {3 * BS, 2 * BS}; /* two blocks a table, and one more is promised */
     kvf_reserve r = {.struct_size = sizeof r, .n_slots = three};
-    FAILS(KVF_E_NO_BLOCKS, kvf_prefix_attach_tiers(m, seq, &k, &match, &r, copies));
+    FAILS(KVF_E_NO_BLOCKS, kvf_prefix_attach(m, seq, &k, &match, &r, copies));
     copies->capacity = 3;
-    FAILS(KVF_E_LIMIT, kvf_prefix_attach_tiers(m, seq, &k, &match, NULL, copies));
-    FAILS(KVF_E_LIMIT, kvf_prefix_attach(m, seq, &k, &match, NULL));
+    FAILS(KVF_E_LIMIT, kvf_prefix_attach(m, seq, &k, &match, NULL, copies));
+    FAILS(KVF_E_LIMIT, kvf_prefix_attach(m, seq, &k, &match, NULL, NULL));
     kvf_prefix_stats after = stats(m);
     cr_assert(!memcmp(&before, &after, sizeof before), "nothing is counted");
     expect_pools(m, 4, 0, 0, 4);
     copies->capacity = 4;
-    OK(kvf_prefix_attach_tiers(m, seq, &k, &match, NULL, copies));
+    OK(kvf_prefix_attach(m, seq, &k, &match, NULL, copies));
     expect_pools(m, 8, 0, 4, 0);
     kvf_manager_destroy(m);
 }
@@ -161,7 +161,8 @@ Test(offload, pinned_blocks_keep_no_promise) {
     (void)leave_idle(m, 1, 4 * BS);
     kvf_seq seq = new_seq(m);
     const uint32_t three = 3 * BS;
-    OK(kvf_seq_reserve(m, seq, &three, 0));
+    OK(kvf_seq_reserve(m, seq,
+                       &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = &three, .with_scores = 0}));
     cr_assert_eq(offload(m, 9), 1, "one block is promised to nobody");
     OK(append(m, seq, 3 * BS, NULL));
     done(m);
@@ -202,7 +203,7 @@ static void grow_tree(kvf_manager *m) {
         kvf_prefix_store_options o = {.struct_size = sizeof o, .priority = rnd(3) * rnd(30)};
         kvf_prefix_match match = look_far(m, k);
         kvf_seq seq = new_seq(m);
-        if (kvf_prefix_attach_tiers(m, seq, &k, &match, NULL, copies) == KVF_OK &&
+        if (kvf_prefix_attach(m, seq, &k, &match, NULL, copies) == KVF_OK &&
             (match.n_tokens == k.n_tokens || append(m, seq, k.n_tokens - match.n_tokens, NULL) == KVF_OK))
             OK(kvf_prefix_store(m, seq, &k, k.n_tokens, &o, NULL));
         OK(kvf_seq_free(m, seq));
@@ -237,7 +238,7 @@ Test(offload, takes_what_eviction_would_take_next) {
         cr_assert(n == wanted || before.n_bare == 0, "seed %u: %u of %u", seed, n, wanted);
         cr_assert(!skipped_a_tail(m, had_copy), "seed %u: a head was copied before its tail", seed);
         kvf_block block;
-        while (now.left_device - before.left_device < n && kvf_block_take(m, &block) == KVF_OK) now = stats(m);
+        while (now.left_device - before.left_device < n && kvf_block_take(m, 0, &block) == KVF_OK) now = stats(m);
         if (p.eviction == KVF_PREFIX_LRU) /* the others may choose a head with a copy before a tail that is bare */
             cr_assert_eq(now.evicted, before.evicted, "seed %u: what has no copy went before what was copied", seed);
         AUDIT(m);
@@ -255,7 +256,7 @@ Test(offload, tails_before_heads_on_both_tiers) {
             cr_assert_eq(offload(m, 1), 1);
             done(m);
             kvf_block block;
-            OK(kvf_block_take(m, &block));
+            OK(kvf_block_take(m, 0, &block));
             expect_known(m, k, 4 * BS, 4 - left);
             cr_assert_eq(known(m, k), left * BS);
         }
@@ -263,9 +264,9 @@ Test(offload, tails_before_heads_on_both_tiers) {
         expect_known(m, k, 3 * BS, 1);
         done(m);
         kvf_block block;
-        OK(kvf_block_take(m, &block));
+        OK(kvf_block_take(m, 0, &block));
         expect_known(m, k, 3 * BS, 2);
-        OK(kvf_block_take(m, &block)); /* the head has no copy: what is behind it goes too */
+        OK(kvf_block_take(m, 0, &block)); /* the head has no copy: what is behind it goes too */
         expect_known(m, k, 0, 0);
         kvf_prefix_stats s = stats(m);
         cr_assert(s.evicted == 4 && s.left_host == 1 && s.left_device == 3 && s.n_nodes == 0);
@@ -324,7 +325,7 @@ Test(offload, a_tail_on_the_host_makes_room_for_its_head) {
         kvf_block block;
         cr_assert_eq(offload(m, 1), 1);
         done(m);
-        OK(kvf_block_take(m, &block));
+        OK(kvf_block_take(m, 0, &block));
         expect_known(m, k, 2 * BS, 1);
         cr_assert_eq(offload(m, 1), 1);
         expect_known(m, k, BS, 0);
@@ -446,7 +447,7 @@ Test(offload, a_copy_keeps_the_place_in_the_order) {
     cr_assert_eq(offload(m, 1), 1);
     done(m);
     kvf_block block;
-    for (int i = 0; i < 3; i++) OK(kvf_block_take(m, &block));
+    for (int i = 0; i < 3; i++) OK(kvf_block_take(m, 0, &block));
     expect_known(m, a, BS, 1);
     expect_known(m, b, BS, 0);
     kvf_manager_destroy(m);
@@ -506,7 +507,7 @@ Test(offload, a_snapshot_serves_wherever_its_blocks_lie) {
     cr_assert(match.n_tokens == 2 * BS && match.n_snapshot_pages == 2 && match.n_host_blocks == 4,
               "a hit ends at a snapshot: %u tokens", match.n_tokens);
     seq = new_seq(m);
-    OK(kvf_prefix_attach_tiers(m, seq, &k, &match, NULL, copies));
+    OK(kvf_prefix_attach(m, seq, &k, &match, NULL, copies));
     uint32_t again[4] = {9, 9, 9, 9};
     OK(kvf_prefix_snapshot_get(m, &match, again, 4, &n));
     cr_assert(n == 2 && !memcmp(ids, again, 2 * sizeof *ids));

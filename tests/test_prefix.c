@@ -21,15 +21,15 @@ Test(prefix, a1_reused_cached_block_is_queued_once) {
     kvf_seq s = start_hit(m, longer, BS); /* while it is referenced it is never handed out */
     kvf_block taken[3];
     for (int i = 0; i < 2; i++) {
-        OK(kvf_block_take(m, &taken[i]));
+        OK(kvf_block_take(m, 0, &taken[i]));
         cr_assert_neq(kvf_block_id(taken[i]), id);
     }
-    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, &taken[2]));
+    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, 0, &taken[2]));
     OK(kvf_seq_free(m, s));
-    OK(kvf_block_take(m, &taken[2]));
+    OK(kvf_block_take(m, 0, &taken[2]));
     cr_assert_eq(kvf_block_id(taken[2]), id);
     AUDIT(m);
-    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, &taken[0]));
+    FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, 0, &taken[0]));
     cr_assert_eq(stats(m).evicted, 1);
     kvf_manager_destroy(m);
 }
@@ -111,7 +111,7 @@ Test(prefix, b3_two_copies_of_one_prefix) {
         OK(kvf_seq_free(m, first));
         kvf_block taken[4];
         uint32_t n = n_free(m) + idle(m);
-        for (uint32_t i = 0; i < n; i++) OK(kvf_block_take(m, &taken[i]));
+        for (uint32_t i = 0; i < n; i++) OK(kvf_block_take(m, 0, &taken[i]));
         AUDIT(m);
         if (swapped) {
             cr_assert_eq(known(m, p), 2 * BS, "the cached copy is held");
@@ -126,7 +126,7 @@ Test(prefix, b3_two_copies_of_one_prefix) {
         OK(kvf_seq_free(m, z));
         OK(kvf_seq_free(m, second));
         for (uint32_t i = 0; i < n; i++) OK(kvf_block_release(m, taken[i]));
-        for (int i = 0; i < 6; i++) OK(kvf_block_take(m, &(kvf_block){0}));
+        for (int i = 0; i < 6; i++) OK(kvf_block_take(m, 0, &(kvf_block){0}));
         cr_assert_eq(stats(m).n_nodes, 0, "evicted, the index is empty");
         cr_assert_eq(n_free(m) + idle(m), 0);
         AUDIT(m);
@@ -172,7 +172,7 @@ Test(prefix, b4_whole_prompt_leaves_one_token_to_compute) {
             cr_assert_eq(match.n_tokens, wanted, "%u tokens: %u, not %u", k.n_tokens, match.n_tokens, wanted);
             kvf_seq s = new_seq(m);
             list copies;
-            OK(kvf_prefix_attach(m, s, &k, &match, NULL));
+            OK(kvf_prefix_attach(m, s, &k, &match, NULL, NULL));
             cr_assert_eq(slots(m, s, 0), wanted, "computed length and table length agree");
             OK(append(m, s, k.n_tokens - wanted, list_of(&copies)));
             cr_assert_eq(copies.list.n, wanted % BS != 0, "the cached block is copied, not written");
@@ -216,7 +216,7 @@ static void b6(bool zero_hash) {
         cr_assert_eq(hit.n_tokens, 2 * BS);
         OK(kvf_prefix_attach(
             m, s, &(kvf_prefix_key){.struct_size = sizeof(kvf_prefix_key), .tokens = prompts[p], .n_tokens = 2 * BS},
-            &hit, NULL));
+            &hit, NULL, NULL));
         cr_assert_eq(block(m, s, 0, 1), ids[p]);
         OK(kvf_seq_free(m, s));
         AUDIT(m);
@@ -300,30 +300,30 @@ Test(prefix, bad_input) {
     FAILS(KVF_E_INVALID, kvf_prefix_lookup(m, &good, NULL, NULL));
     FAILS(KVF_E_INVALID, kvf_prefix_lookup(NULL, &good, NULL, &found));
     /* Sequences that are not, or not empty; matches of another key, or that are made up. */
-    FAILS(KVF_E_STALE, kvf_prefix_attach(m, foreign, &good, &match, NULL));
-    FAILS(KVF_E_STALE, kvf_prefix_attach(m, gone, &good, &match, NULL));
-    FAILS(KVF_E_STATE, kvf_prefix_attach(m, s, &good, &match, NULL));
+    FAILS(KVF_E_STALE, kvf_prefix_attach(m, foreign, &good, &match, NULL, NULL));
+    FAILS(KVF_E_STALE, kvf_prefix_attach(m, gone, &good, &match, NULL, NULL));
+    FAILS(KVF_E_STATE, kvf_prefix_attach(m, s, &good, &match, NULL, NULL));
     FAILS(KVF_E_STALE, kvf_prefix_store(m, foreign, &good, 3, NULL, NULL));
     FAILS(KVF_E_STALE, kvf_prefix_store(m, gone, &good, 3, NULL, NULL));
     FAILS(KVF_E_STALE, kvf_prefix_snapshot_put(m, gone, &good, BS, 0, ids, 8, &n));
     kvf_seq e = new_seq(m);
     k = key(count_from(2), 2 * BS + 3);
-    FAILS(KVF_E_INVALID, kvf_prefix_attach(m, e, &k, &match, NULL));
+    FAILS(KVF_E_INVALID, kvf_prefix_attach(m, e, &k, &match, NULL, NULL));
     kvf_prefix_match lie = match;
     lie.n_tokens = BS;
-    FAILS(KVF_E_INVALID, kvf_prefix_attach(m, e, &good, &lie, NULL));
+    FAILS(KVF_E_INVALID, kvf_prefix_attach(m, e, &good, &lie, NULL, NULL));
     lie.n_tokens = 1u << 30;
-    FAILS(KVF_E_INVALID, kvf_prefix_attach(m, e, &good, &lie, NULL));
+    FAILS(KVF_E_INVALID, kvf_prefix_attach(m, e, &good, &lie, NULL, NULL));
     lie = match, lie.node ^= 1ull << 40;
-    FAILS(KVF_E_STALE, kvf_prefix_attach(m, e, &good, &lie, NULL));
+    FAILS(KVF_E_STALE, kvf_prefix_attach(m, e, &good, &lie, NULL, NULL));
     lie.node = UINT64_MAX;
-    FAILS(KVF_E_STALE, kvf_prefix_attach(m, e, &good, &lie, NULL));
+    FAILS(KVF_E_STALE, kvf_prefix_attach(m, e, &good, &lie, NULL, NULL));
     kvf_reserve r = {.struct_size = sizeof r};
-    FAILS(KVF_E_INVALID, kvf_prefix_attach(m, e, &good, &match, &r));
-    FAILS(KVF_E_INVALID, kvf_seq_reserve_as(m, e, &r));
-    FAILS(KVF_E_INVALID, kvf_seq_reserve_as(m, e, NULL));
+    FAILS(KVF_E_INVALID, kvf_prefix_attach(m, e, &good, &match, &r, NULL));
+    FAILS(KVF_E_INVALID, kvf_seq_reserve(m, e, &r));
+    FAILS(KVF_E_INVALID, kvf_seq_reserve(m, e, NULL));
     FAILS(KVF_E_INVALID, attach_as(m, e, good, &match, 257, 1));
-    FAILS(KVF_E_INVALID, kvf_prefix_attach(m, e, &good, NULL, NULL));
+    FAILS(KVF_E_INVALID, kvf_prefix_attach(m, e, &good, NULL, NULL, NULL));
     /* Stores beyond the table or the key, with other tokens than before, with unknown options. */
     k = key(t, 64);
     FAILS(KVF_E_INVALID, kvf_prefix_store(m, s, &k, 2 * BS + 4, NULL, NULL));
@@ -360,11 +360,11 @@ Test(prefix, bad_input) {
     cr_assert_eq(n, 77);
     AUDIT(m);
     cr_assert_eq(stats(m).queries, 0);
-    OK(kvf_prefix_attach(m, e, &good, &match, NULL));
+    OK(kvf_prefix_attach(m, e, &good, &match, NULL, NULL));
     OK(kvf_seq_free(m, e));
     OK(kvf_prefix_clear(m)); /* the match does not hold any more */
     e = new_seq(m);
-    FAILS(KVF_E_STALE, kvf_prefix_attach(m, e, &good, &match, NULL));
+    FAILS(KVF_E_STALE, kvf_prefix_attach(m, e, &good, &match, NULL, NULL));
     kvf_manager_destroy(m);
     kvf_manager_destroy(other);
 }
@@ -429,7 +429,7 @@ Test(prefix, one_allocation_that_may_fail) {
     for (int i = 0; i < 3; i++) {
         kvf_seq s = new_seq(m);
         kvf_prefix_match match = look_for(m, k, 0);
-        OK(kvf_prefix_attach(m, s, &k, &match, NULL));
+        OK(kvf_prefix_attach(m, s, &k, &match, NULL, NULL));
         OK(append(m, s, 20 - match.n_tokens, NULL));
         store(m, s, k, 20, KVF_PREFIX_PARTIAL);
         OK(kvf_seq_free(m, s));

@@ -6,7 +6,7 @@
 /* Takes blocks until one node has gone; which of n keys lost its first block. */
 static uint32_t first_gone(kvf_manager *m, const kvf_prefix_key *keys, uint32_t n) {
     uint64_t evicted = stats(m).evicted;
-    while (stats(m).evicted == evicted) OK(kvf_block_take(m, &(kvf_block){0}));
+    while (stats(m).evicted == evicted) OK(kvf_block_take(m, 0, &(kvf_block){0}));
     AUDIT(m);
     cr_assert_eq(stats(m).evicted, evicted + 1);
     for (uint32_t i = 0; i < n; i++)
@@ -68,7 +68,7 @@ Test(prefix_rules, the_tail_of_a_chain_goes_before_its_head) {
         OK(kvf_seq_free(m, s));
         for (uint32_t n = 5; n-- > 0;) {
             uint64_t evicted = stats(m).evicted;
-            while (stats(m).evicted == evicted) OK(kvf_block_take(m, &(kvf_block){0}));
+            while (stats(m).evicted == evicted) OK(kvf_block_take(m, 0, &(kvf_block){0}));
             AUDIT(m);
             cr_assert_eq(known(m, k), n * BS, "order %u: %u tokens left", eviction, known(m, k));
         }
@@ -83,7 +83,7 @@ Test(prefix_rules, a_long_chain_goes_in_linear_time, .timeout = 30) {
     uint32_t *tokens = calloc(LONG * BS, sizeof *tokens);
     kvf_seq s = run_cold(m, key(tokens, LONG * BS), 0);
     OK(kvf_seq_free(m, s));
-    for (int i = 0; i < LONG; i++) OK(kvf_block_take(m, &(kvf_block){0})); /* a minute when it is not */
+    for (int i = 0; i < LONG; i++) OK(kvf_block_take(m, 0, &(kvf_block){0})); /* a minute when it is not */
     cr_assert_eq(stats(m).n_nodes, 0);
     AUDIT(m);
     free(tokens);
@@ -127,7 +127,7 @@ Test(prefix_rules, part_of_a_block_is_copied_never_written) {
     cr_assert_eq(match.n_tokens, BS + 5);
     cr_assert_eq(match.n_partial, 5);
     kvf_seq b = new_seq(m);
-    OK(kvf_prefix_attach(m, b, &k, &match, NULL));
+    OK(kvf_prefix_attach(m, b, &k, &match, NULL, NULL));
     AUDIT(m);
     cr_assert_eq(block(m, b, 0, 1), block(m, a, 0, 1));
     OK(append(m, b, 1, list_of(&copies)));
@@ -142,7 +142,7 @@ Test(prefix_rules, part_of_a_block_is_copied_never_written) {
     OK(kvf_seq_free(m, a));
     OK(kvf_seq_free(m, b));
     kvf_seq c = new_seq(m);
-    OK(kvf_prefix_attach(m, c, &k, &match, NULL));
+    OK(kvf_prefix_attach(m, c, &k, &match, NULL, NULL));
     OK(append(m, c, 1, list_of(&copies)));
     cr_assert_eq(copies.list.n, 2);
     cr_assert_eq(idle(m), 0, "pinned by the copy");
@@ -228,7 +228,7 @@ Test(prefix_rules, a_snapshot_bounds_the_hit) {
     cr_assert_eq(match.n_snapshot_pages, 4);
     uint32_t ids[4], n = 0;
     kvf_seq hit = new_seq(m);
-    OK(kvf_prefix_attach(m, hit, &k, &match, NULL));
+    OK(kvf_prefix_attach(m, hit, &k, &match, NULL, NULL));
     OK(kvf_prefix_snapshot_get(m, &match, ids, 4, &n));
     cr_assert_eq(n, 4);
     cr_assert_eq(stats(m).hit_tokens, 3 * BS + 4);
@@ -263,7 +263,7 @@ Test(prefix_rules, a_whole_prompt_that_ends_with_one_token_in_a_block) {
     cr_assert_eq(match.n_tokens, 2 * BS);
     cr_assert_eq(match.n_snapshot_tokens, 2 * BS + 1);
     kvf_seq hit = new_seq(m);
-    OK(kvf_prefix_attach(m, hit, &k, &match, NULL));
+    OK(kvf_prefix_attach(m, hit, &k, &match, NULL, NULL));
     cr_assert_eq(blocks(m, hit, 0), 2);
     uint32_t ids[3], n;
     OK(kvf_prefix_snapshot_get(m, &match, ids, 3, &n));
@@ -345,7 +345,7 @@ Test(prefix_rules, a_compaction_leaves_other_owners_alone) {
     store(m, a, k, 3 * BS, 0);
     kvf_seq b = start_hit(m, k, 3 * BS);
     kvf_block taken[4];
-    for (int i = 0; i < 4; i++) OK(kvf_block_take(m, &taken[i]));
+    for (int i = 0; i < 4; i++) OK(kvf_block_take(m, 0, &taken[i]));
     dump before, after;
     dump_take(&before, m, (kvf_seq[]){a, b}, 2);
     kvf_compact_item item = {b, 0, BS + 1, NULL};
@@ -438,11 +438,15 @@ Test(prefix_rules, promises_count_idle_blocks) {
     store(m, a, k, 3 * BS, 0);
     OK(kvf_seq_free(m, a));
     uint32_t n_slots[1] = {2 * BS};
-    OK(kvf_seq_reserve(m, b, n_slots, 0)); /* 2 of 1 free and 3 idle */
+    OK(kvf_seq_reserve(m, b,
+                       &(kvf_reserve){.struct_size = sizeof(kvf_reserve),
+                                      .n_slots = n_slots,
+                                      .with_scores = 0})); /* 2 of 1 free and 3 idle */
     kvf_prefix_match hit = look_for(m, k, 0);
-    FAILS(KVF_E_NO_BLOCKS, kvf_prefix_attach(m, c, &k, &hit, NULL)); /* 3 idle ones would leave 1 for a promise of 2 */
+    FAILS(KVF_E_NO_BLOCKS,
+          kvf_prefix_attach(m, c, &k, &hit, NULL, NULL)); /* 3 idle ones would leave 1 for a promise of 2 */
     hit = look_for(m, k, 2 * BS);
-    OK(kvf_prefix_attach(m, c, &k, &hit, NULL));
+    OK(kvf_prefix_attach(m, c, &k, &hit, NULL, NULL));
     OK(append(m, b, 2 * BS, NULL)); /* evicts the last node */
     AUDIT(m);
     cr_assert_eq(stats(m).evicted, 1);
@@ -456,9 +460,9 @@ Test(prefix_rules, a_hit_uses_the_promise_up) {
     OK(kvf_seq_free(m, run_cold(m, k, 0)));
     kvf_seq s = new_seq(m);
     uint32_t n_slots[1] = {4 * BS};
-    OK(kvf_seq_reserve(m, s, n_slots, 0));
+    OK(kvf_seq_reserve(m, s, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = n_slots, .with_scores = 0}));
     kvf_prefix_match hit = look_for(m, k, 0);
-    OK(kvf_prefix_attach(m, s, &k, &hit, NULL));
+    OK(kvf_prefix_attach(m, s, &k, &hit, NULL, NULL));
     cr_assert_eq(occupancy(m).blocks.n_promised, 2);
     AUDIT(m);
     OK(append(m, s, 2 * BS, NULL));
@@ -482,7 +486,7 @@ Test(prefix_rules, the_copy_of_a_partly_used_block_is_promised) {
         list copies;
         OK(attach_as(m, s, k, &hit, 2 * BS, growth));
         cr_assert_eq(occupancy(m).blocks.n_promised, 1);
-        FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, &(kvf_block){0}));
+        FAILS(KVF_E_NO_BLOCKS, kvf_block_take(m, 0, &(kvf_block){0}));
         OK(append(m, s, 1, list_of(&copies)));
         OK(kvf_copies_done(m, &copies.list));
         cr_assert_eq(occupancy(m).blocks.n_promised, 0);

@@ -146,7 +146,7 @@ Test(profile, sharing_copies_and_reuse_by_hand) {
     IS(p.shared_max, 4);
 
     kvf_block handle, second;
-    OK(kvf_block_take(r.m, &handle));
+    OK(kvf_block_take(r.m, 0, &handle));
     OK(kvf_block_hold(r.m, block(r.m, b, 1, 0), &second));
     p = read_all(&r, l);
     IS(p.outside, 1);
@@ -363,7 +363,7 @@ Test(profile, the_prefix_cache_by_hand) {
     OK(kvf_prefix_lookup(r.m, &key, NULL, &match));
     IS(match.n_tokens, 16);
     s = new_seq(r.m);
-    OK(kvf_prefix_attach(r.m, s, &key, &match, NULL));
+    OK(kvf_prefix_attach(r.m, s, &key, &match, NULL, NULL));
     p = read_all(&r, l);
     IS(p.held, 4);
     IS(p.cached, 0);

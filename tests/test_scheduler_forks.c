@@ -84,7 +84,7 @@ Test(scheduler_forks, admission_counts_every_sample) {
     for (uint32_t lack = 0; lack < 2; lack++) {
         rig *g = rig_create(rig_pool(2, 1, prompt + 3 * steady - lack + 20), rig_config(80));
         kvf_block held[32];
-        for (uint32_t i = 0; i < 20; i++) OK(kvf_block_take(g->manager, &held[i]));
+        for (uint32_t i = 0; i < 20; i++) OK(kvf_block_take(g->manager, 0, &held[i]));
         submit_group(g, 5, 4, 80, 20, o);
         if (lack) { /* nothing runs: it comes apart rather than waiting for what nobody gives back */
             rig_step(g);
@@ -253,7 +253,7 @@ Test(scheduler_forks, random_workloads, .fini = print_seed) {
             }
             if (outsiders && g->n_live > 1 && rig_below(&s, 4) == 0)
                 for (uint32_t i = rig_below(&s, 20);
-                     i && n_held < 512 && kvf_block_take(g->manager, &held[n_held]) == KVF_OK; i--)
+                     i && n_held < 512 && kvf_block_take(g->manager, 0, &held[n_held]) == KVF_OK; i--)
                     n_held++;
             rig_step(g);
             while (n_held && (rig_below(&s, 8) || g->n_live < 2)) OK(kvf_block_release(g->manager, held[--n_held]));

@@ -101,7 +101,7 @@ static uint32_t run_workload(workload w) {
         }
         if (w.outsiders && g->n_live > 1 && rig_below(&s, 4) == 0)
             for (uint32_t i = rig_below(&s, 20);
-                 i && n_held < 512 && kvf_block_take(g->manager, &held[n_held]) == KVF_OK; i--)
+                 i && n_held < 512 && kvf_block_take(g->manager, 0, &held[n_held]) == KVF_OK; i--)
                 n_held++;
         if (w.changes && g->n_live && rig_below(&s, 3) == 0) change_some(g, &s);
         rig_step(g);

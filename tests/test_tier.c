@@ -93,17 +93,17 @@ Test(tier, a_group_shares_again_when_it_is_back) {
     OK(append(m, a, 20, copies));
     OK(kvf_seq_fork(m, a, copies, &b)); /* 3 a layer, the last one partly filled and shared */
     const kvf_seq both[] = {a, b};
-    OK(kvf_seq_reserve(m, b, four, 0));
+    OK(kvf_seq_reserve(m, b, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = four, .with_scores = 0}));
     cr_assert_eq(occupancy(m).blocks.n_promised, 8);
     OK(kvf_swap_out(m, both, 2, copies));
     OK(kvf_copies_done(m, copies));
     expect_tiers(m, 0, 6);
     cr_assert_eq(occupancy(m).blocks.n_promised, 0);
     kvf_block taken[5];
-    for (int i = 0; i < 5; i++) OK(kvf_block_take(m, &taken[i]));
+    for (int i = 0; i < 5; i++) OK(kvf_block_take(m, 0, &taken[i]));
     FAILS(KVF_E_NO_BLOCKS, kvf_swap_in(m, both, 2, 0, copies)); /* its reservation has no room */
     for (int i = 0; i < 5; i++) OK(kvf_block_release(m, taken[i]));
-    OK(kvf_block_take(m, &taken[0]));
+    OK(kvf_block_take(m, 0, &taken[0]));
     FAILS(KVF_E_NO_BLOCKS, kvf_swap_in(m, both, 2, 1, copies)); /* 6 to hold, 8 promised to b, 2 for a's next token */
     OK(kvf_block_release(m, taken[0]));
     OK(kvf_swap_in(m, both, 2, 1, copies));
@@ -244,7 +244,8 @@ Test(tier, a_swapped_sequence_is_refused_and_may_be_freed) {
     FAILS(KVF_E_STATE, append(m, a, 1, copies));
     FAILS(KVF_E_STATE, kvf_seq_rollback(m, a, 0));
     FAILS(KVF_E_STATE, kvf_seq_fork(m, a, copies, &child));
-    FAILS(KVF_E_STATE, kvf_seq_reserve(m, a, two, 0));
+    FAILS(KVF_E_STATE,
+          kvf_seq_reserve(m, a, &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = two, .with_scores = 0}));
     FAILS(KVF_E_STATE, kvf_seq_take_scores(m, a, two));
     FAILS(KVF_E_STATE, kvf_view_fill(m, 0, (kvf_seq[]){b, a}, 2, &v));
     FAILS(KVF_E_STATE, kvf_compact_begin(m, &item, 1, &c));

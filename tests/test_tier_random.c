@@ -139,7 +139,7 @@ static void op_reserve(world *w) {
     for (uint32_t k = 0; k < TABLES; k++) n_slots[k] = rnd(w, 3) ? rnd(w, 20) : 0;
     kvf_reserve r = {
         .struct_size = sizeof r, .n_slots = n_slots, .with_scores = (int)rnd(w, 2), .growth = (int)rnd(w, 2)};
-    kvf_status status = kvf_seq_reserve_as(w->m, s->handle, &r);
+    kvf_status status = kvf_seq_reserve(w->m, s->handle, &r);
     if (s->swapped) STATUS(w, status, KVF_E_STATE);
     if (status) return;
     s->growth = r.growth;

@@ -53,7 +53,7 @@ kvf_model *kvf__setup_model(const kvf__cli *cli, bool tokenizer_only, uint32_t *
     kvf_model *model = NULL;
     kvf_status st = tokenizer_only ? KVF_OK : kvf_stream_create_cpu(NULL, cli->threads, &stream, &err);
     if (!st) {
-        kvf_model_config config = {.struct_size = sizeof config, .stream = stream, .tokenizer_only = tokenizer_only};
+        kvf_model_config config = {.struct_size = sizeof config, .tokenizer_only = tokenizer_only};
         if (!cli->quiet) config.log.write = log_model;
         st = kvf_model_open(name, &config, &model, &err);
     }

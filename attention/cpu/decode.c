@@ -161,7 +161,8 @@ static const unsigned char *next_piece(const kvf__reader *r, kvf__cursor *at, ui
     if (at->slot >= at->end) return NULL;
     const kvf__item *it = r->it;
     uint32_t bs = r->c->pages.block_size, block = it->first->row[at->slot / bs], head = it->first->head + at->head;
-    const unsigned char *rows = at->v ? kvf__v_rows(r->c, block, head) : kvf__k_rows(r->c, block, head);
+    const unsigned char *rows =
+        at->v ? kvf__v_at(&r->c->pages, block, head, 0) : kvf__k_at(&r->c->pages, block, head, 0);
     rows += at->slot % bs * r->row_bytes;
     if ((at->head += n) < it->n) return rows;
     at->head = 0;

@@ -104,7 +104,7 @@ const float *kvf__gather_bias(const kvf__call *c, const uint32_t *row, uint32_t 
     uint32_t bs = c->pages.block_size;
     memset(to, 0, from * sizeof *to);
     for (uint32_t j = from, slot = begin; j < n; j += bs, slot += bs)
-        memcpy(to + j, c->pages.bias + kvf__slot_index(&c->pages, row[slot / bs], head, slot % bs),
+        memcpy(to + j, c->pages.bias + kvf__meta_at(&c->pages, row[slot / bs], head, slot % bs),
                KVF__MIN(bs, n - j) * sizeof *to);
     memset(to + n, 0, (kvf__pad16(n) - n) * sizeof *to);
     return to;
@@ -125,9 +125,9 @@ static void pack(const kvf__prefill *p, const kvf__chunk *ch, uint32_t begin, ui
     for (uint32_t j = missing, rows; j < n; j += rows) {
         uint32_t at = begin + j - ch->shift, block = ch->row[at / bs], slot = at % bs;
         rows = KVF__MIN(bs - slot, n - j);
-        kvf__rows r = {kvf__k_rows(c, block, ch->head) + slot * row_bytes, NULL, rows, d, c->pages.dtype};
+        kvf__rows r = {kvf__k_at(&c->pages, block, ch->head, 0) + slot * row_bytes, NULL, rows, d, c->pages.dtype};
         p->k->pack_k(k, j, &r);
-        r.rows = kvf__v_rows(c, block, ch->head) + slot * row_bytes;
+        r.rows = kvf__v_at(&c->pages, block, ch->head, 0) + slot * row_bytes;
         if (v) p->k->pack_v(v, j, &r);
     }
     clear_columns(k, d, n, (uint32_t)kvf__pad16(n));

@@ -26,11 +26,11 @@ static double probabilities(const kvf__ref_head *r, double *p) {
     for (uint32_t j = 0; j < r->begin; j++) p[j] = 0;
     for (uint32_t j = r->begin; j < r->n; j++) {
         uint32_t block = r->row[j / pages->block_size];
-        const unsigned char *k = kvf__k_rows(c, block, r->head);
+        const unsigned char *k = kvf__k_at(&c->pages, block, r->head, 0);
         double s = 0;
         for (uint32_t i = 0; i < pages->head_dim; i++) s += (double)r->q[i] * element(c, k, j, i);
         s *= (double)c->scale;
-        if (pages->bias) s += (double)pages->bias[kvf__slot_index(pages, block, r->head, j % pages->block_size)];
+        if (pages->bias) s += (double)pages->bias[kvf__meta_at(pages, block, r->head, j % pages->block_size)];
         p[j] = s;
         if (s > top) top = s;
     }
@@ -46,7 +46,7 @@ static void weighted_values(const kvf__ref_head *r, const double *p, float *out)
     const kvf__call *c = r->c;
     double o[256] = {0};
     for (uint32_t j = r->begin; j < r->n; j++) {
-        const unsigned char *v = kvf__v_rows(c, r->row[j / c->pages.block_size], r->head);
+        const unsigned char *v = kvf__v_at(&c->pages, r->row[j / c->pages.block_size], r->head, 0);
         for (uint32_t i = 0; i < c->pages.head_dim; i++) o[i] += p[j] * element(c, v, j, i);
     }
     for (uint32_t i = 0; i < c->pages.head_dim; i++) out[i] = (float)o[i];

@@ -12,8 +12,8 @@ static __global__ void __launch_bounds__(THREADS) copy_blocks(const kvf__copy_pa
     for (int i = is_block ? 0 : KVF__PLANE_SCORES; i < end; i++) {
         const kvf__copy_plane plane = p.planes[i];
         if (!plane.base) continue;
-        const unsigned char *src = plane.base + item.src * plane.block_stride;
-        unsigned char *dst = plane.base + item.dst * plane.block_stride;
+        const unsigned char *src = plane.base + kvf__block_at(item.src, plane.block_stride);
+        unsigned char *dst = plane.base + kvf__block_at(item.dst, plane.block_stride);
         const uint32_t n = kvf__copy_n_vectors(&plane, item.n_slots);
         for (uint32_t j = blockIdx.y * blockDim.x + threadIdx.x; j < n; j += gridDim.y * blockDim.x) {
             const uint64_t at = kvf__copy_offset(&plane, item.n_slots, j);

@@ -170,10 +170,12 @@ KVF_API KVF_CHECK kvf_status kvf_attention_decode(kvf_stream *stream, const kvf_
 
 /** Carries out a copy list in host memory: blocks with their slot metadata, and score pages.
  *  @param pages where blocks live. @param scores where score pages live, or NULL when the list has none.
- *  @param copies see kvf_append; the caller then calls kvf_copies_done.
- *  @own nothing. @threads as kvf_attention_append. @errors KVF_E_INVALID (an id out of range).
+ *  @param host_pages where the host's blocks live: of the same shape, with every array that pages has; NULL without a tier.
+ *  @param host_scores likewise. @param copies the list; the caller then calls kvf_copies_done.
+ *  @own nothing. @threads as kvf_attention_append. @errors KVF_E_INVALID (an id out of range, shapes that differ).
  *  @cost bytes copied; no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_copies_run(const kvf_pages *pages, const kvf_score_pages *scores,
+                                            const kvf_pages *host_pages, const kvf_score_pages *host_scores,
                                             const kvf_copy_list *copies);
 
 /* The block tables of one layer and group in compressed sparse rows, as FlashInfer's paged kernels take them. The pages of
@@ -197,16 +199,6 @@ typedef struct kvf_csr {
 KVF_API KVF_CHECK kvf_status kvf_view_csr(const kvf_view *view, const kvf_pages *pages, uint32_t layer, uint32_t group,
                                           kvf_csr *csr, kvf_error *err);
 
-/** kvf_copies_run with a host tier: it also carries out the copies between the tiers that kvf_swap_out and kvf_swap_in list.
- *  @param pages where blocks live. @param scores where score pages live, or NULL when the list has none.
- *  @param host_pages where the host's blocks live: of the same shape, with every array that pages has; NULL without a tier.
- *  @param host_scores likewise. @param copies the list; the caller then calls kvf_copies_done.
- *  @own nothing. @threads as kvf_attention_append. @errors KVF_E_INVALID (an id out of range, shapes that differ).
- *  @cost bytes copied; no allocation. */
-KVF_API KVF_CHECK kvf_status kvf_copies_run_tiers(const kvf_pages *pages, const kvf_score_pages *scores,
-                                                  const kvf_pages *host_pages, const kvf_score_pages *host_scores,
-                                                  const kvf_copy_list *copies);
-
 /* A copy list that a device carries out: the memory of both tiers, and how many copies were given out so far. Filled by
  * kvf_copies_begin; only kvf_copies_next reads it. */
 typedef struct kvf_copies_source {
@@ -216,9 +208,9 @@ typedef struct kvf_copies_source {
     uint32_t n_given;
 } kvf_copies_source;
 
-/** Checks a copy list, as kvf_copies_run_tiers does, and prepares it for kvf_copies_next.
+/** Checks a copy list, as kvf_copies_run does, and prepares it for kvf_copies_next.
  *  @param pages, scores, host_pages, host_scores, copies as there; the list must not change while out is used. @param out filled in.
- *  @own the caller's; copies is kept. @threads any. @errors KVF_E_INVALID as kvf_copies_run_tiers. @cost O(copies); no allocation. */
+ *  @own the caller's; copies is kept. @threads any. @errors KVF_E_INVALID as kvf_copies_run. @cost O(copies); no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_copies_begin(const kvf_pages *pages, const kvf_score_pages *scores,
                                               const kvf_pages *host_pages, const kvf_score_pages *host_scores,
                                               const kvf_copy_list *copies, kvf_copies_source *out);

@@ -233,45 +233,37 @@ KVF_API KVF_CHECK kvf_status kvf_seq_table(const kvf_manager *manager, kvf_seq s
  *  @own nothing. @threads as the manager. @errors KVF_E_STALE. @cost O(1). */
 KVF_API KVF_CHECK kvf_status kvf_seq_next_pos(const kvf_manager *manager, kvf_seq seq, uint32_t *next_pos);
 
-/** Sets the reservation of every table, in place of the former one; 0 drops it. A table's reservation is
- *  ceil(n_slots / block_size) blocks, its private blocks included (and as many score pages if with_scores).
- *  An append within the reservation never fails for lack of blocks. This guarantee ends when a private block of the table
- *  - becomes shared: the sequence is forked, the block is held, or another sequence hits it in the prefix cache;
- *  - is given up while a copy pins it; or
- *  - is cached and then rolled back in part.
- *  The caller may then reserve again. When a commit or rollback gives up blocks of the table, they are promised to it again.
- *  @param manager a manager. @param seq a sequence.
- *  @param n_slots [n_layers][n_groups], slots; each at most max_slots. For a window w, give the most slots it will hold:
- *  w + n + block_size - 2 for appends of up to n tokens, whatever the sequence's length. A layer that keeps nothing is
- *  promised nothing, a window no score pages.
- *  @param with_scores whether score pages are promised too.
- *  @own nothing is kept. @threads as the manager.
- *  @errors KVF_E_STALE, KVF_E_INVALID (more than max_slots), KVF_E_NO_BLOCKS, KVF_E_STATE (the sequence is swapped out).
- *  @cost O(tables), plus the blocks of tables that were forked, and once after a kvf_block_hold those of any table; no
- *  allocation. */
-KVF_API KVF_CHECK kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const uint32_t *n_slots,
-                                             int with_scores);
-
-/* A reservation with all its options.
+/* A reservation.
  * growth = 0: for a sequence that may be compacted. A compaction takes fresh blocks in place of shared ones, so only private
  * blocks count against the reservation.
  * growth = 1: for a sequence that only grows. All its blocks count, except a partly filled last block that an append would
  * have to copy. The guarantee also ends when the last block becomes shared or shared blocks are rolled back. */
 typedef struct kvf_reserve {
     size_t struct_size;
-    const uint32_t *n_slots; /* [n_layers][n_groups], slots; each at most max_slots */
-    int with_scores;         /* whether score pages are promised too */
+    /* [n_layers][n_groups], slots; each at most max_slots. For a window w, give the most slots it will hold:
+     * w + n + block_size - 2 for appends of up to n tokens, whatever the sequence's length. A layer that keeps nothing is
+     * promised nothing, a window no score pages. */
+    const uint32_t *n_slots;
+    int with_scores; /* whether score pages are promised too */
     int growth;
     int fresh; /* 1: a table with a block that another sequence holds is promised its whole reservation, since its first
                 * compaction will write to fresh blocks only, whatever private blocks it has (not with growth) */
 } kvf_reserve;
 
-/** kvf_seq_reserve with all options of a reservation; a fork's child inherits `growth`.
+/** Sets the reservation of every table, in place of the former one; 0 drops it. A table's reservation is
+ *  ceil(n_slots / block_size) blocks, its private blocks included (and as many score pages if with_scores). A fork's child
+ *  inherits `growth`.
+ *  An append within the reservation never fails for lack of blocks. This guarantee ends when a private block of the table
+ *  - becomes shared: the sequence is forked, the block is held, or another sequence hits it in the prefix cache;
+ *  - is given up while a copy pins it; or
+ *  - is cached and then rolled back in part.
+ *  The caller may then reserve again. When a commit or rollback gives up blocks of the table, they are promised to it again.
  *  @param manager a manager. @param seq a sequence. @param reserve see kvf_reserve.
  *  @own nothing is kept. @threads as the manager.
- *  @errors those of kvf_seq_reserve; KVF_E_INVALID also for `growth` and `fresh` together.
- *  @cost as kvf_seq_reserve; with `growth` O(tables). */
-KVF_API KVF_CHECK kvf_status kvf_seq_reserve_as(kvf_manager *manager, kvf_seq seq, const kvf_reserve *reserve);
+ *  @errors KVF_E_STALE, KVF_E_INVALID (more than max_slots; growth and fresh together), KVF_E_NO_BLOCKS, KVF_E_STATE (the sequence is swapped out).
+ *  @cost O(tables); without growth plus the blocks of tables that were forked, and once after a kvf_block_hold those of any table; no
+ *  allocation. */
+KVF_API KVF_CHECK kvf_status kvf_seq_reserve(kvf_manager *manager, kvf_seq seq, const kvf_reserve *reserve);
 
 /** Gives every table of the sequence score pages for n_slots slots. From now on score pages are added and freed together
  *  with the table's blocks. Called once, at the end of the prompt, with the sizes after compaction.
@@ -477,16 +469,11 @@ KVF_API KVF_CHECK kvf_status kvf_view_forget(kvf_manager *manager, uint32_t whic
 
 /* ---- Blocks held outside a table ------------------------------------------------------------ */
 
-/** Takes one free block of the first class for a holder outside the tables.
- *  @param manager a manager. @param out its handle. @own the caller, kvf_block_release. @threads as the manager.
- *  @errors KVF_E_NO_BLOCKS. @cost O(1), no allocation. */
-KVF_API KVF_CHECK kvf_status kvf_block_take(kvf_manager *manager, kvf_block *out);
-
-/** Takes one free block of a given class for a holder outside the tables.
- *  @param manager a manager. @param block_class under n_classes. @param out its handle.
+/** Takes one free block for a holder outside the tables.
+ *  @param manager a manager. @param block_class under n_classes; 0 without classes. @param out its handle.
  *  @own the caller, kvf_block_release. @threads as the manager.
  *  @errors KVF_E_NO_BLOCKS, KVF_E_INVALID (block_class). @cost O(1), no allocation. */
-KVF_API KVF_CHECK kvf_status kvf_block_take_of(kvf_manager *manager, uint32_t block_class, kvf_block *out);
+KVF_API KVF_CHECK kvf_status kvf_block_take(kvf_manager *manager, uint32_t block_class, kvf_block *out);
 
 /** Adds a holder to a block that has one already.
  *  @param manager a manager. @param id the block's id (from a row or kvf_block_id). @param out a handle.

@@ -347,14 +347,12 @@ KVF_API KVF_CHECK kvf_status kvf_engine_positions(kvf_engine *engine, kvf_reques
  *  @errors none. @cost O(1). */
 KVF_API const kvf_manager *kvf_engine_manager(const kvf_engine *engine, const kvf_policy_state **policies);
 
-/** The index of a running request's sequence in the manager and the policy state, UINT32_MAX when it does not run.
- *  @param engine an engine. @param request a request. @own nothing. @threads as the engine. @errors none. @cost O(1). */
-KVF_API uint32_t kvf_engine_seq_index(const kvf_engine *engine, kvf_request request);
-
-/** kvf_engine_seq_index for one sample of a request. Within on_logits it is the index of the sample that the logits belong to.
- *  @param engine an engine. @param request a request. @param sample its index. @own nothing. @threads as the engine, also from
- *  within a callback. @errors none: UINT32_MAX when it is not running, and for beams. @cost O(requests). */
-KVF_API uint32_t kvf_engine_sample_seq_index(const kvf_engine *engine, kvf_request request, uint32_t sample);
+/** The index of a running request's sequence in the manager and the policy state. Within on_logits it is the index of the sample
+ *  that the logits belong to.
+ *  @param engine an engine. @param request a request. @param sample its sample's index; 0 for a single answer.
+ *  @own nothing. @threads as the engine, also from within a callback. @errors none: UINT32_MAX when it is not running, and for
+ *  beams. @cost O(requests). */
+KVF_API uint32_t kvf_engine_seq_index(const kvf_engine *engine, kvf_request request, uint32_t sample);
 
 /* ---- Cached prompts in files ---------------------------------------------------------------- */
 

@@ -39,7 +39,6 @@ typedef struct kvf_activations kvf_activations;
 
 typedef struct kvf_model_config {
     size_t struct_size;
-    kvf_stream *stream;      /* no longer used; leave it NULL */
     int tokenizer_only;      /* 1: open the tokenizer only, without the weights */
     kvf_allocator allocator; /* all zero: the default */
     kvf_log log;             /* warnings while the file is opened: skipped tensors, ignored keys */

@@ -7,7 +7,7 @@
  *         kvf_prefix_key key = {.struct_size = sizeof key, .tokens = prompt, .n_tokens = n};
  *         kvf_prefix_match match = {.struct_size = sizeof match};
  *         kvf_status status = kvf_prefix_lookup(manager, &key, NULL, &match);
- *         if (!status) status = kvf_prefix_attach(manager, seq, &key, &match, NULL); // seq shares the blocks of the hit
+ *         if (!status) status = kvf_prefix_attach(manager, seq, &key, &match, NULL, NULL); // seq shares the blocks of the hit
  *         if (status) return status;
  *         kvf_append_item rest = {seq, n - match.n_tokens};
  *         *n_cached = match.n_tokens; // run the model on the tokens from here on
@@ -89,7 +89,7 @@ typedef struct kvf_prefix_options {
     uint32_t max_tokens; /* most tokens of a hit; 0: n_tokens - 1, since the query of the last token has to run */
     int need_snapshot;   /* 1: a hit ends only where a snapshot exists, for a policy that observes prompts */
     int partial; /* 1: a hit may end inside a block; the next append copies that block (not with need_snapshot) */
-    int host;    /* 1: also nodes that are only on the host; use kvf_prefix_attach_tiers with a copy list */
+    int host;    /* 1: also nodes that are only on the host; give kvf_prefix_attach a copy list */
     int again;   /* 1: the request was preempted and is recomputed; counted in the again_* figures */
 } kvf_prefix_options;
 
@@ -133,31 +133,24 @@ KVF_API KVF_CHECK kvf_status kvf_prefix_lookup(const kvf_manager *manager, const
 
 /** Gives an empty sequence the blocks of a match and sets its reservation, all or nothing: its tables have match->n_tokens
  *  slots then, and next_pos is match->n_tokens. Counts one query and, unless the match is a miss (n_tokens 0), one hit. With
- *  match->again the again_* figures count them instead.
+ *  match->again the again_* figures count them instead. Nodes of the match that are only on the host get device blocks, and
+ *  copies that fill them; from this call on lookups find these nodes on the device. Their host copies stay as long as there is
+ *  room.
  *  @param manager a manager. @param seq a sequence with empty tables.
  *  @param key the key of the lookup; its tokens are compared again. @param match a result of kvf_prefix_lookup.
  *  @param reserve the sequence's new reservation; NULL: it keeps its own. Either way the promises are what the reservation
  *  has beyond the blocks attached, as in kvf_seq_reserve.
+ *  @param copies copies to run before the sequence is read or written (KVF_COPY_BLOCK_IN), both ends of which are pinned; or NULL
+ *  without a host tier.
  *  @own nothing is kept; the references are the sequence's. @threads as the manager.
- *  @errors KVF_E_NO_BLOCKS (too few blocks for all promises, this one included), KVF_E_STALE (the sequence; or a node of the
- *  match is no longer cached: look up again), KVF_E_STATE (tables not empty), KVF_E_INVALID, KVF_E_LIMIT (salt; or a node of
- *  the match is now only on the host: use kvf_prefix_attach_tiers), KVF_E_UNSUPPORTED.
+ *  @errors KVF_E_NO_BLOCKS (too few blocks for all promises, this one included, or for nodes on the host), KVF_E_STALE (the sequence; or a node of the
+ *  match is no longer cached: look up again), KVF_E_STATE (tables not empty), KVF_E_INVALID, KVF_E_LIMIT (salt; the list's
+ *  capacity, which is 0 without one), KVF_E_UNSUPPORTED.
  *  After an error nothing has changed and nothing is counted.
  *  @cost O(n_tokens + blocks of the hit), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_prefix_attach(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key,
-                                               const kvf_prefix_match *match, const kvf_reserve *reserve);
-
-/** kvf_prefix_attach with a host tier. Nodes of the match that are only on the host get device blocks, and copies that fill
- *  them. From this call on lookups find these nodes on the device. Their host copies stay as long as there is room.
- *  @param manager a manager. @param seq a sequence with empty tables. @param key the key of the lookup.
- *  @param match a result of kvf_prefix_lookup. @param reserve as kvf_prefix_attach.
- *  @param copies copies to run before the sequence is read or written (KVF_COPY_BLOCK_IN); both ends of each are pinned.
- *  @own nothing is kept; the references are the sequence's. @threads as the manager.
- *  @errors those of kvf_prefix_attach; KVF_E_NO_BLOCKS also if device blocks are too few; KVF_E_LIMIT (list capacity).
- *  @cost O(n_tokens + blocks of the hit), no allocation. */
-KVF_API KVF_CHECK kvf_status kvf_prefix_attach_tiers(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *key,
-                                                     const kvf_prefix_match *match, const kvf_reserve *reserve,
-                                                     kvf_copy_list *copies);
+                                               const kvf_prefix_match *match, const kvf_reserve *reserve,
+                                               kvf_copy_list *copies);
 
 /** Copies up to max_nodes idle nodes from the device to the host: nodes whose blocks are all idle and that have no host copy,
  *  in the order of eviction, descendants before their ancestor. A copied node keeps its place in the order of eviction. Its

@@ -54,7 +54,7 @@ static void look_for_budget(sample *s, kvf_request request) {
     kvf__eval_cell *c = s->cell;
     const kvf_policy_state *state = NULL;
     (void)kvf_engine_manager(p->machine->engine, &state);
-    uint32_t seq = kvf_engine_sample_seq_index(p->machine->engine, request, s->index);
+    uint32_t seq = kvf_engine_seq_index(p->machine->engine, request, s->index);
     const kvf_layer_size *sizes = seq == UINT32_MAX ? NULL : kvf_policy_sizes(state, seq);
     kvf__eval_shape shape = p->shape;
     shape.deferred = c->policy->options.defer_first_decode != 0;
