@@ -15,10 +15,21 @@ int kvf_policy_has_metric(const kvf_policy_options *options) {
     return o && kvf__policy_ops_resolve(o->ops).metric;
 }
 
-/* Whether a row has a token that its policy has not observed in this layer. */
-static bool is_new(const kvf_policy_state *state, const kvf_policy_batch *b, uint32_t row) {
-    const kvf__policy_seq *s = kvf__policy_seq_get(state, b->view->seq_index[row]);
-    return s && kvf_policy_observes(&s->options) && s->seen[b->layer] != b->view->next_pos[row];
+/* The sequence of a row that is observed, or NULL. */
+static kvf__policy_seq *observed(const kvf_policy_state *state, const kvf_policy_batch *b, uint32_t row) {
+    kvf__policy_seq *s = kvf__policy_seq_get(state, b->view->seq_index[row]);
+    return s && kvf_policy_observes(&s->options) ? s : NULL;
+}
+
+/* Rows [b->row_begin, b->row_end) of one policy, all new in this layer or none. What a policy's own observe has written stays. */
+static kvf_status observe_rows(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *b, bool is_new,
+                               kvf_error *err) {
+    kvf_policy_ops ops = ops_of(observed(state, b, b->row_begin));
+    if (!is_new) return ops.observe == kvf__policy_observe ? kvf__policy_observe_again(state, b, err) : KVF_OK;
+    kvf_status st = ops.observe(state, stream, b, err);
+    for (uint32_t row = b->row_begin; row < b->row_end && !st; row++)
+        observed(state, b, row)->seen[b->layer] = b->view->next_pos[row];
+    return st;
 }
 
 kvf_status kvf_policy_observe(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
@@ -39,14 +50,13 @@ kvf_status kvf_policy_observe(kvf_policy_state *state, kvf_stream *stream, const
     for (uint32_t row = batch->row_begin; row < batch->row_end; row = b.row_end) {
         b.row_begin = row;
         b.row_end = row + 1;
-        if (!is_new(state, batch, row)) continue;
-        const kvf_policy_ops *ops = kvf__policy_seq_get(state, v->seq_index[row])->options.ops;
-        while (b.row_end < batch->row_end && is_new(state, batch, b.row_end) &&
-               kvf__policy_seq_get(state, v->seq_index[b.row_end])->options.ops == ops)
+        const kvf__policy_seq *first = observed(state, batch, row), *next;
+        if (!first) continue;
+        bool is_new = first->seen[b.layer] != v->next_pos[row];
+        while (b.row_end < batch->row_end && (next = observed(state, batch, b.row_end)) &&
+               next->options.ops == first->options.ops && (next->seen[b.layer] != v->next_pos[b.row_end]) == is_new)
             b.row_end++;
-        if ((st = kvf__policy_ops_resolve(ops).observe(state, stream, &b, err))) return st;
-        for (uint32_t i = row; i < b.row_end; i++)
-            kvf__policy_seq_get(state, v->seq_index[i])->seen[b.layer] = v->next_pos[i];
+        if ((st = observe_rows(state, stream, &b, is_new, err))) return st;
     }
     return KVF_OK;
 }

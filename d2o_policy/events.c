@@ -182,17 +182,14 @@ static uint32_t list_items(kvf_events *x) {
     return n_items;
 }
 
-/* One batch of events of one policy. written: whether apply may have changed pages. */
-static kvf_status run_batch(kvf_events *x, kvf_policy_batch *b, bool *written) {
+/* One batch of events of one policy. */
+static kvf_status run_batch(kvf_events *x, kvf_policy_batch *b) {
     kvf_policy_state *s = x->config.policies;
     kvf_status st = kvf_policy_match(s, x->config.stream, b, x->plan, x->err);
     if (!st && x->plan->n_reduce && x->config.reduce)
         st = x->config.reduce(x->config.ctx, x->plan->reduce, x->plan->n_reduce, x->err);
     if (!st) st = kvf_policy_gate(s, x->config.stream, b, x->plan, x->err);
-    if (!st) {
-        *written = true;
-        st = kvf_policy_apply(s, x->config.stream, b, x->plan, x->err);
-    }
+    if (!st) st = kvf_policy_apply(s, x->config.stream, b, x->plan, x->err);
     b->n_events = 0;
     return st;
 }
@@ -200,7 +197,7 @@ static kvf_status run_batch(kvf_events *x, kvf_policy_batch *b, bool *written) {
 /* Runs the events in their order, in batches that the plan can hold. If several tables share a block, all but the last in this order
  * have fresh blocks (kvf_compact_begin), and within a batch apply writes to fresh blocks first. So a shared block has been read
  * by all before its last owner writes to it, however the batches are cut. */
-static kvf_status run_batches(kvf_events *x, const kvf_compaction *compaction, bool *written) {
+static kvf_status run_batches(kvf_events *x, const kvf_compaction *compaction) {
     kvf_policy_batch b = batch_of(x);
     b.events = x->batch_events;
     b.compaction = compaction;
@@ -213,7 +210,7 @@ static kvf_status run_batches(kvf_events *x, const kvf_compaction *compaction, b
         uint64_t more = (uint64_t)(event_slots(x, e) - e->n_keep) * event_heads(x, e);
         if (b.n_events &&
             (next != ops || entries + more > x->plan->entry_capacity || b.n_events == x->plan->event_capacity)) {
-            kvf_status st = run_batch(x, &b, written);
+            kvf_status st = run_batch(x, &b);
             if (st) return st;
             entries = 0;
         }
@@ -222,14 +219,13 @@ static kvf_status run_batches(kvf_events *x, const kvf_compaction *compaction, b
         x->batch_events[b.n_events] = *e;
         x->batch_items[b.n_events++] = x->item_of_event[i];
     }
-    return b.n_events ? run_batch(x, &b, written) : KVF_OK;
+    return b.n_events ? run_batch(x, &b) : KVF_OK;
 }
 
 static kvf_status run_events(kvf_events *x) {
     kvf_manager *m = x->config.manager;
     kvf_compaction compaction = {0};
     kvf_status st = KVF_OK;
-    bool written = false;
     uint32_t n_items = list_items(x);
     while (n_items && (st = kvf_compact_begin(m, x->items, n_items, &compaction)) == KVF_E_NO_BLOCKS) {
         if ((st = make_room(x))) break;
@@ -237,7 +233,7 @@ static kvf_status run_events(kvf_events *x) {
     }
     if (st == KVF_E_NO_BLOCKS) return kvf__fail(x->err, st, "compaction: %s", kvf_manager_error(m));
     if (st) return x->err && x->err->text[0] ? st : kvf__fail(x->err, st, "%s", kvf_manager_error(m));
-    if (x->rows->pages && x->n_events) st = run_batches(x, &compaction, &written);
+    if (x->rows->pages && x->n_events) st = run_batches(x, &compaction);
     if (!n_items) return st;
     if (st) {
         kvf_status left = kvf_compact_cancel(m);
@@ -308,7 +304,8 @@ static kvf_status collect(kvf_events *x, uint32_t row) {
         kvf_policy_due(x->config.policies, x->config.stream, &b, row, x->rows->moment, x->keep, &n_due, x->err);
     if (st) return st;
     bool changed = x->rows->moment == KVF_AT_PROMPT_END || (was_changed && x->rows->moment == KVF_BEFORE_APPEND);
-    if (s->sized && (!was_sized || changed || (adapts && group_sizes_differ(x, s)))) note(x, row, KVF_ROW_RESIZED);
+    s->resized |= !was_sized || changed || (adapts && group_sizes_differ(x, s));
+    if (s->sized && s->resized) note(x, row, KVF_ROW_RESIZED);
     if (!n_due) return KVF_OK;
     uint32_t step = event_tables(x, row);
     for (uint32_t t = 0; t < x->n_tables; t += step)
@@ -402,10 +399,15 @@ kvf_status kvf_events_run(kvf_events *events, const kvf_moment_rows *rows, kvf_e
     for (uint32_t row = r.row_begin; row < r.row_end && !st; row++)
         if (lives(x, row)) st = run_row(x, row);
     if (!st && x->n_events) st = run_events(x);
-    for (uint32_t row = r.row_begin; row < r.row_end && st; row++) {
+    for (uint32_t row = r.row_begin; row < r.row_end; row++) {
         if (!lives(x, row)) continue;
-        restore(&x->before[row], seq_of(x, row));
-        if (r.changed) r.changed[row] = 0;
+        kvf__policy_seq *s = seq_of(x, row);
+        if (st) {
+            restore(&x->before[row], s);
+            if (r.changed) r.changed[row] = 0;
+        } else {
+            s->resized = false;
+        }
     }
     return st;
 }

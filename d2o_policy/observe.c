@@ -108,6 +108,27 @@ static void observe_part(void *ctx, uint32_t item, uint32_t thread) {
     }
 }
 
+/* The newest slot of one row's table once more. Its entries are set, not added, so that this may be done any number of times. */
+static void observe_newest(void *ctx, uint32_t item, uint32_t thread) {
+    (void)thread;
+    const observe_job *job = ctx;
+    const kvf_policy_batch *b = job->batch;
+    const kvf_view *v = b->view;
+    uint32_t row = b->row_begin + item / v->n_groups, n_heads = v->heads_per_group, head = item % v->n_groups * n_heads;
+    if (!wanted(b, row)) return;
+    kvf__head h = kvf__head_of(v, b->pages, row, b->layer, head);
+    target t = target_of(job, row);
+    t.turn = t.score == KVF_SCORE_WINDOW && t.roles.recent != KVF__NONE &&
+             kvf__policy_seq_get(job->state, v->seq_index[row])->rows[b->layer] == 0;
+    for (uint32_t i = h.n_slots - 1; h.n_slots && h.hg < n_heads; h.hg++) {
+        if (t.roles.score != KVF__NONE) {
+            size_t at = (size_t)row * job->state->config.n_kv_heads + head + h.hg;
+            add_to_page(&h, b->scores, &t, b->mass->row + at * b->mass->row_stride + i, i, 1, true);
+        }
+        add_newest(job, &h, &t, i);
+    }
+}
+
 static kvf_status check_observe(const kvf_policy_state *state, const kvf_policy_batch *b, uint64_t *work,
                                 uint32_t *most_slots, kvf_error *err) {
     kvf_status st = kvf__view_check(state, b, "observe", err);
@@ -166,6 +187,18 @@ kvf_status kvf__policy_observe(kvf_policy_state *state, kvf_stream *stream, cons
         uint32_t *rows = &s->rows[batch->layer];
         if (s->options.score == KVF_SCORE_WINDOW && ++*rows >= s->options.score_window) *rows = 0;
     }
+    return KVF_OK;
+}
+
+kvf_status kvf__policy_observe_again(kvf_policy_state *state, const kvf_policy_batch *batch, kvf_error *err) {
+    uint64_t work = 0;
+    uint32_t most_slots = 0;
+    const kvf__kernels *kernels = NULL;
+    kvf_status st = check_observe(state, batch, &work, &most_slots, err);
+    if (!st) st = kvf__kernels_choose(batch->path, &kernels, err);
+    if (st) return st;
+    observe_job job = {batch, state, kernels, 0};
+    kvf__stream_for(NULL, (batch->row_end - batch->row_begin) * batch->view->n_groups, observe_newest, &job);
     return KVF_OK;
 }
 

@@ -37,6 +37,7 @@ typedef struct kvf__policy_seq {
     bool deferred; /* sizes wait for the first decode step */
     bool changed;  /* the budget changed and the sizes with it: layers above their size shrink before the next append */
     bool has_density;
+    bool resized;   /* its sizes are new, and the driver has not said so: that call failed */
     bool has_pages; /* the driver has taken its score pages */
     kvf_policy_options options;
     uint32_t n_prompt; /* L: of all segments */
@@ -181,6 +182,8 @@ const kvf_layer_size *kvf__size_of(const kvf_policy_state *state, const kvf__pol
 
 kvf_status kvf__policy_observe(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
                                kvf_error *err);
+/* For rows that this layer has observed: only the newest slot. If the step was taken back, that slot may have come to another page. */
+kvf_status kvf__policy_observe_again(kvf_policy_state *state, const kvf_policy_batch *batch, kvf_error *err);
 kvf_status kvf__policy_metric(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
                               uint32_t n_tokens, double *variance, kvf_error *err);
 kvf_status kvf__policy_budget(kvf_policy_state *state, uint32_t seq, const double *variance, uint32_t n_tokens,

@@ -138,7 +138,7 @@ kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_poli
     if (st) return st;
     kvf__policy_seq *s = place(state, seq);
     s->open = true;
-    s->budgeted = s->sized = s->deferred = s->changed = s->has_density = s->has_pages = false;
+    s->budgeted = s->sized = s->deferred = s->changed = s->has_density = s->resized = s->has_pages = false;
     s->options = o;
     s->n_prompt = s->budget = s->lo = 0;
     s->counts = (kvf_policy_counts){0};

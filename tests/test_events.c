@@ -23,7 +23,9 @@ static struct world {
     const float *logprobs[ROWS];
     kvf_error err;
     uint32_t n_reduced, n_allocations;
-    bool observe_twice;
+    bool observe_twice, fail_pass;
+    uint8_t changed[ROWS];
+    uint32_t resized; /* hash of the rows that got sizes, of all calls */
 } w;
 static float k[BLOCKS][KV * BS * DIM], v[BLOCKS][KV * BS * DIM], norm[BLOCKS * KV * BS], score[BLOCKS * 4 * KV * BS];
 static float host_k[BLOCKS][KV * BS * DIM], host_v[BLOCKS][KV * BS * DIM], host_norm[BLOCKS * KV * BS],
@@ -140,7 +142,8 @@ static void append(const kvf_seq *seqs, uint32_t n_seqs, uint32_t n) {
 static kvf_moment_rows rows_of(kvf_moment moment, const kvf_seq *seqs, const uint32_t *n_prompt) {
     kvf_moment_rows r = {.struct_size = sizeof r, .moment = moment, .view = &w.view, .seqs = seqs};
     r.row_end = w.view.n_seqs, r.pages = &w.pages, r.scores = &w.scores, r.n_prompt = n_prompt, r.prompt_stride = SLOTS;
-    r.prompt_sums = w.sums, r.prompt_last = w.last, r.prompt_squares = w.squares, r.prompt_logprobs = w.logprobs;
+    r.changed = w.changed, r.prompt_sums = w.sums, r.prompt_last = w.last, r.prompt_squares = w.squares,
+    r.prompt_logprobs = w.logprobs;
     return r;
 }
 
@@ -193,6 +196,7 @@ static void run_maybe_short(const kvf_moment_rows *r, bool is_short, bool expect
         run_short(r, expect_short);
     else
         OK(kvf_events_run(w.events, r, &w.err));
+    for (uint32_t i = 0; i < w.view.n_seqs; i++) w.resized = w.resized * 31 + (w.changed[i] & KVF_ROW_RESIZED) + 1;
 }
 
 static void decode(const kvf_seq *seqs, uint32_t n_seqs, uint32_t step, bool is_short) {
@@ -202,7 +206,12 @@ static void decode(const kvf_seq *seqs, uint32_t n_seqs, uint32_t step, bool is_
     kvf_moment_rows r = rows_of(KVF_BEFORE_APPEND, seqs, NULL);
     run_maybe_short(&r, is_short, false);
     append(seqs, n_seqs, 1);
-    for (uint32_t l = 0; l < LAYERS; l++) {
+    for (uint32_t pass = !w.fail_pass, l = 0; l < LAYERS; l++) {
+        if (!pass && l == LAYERS - 1) { /* the pass fails here: taken back, and made again */
+            for (uint32_t i = 0; i < n_seqs; i++) OK(kvf_seq_rollback(w.m, seqs[i], 1));
+            append(seqs, n_seqs, 1);
+            pass = 1, l = 0;
+        }
         for (uint32_t i = 0; i < n_seqs * KV * SLOTS; i++) row[i] = number(200 + l, step, i);
         for (uint32_t i = 0; i < n_seqs; i++) logs[i] = -5 * number(300, step, i);
         kvf_mass mass = {.struct_size = sizeof mass, .row = row, .row_stride = SLOTS};
@@ -239,13 +248,15 @@ static uint64_t digest(kvf_seq seq) {
 }
 
 typedef struct variant {
-    bool is_short, observe_twice, swap, change;
+    bool is_short, observe_twice, fail_pass, swap;
 } variant;
 
 /* A sequence and its fork, from a prompt of n tokens on. What differs between variants is in the way, not in the result. */
 static void live(const char *policy, uint32_t hpg, bool adaptive, uint32_t n, variant a, uint64_t out[2]) {
     begin(policy, hpg, adaptive);
     w.observe_twice = a.observe_twice;
+    w.fail_pass = a.fail_pass;
+    if (n < 40) w.options.budget_tokens = 40;
     kvf_seq seqs[2] = {prompt(n)};
     uint32_t n_prompt[2] = {n, n};
     OK(kvf_seq_fork(w.m, seqs[0], &w.copies, &seqs[1])); /* before its end: both have their events in shared blocks */
@@ -266,7 +277,7 @@ static void live(const char *policy, uint32_t hpg, bool adaptive, uint32_t n, va
         decode(seqs, 2, i, a.is_short);
     }
     if (kvf_policy_has_metric(&w.options) && kvf_policy_evicts(&w.options)) cr_assert_gt(w.n_reduced, 0);
-    for (int i = 0; i < 2; i++) out[i] = digest(seqs[i]);
+    for (int i = 0; i < 2; i++) out[i] = digest(seqs[i]) ^ w.resized;
     end();
 }
 
@@ -285,6 +296,7 @@ static void same_as_plain(variant a) {
 
 Test(events, too_few_blocks_then_again) { same_as_plain((variant){.is_short = true}); }
 Test(events, r2_a_token_is_observed_once) { same_as_plain((variant){.observe_twice = true}); }
+Test(events, r2_a_pass_that_fails_and_is_made_again) { same_as_plain((variant){.fail_pass = true}); }
 Test(events, a_swap_between_steps_changes_nothing) { same_as_plain((variant){.swap = true}); }
 
 /* 24 prompt tokens: the budget is 16, the least, or for rho 1 none. 120 tokens follow. */

@@ -565,7 +565,9 @@ struct kvf_policy_ops {
 /* These are right for every policy. kvf_events_run (events.h) makes all of them but kvf_policy_observe, in the right order. */
 
 /** Adds the attention rows of a decode step, of one layer, to the score pages. Rows whose policy does not observe are left out.
- *  A token is observed once for each layer: calling again for the same next_pos, as after a failed step, adds nothing.
+ *  A token is observed once for each layer: calling again for the same next_pos, as after a failed step that was rolled back
+ *  and is run again, adds nothing. It only writes the newest slot's scores, since that slot may have come to another page (not
+ *  if the policy has an observe of its own). A call after the step's events is no such retry.
  *  @param state a state. @param stream or NULL. @param batch view, scores, layer, rows [row_begin, row_end) of decode, mass with
  *  row, logprobs where a policy needs them; pages with score_norm v. @param err detail, or NULL.
  *  @own nothing is kept. @threads as the state.
