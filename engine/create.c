@@ -11,12 +11,47 @@ void kvf_engine_config_init(kvf_engine_config *config, size_t struct_size) {
     kvf__init(config, struct_size, &(kvf_engine_config){.kv_dtype = KVF_F16}, sizeof *config);
 }
 
+/* The config's runner, or the CPU's over its model. */
+static kvf_status take_runner(kvf_engine *e, kvf_error *err) {
+    const kvf_engine_config *c = &e->config;
+    e->runner.struct_size = sizeof e->runner;
+    if (!c->runner && !c->model)
+        return kvf__fail(err, KVF_E_INVALID,
+                         "kvf_engine_config.model: is NULL; open one with kvf_model_open, or give a runner");
+    if (c->runner && c->model)
+        return kvf__fail(err, KVF_E_INVALID, "kvf_engine_config.runner: there is a model too: give one of them");
+    kvf_status st = c->runner ? kvf__config_read(&e->runner, sizeof e->runner, c->runner, "kvf_runner", err)
+                              : kvf_runner_create_cpu(c->model, c->device, &e->allocator, &e->runner, err);
+    if (st) return st;
+    e->own_runner = !c->runner;
+    e->tokenizer = c->tokenizer ? c->tokenizer : kvf_model_tokenizer(c->model);
+    e->shape = e->runner.shape;
+    const kvf_runner *r = &e->runner;
+    if (!r->begin || !r->run || !r->clear || !r->snapshot || !r->read || !r->write)
+        return kvf__fail(err, KVF_E_INVALID, "runner %.64s: begin, run, clear, snapshot, read and write must be set",
+                         r->name ? r->name : "?");
+    const struct {
+        const char *name;
+        uint32_t value;
+    } sizes[] = {{"n_layers", e->shape.n_layers},     {"n_q_heads", e->shape.n_q_heads},
+                 {"n_kv_heads", e->shape.n_kv_heads}, {"head_dim", e->shape.head_dim},
+                 {"n_vocab", e->shape.n_vocab},       {"n_context", e->shape.n_context}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (!sizes[i].value)
+            return kvf__fail(err, KVF_E_INVALID, "runner %.64s: shape.%s 0: must be at least 1",
+                             r->name ? r->name : "?", sizes[i].name);
+    if (e->shape.n_q_heads % e->shape.n_kv_heads)
+        return kvf__fail(err, KVF_E_INVALID, "runner %.64s: shape.n_q_heads %u: must be a multiple of n_kv_heads %u",
+                         r->name ? r->name : "?", e->shape.n_q_heads, e->shape.n_kv_heads);
+    if (!r->device && c->host_bytes)
+        return kvf__fail(err, KVF_E_UNSUPPORTED, "host_bytes %llu: runner %.64s has no memory that could be swapped",
+                         (unsigned long long)c->host_bytes, r->name ? r->name : "?");
+    return kvf__device_resolve(r->device, &e->device, err);
+}
+
 static kvf_status resolve(kvf_engine *e, kvf_error *err) {
     kvf_engine_config *c = &e->config;
-    if (!c->model)
-        return kvf__fail(err, KVF_E_INVALID, "kvf_engine_config.model: is NULL; open one with kvf_model_open");
-    const kvf_model_info *info = e->info = kvf_model_get_info(c->model);
-    e->model = c->model;
+    const kvf_runner_shape *info = &e->shape;
     if (kvf_dtype_bytes(c->kv_dtype) == 0)
         return kvf__fail(err, KVF_E_INVALID, "kv_dtype %d: must be KVF_F16, KVF_BF16 or KVF_F32", (int)c->kv_dtype);
     if (!c->block_size) c->block_size = 16;
@@ -37,7 +72,9 @@ static kvf_status resolve(kvf_engine *e, kvf_error *err) {
     if (c->max_context < 2 || c->max_context > info->n_context)
         return kvf__fail(err, KVF_E_INVALID, "max_context %u: must be in [2, %u], the model's context", c->max_context,
                          info->n_context);
-    e->window = info->sliding_window < c->max_context ? info->sliding_window : 0;
+    e->window = 0;
+    for (uint32_t l = 0; info->layer_windows && l < info->n_layers; l++)
+        if (info->layer_windows[l] < c->max_context) e->window = KVF__MAX(e->window, info->layer_windows[l]);
     if (!c->max_prefill_tokens) c->max_prefill_tokens = c->max_context;
     if (!c->n_score_arrays) c->n_score_arrays = DEFAULT_SCORE_ARRAYS;
     if (c->n_score_arrays > KVF_MAX_SCORE_ARRAYS)
@@ -138,7 +175,7 @@ static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
                      .dtype = c->kv_dtype,
                      .block_size = c->block_size,
                      .heads_per_group = c->heads_per_group,
-                     .head_dim = e->info->head_dim};
+                     .head_dim = e->shape.head_dim};
     uint64_t block_bytes = kvf_pages_block_bytes(p), n_blocks = block_bytes ? c->kv_bytes / block_bytes : 0;
     uint64_t least = block_bytes * e->n_tables;
     if (n_blocks < e->n_tables)
@@ -148,7 +185,10 @@ static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
             (unsigned long long)c->kv_bytes, c->block_size, e->n_tables, (unsigned long long)least);
     p->n_blocks = (uint32_t)KVF__MIN(n_blocks, (uint64_t)1 << 31);
     if (c->host_bytes) p->n_blocks = KVF__MIN(p->n_blocks, UINT32_C(0x7fffffff));
-    if (!take_pages(e, KVF_MEMORY_DEVICE, p, &e->scores)) return no_pages(e, "KV", c->kv_bytes, "kv_bytes", err);
+    if (!e->runner.device)
+        e->scores.n_pages = p->n_blocks, e->scores.n_arrays = c->n_score_arrays;
+    else if (!take_pages(e, KVF_MEMORY_DEVICE, p, &e->scores))
+        return no_pages(e, "KV", c->kv_bytes, "kv_bytes", err);
     e->stats.block_bytes = block_bytes;
     return KVF_OK;
 }
@@ -161,10 +201,9 @@ static kvf_status create_snapshots(kvf_engine *e, kvf_error *err) {
     uint64_t page = kvf__engine_snapshot_page_bytes(e), n_pages = KVF__MIN(bytes / page, n_blocks);
     n_pages = KVF__MIN(n_pages, (uint64_t)1 << 31);
     e->n_snapshot_pages = (uint32_t)KVF__MAX(n_pages, 1);
-    e->snapshots = take(e, e->n_snapshot_pages, (size_t)page, 0);
     uint32_t n_ids = kvf__ceil_div(e->config.max_context, e->config.block_size);
     e->page_ids = take(e, n_ids, sizeof *e->page_ids, 0);
-    if (!e->snapshots || !e->page_ids)
+    if (!e->page_ids)
         return kvf__fail(err, KVF_E_NO_MEMORY,
                          "prefix cache: %llu bytes of snapshots could not be allocated; lower snapshot_bytes",
                          (unsigned long long)page * e->n_snapshot_pages);
@@ -175,9 +214,8 @@ static kvf_status create_manager(kvf_engine *e, kvf_error *err) {
     const kvf_engine_config *c = &e->config;
     kvf_manager_config m;
     kvf_manager_config_init(&m, sizeof m);
-    uint32_t windows[1024];
-    m.n_layers = e->info->n_layers;
-    m.n_kv_heads = e->info->n_kv_heads;
+    m.n_layers = e->shape.n_layers;
+    m.n_kv_heads = e->shape.n_kv_heads;
     m.heads_per_group = c->heads_per_group;
     m.block_size = c->block_size;
     m.n_blocks = e->pages.n_blocks;
@@ -190,14 +228,13 @@ static kvf_status create_manager(kvf_engine *e, kvf_error *err) {
     m.n_host_blocks = m.n_host_score_pages = e->host_pages.n_blocks;
     m.allocator = e->allocator;
     m.profile = c->profile;
-    for (uint32_t l = 0; l < 1024; l++) windows[l] = e->window ? kvf_model_layer_window(e->model, l) : 0;
-    if (e->window && m.n_layers <= 1024) m.layer_windows = windows; /* more are refused */
+    if (e->window) m.layer_windows = e->shape.layer_windows;
     return kvf_manager_create(&m, &e->manager, err);
 }
 
 static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     const kvf_engine_config *c = &e->config;
-    const kvf_model_info *info = e->info;
+    const kvf_runner_shape *info = &e->shape;
     kvf_status st;
     if ((st = kvf_stream_create_cpu(&e->allocator, c->n_threads, &e->stream, err))) return st;
     if ((st = create_manager(e, err))) return st;
@@ -205,6 +242,8 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
                                  .n_layers = info->n_layers,
                                  .n_kv_heads = info->n_kv_heads,
                                  .n_q_heads = info->n_q_heads,
+                                 .n_q_heads_total = info->n_q_heads_total,
+                                 .q_head_begin = info->q_head_begin,
                                  .head_dim = info->head_dim,
                                  .block_size = c->block_size,
                                  .max_seqs = c->max_running,
@@ -226,42 +265,39 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     s.allocator = e->allocator;
     if ((st = kvf_sched_create(&s, &e->sched, err))) return st;
     if ((st = kvf__engine_create_events(e, err))) return st;
-    return kvf_activations_create(e->model, e->max_batch_tokens, c->max_running, c->max_context,
-                                  kvf_stream_n_threads(e->stream), &e->activations, err);
+    const kvf_runner_limits limits = {.struct_size = sizeof limits,
+                                      .stream = e->stream,
+                                      .max_tokens = e->max_batch_tokens,
+                                      .max_seqs = c->max_running,
+                                      .max_slots = c->max_context,
+                                      .max_prompt_tokens = c->max_prefill_tokens,
+                                      .block_size = c->block_size,
+                                      .n_snapshot_pages = e->n_snapshot_pages};
+    e->buffer.struct_size = sizeof e->buffer;
+    return e->runner.begin(e->runner.ctx, &limits, &e->buffer, err);
 }
 
 static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
-    const kvf_model_info *info = e->info;
     size_t n = e->max_running;
-    size_t variance = (size_t)info->n_layers * info->n_q_heads, squares = (size_t)info->n_layers * info->n_kv_heads;
-    size_t row_floats, logit_floats, sum_floats, max_prefill = e->config.max_prefill_tokens;
-    if (!kvf__mul(n * info->n_kv_heads, e->config.max_context, &row_floats) ||
-        !kvf__mul(n, info->n_vocab, &logit_floats) || !kvf__mul(variance, max_prefill, &sum_floats))
-        return kvf__fail(err, KVF_E_OVERFLOW, "engine: the buffers' sizes wrap; lower max_running or max_context");
 #define TAKE(field, count) ((e->field = take(e, (count), sizeof *e->field, 0)) != NULL)
     bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && (e->other_rows.rows = take(e, n, sizeof *e->rows, 1)) &&
               TAKE(other_rows.seqs, n) && TAKE(other_rows.prompt_sums, n) && TAKE(seqs, n) &&
               TAKE(tokens, e->max_batch_tokens) && TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) &&
               TAKE(sampled, n + 1) && TAKE(draws, n) && TAKE(changed, n) && TAKE(batch_prompts, n) &&
               TAKE(row_wanted, n) && TAKE(row_gqa, n) && TAKE(prompt_sums, n) && TAKE(added_sums, n) &&
-              TAKE(sums, sum_floats) && TAKE(last_sums, sum_floats) && TAKE(squares, squares * max_prefill) &&
-              TAKE(prompt_logprobs, max_prefill) && TAKE(observed, n) && TAKE(added_last, n) &&
-              TAKE(added_squares, n) && TAKE(last_begin, n) && TAKE(not_finite, n) && TAKE(logprobs, n) &&
-              TAKE(targets, e->max_batch_tokens) && TAKE(target_logprobs, e->max_batch_tokens) && TAKE(batch_sums, n) &&
-              TAKE(batch_last, n) && TAKE(batch_squares, n) && TAKE(batch_logprobs, n) && TAKE(row, row_floats) &&
-              TAKE(logits, logit_floats);
+              TAKE(observed, n) && TAKE(added_last, n) && TAKE(added_squares, n) && TAKE(last_begin, n) &&
+              TAKE(not_finite, n) && TAKE(logprobs, n) && TAKE(targets, e->max_batch_tokens) &&
+              TAKE(target_logprobs, e->max_batch_tokens) && TAKE(batch_sums, n) && TAKE(batch_last, n) &&
+              TAKE(batch_squares, n) && TAKE(batch_logprobs, n);
 #undef TAKE
     if (!ok)
         return kvf__fail(err, KVF_E_NO_MEMORY,
                          "engine: buffers could not be allocated; lower max_running or max_context");
-    kvf__sparse(e->sums, sum_floats * sizeof *e->sums); /* a prompt writes its columns of each layer and head */
-    kvf__sparse(e->last_sums, sum_floats * sizeof *e->last_sums);
-    kvf__sparse(e->squares, squares * max_prefill * sizeof *e->squares);
     return KVF_OK;
 }
 
 static kvf_status create_small(kvf_engine *e, kvf_error *err) {
-    uint32_t n_layers = e->info->n_layers;
+    uint32_t n_layers = e->shape.n_layers;
     kvf__slab slab = {0};
     for (int pass = 0; pass < 2; pass++) {
         slab.used = 0;
@@ -271,7 +307,7 @@ static kvf_status create_small(kvf_engine *e, kvf_error *err) {
         e->single_sizes = kvf__slab_take(&slab, n_layers, sizeof *e->single_sizes);
         e->single_groups = kvf__slab_take(&slab, e->n_tables, sizeof *e->single_groups);
         e->single_density = kvf__slab_take(&slab, n_layers, sizeof *e->single_density);
-        e->sample_scratch = kvf__slab_take(&slab, (size_t)kvf_stream_n_threads(e->stream) * e->info->n_vocab, 8);
+        e->sample_scratch = kvf__slab_take(&slab, (size_t)kvf_stream_n_threads(e->stream) * e->shape.n_vocab, 8);
         if (!pass && (slab.bad || !(slab.base = take(e, slab.used, 1, 0))))
             return kvf__fail(err, KVF_E_NO_MEMORY, "engine: %zu bytes of buffers could not be allocated", slab.used);
     }
@@ -282,32 +318,24 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
     kvf_engine_config c;
     kvf_allocator a;
     kvf_status st = kvf__config_read(&c, sizeof c, config, "kvf_engine_config", err);
-    kvf_device device;
-    if (st || (st = kvf__allocator_resolve(&c.allocator, &a, err)) ||
-        (st = kvf__device_resolve(c.device, &device, err)))
-        return st;
-    if (!device.cpu_access)
-        return kvf__fail(err, KVF_E_UNSUPPORTED,
-                         "device %s: cpu_access is 0: the forward pass runs on the CPU and must reach its memory",
-                         device.name);
+    if (st || (st = kvf__allocator_resolve(&c.allocator, &a, err))) return st;
     if (!out) return kvf__fail(err, KVF_E_INVALID, "kvf_engine_create: out is NULL");
     kvf_engine *e = kvf__alloc(&a, sizeof *e);
     if (!e) return kvf__fail(err, KVF_E_NO_MEMORY, "engine: %zu bytes could not be allocated", sizeof *e);
     e->config = c;
     e->allocator = a;
-    e->device = device;
     e->stats.struct_size = sizeof e->stats;
     e->view.struct_size = e->other_rows.view.struct_size = sizeof e->view;
-    if ((st = resolve(e, err)) || (st = create_pages(e, err)) || (st = create_host(e, err)) ||
-        (st = create_snapshots(e, err)) || (st = create_parts(e, err)) || (st = create_buffers(e, err)) ||
-        (st = create_small(e, err)) || (st = kvf__engine_create_transfers(e, err))) {
+    if ((st = take_runner(e, err)) || (st = resolve(e, err)) || (st = create_pages(e, err)) ||
+        (st = create_host(e, err)) || (st = create_snapshots(e, err)) || (st = create_parts(e, err)) ||
+        (st = create_buffers(e, err)) || (st = create_small(e, err)) || (st = kvf__engine_create_transfers(e, err))) {
         kvf_engine_destroy(e);
         return st;
     }
     e->config.profile = NULL; /* the manager has its copy */
     kvf__log(&c.log, KVF_LOG_INFO,
              "engine: %u layers, %u blocks of %u tokens x %u KV heads (%llu bytes of K and V), %u threads",
-             e->info->n_layers, e->pages.n_blocks, e->pages.block_size, e->pages.heads_per_group,
+             e->shape.n_layers, e->pages.n_blocks, e->pages.block_size, e->pages.heads_per_group,
              (unsigned long long)e->stats.block_bytes * e->pages.n_blocks, kvf_stream_n_threads(e->stream));
     *out = e;
     return KVF_OK;
@@ -318,11 +346,11 @@ void kvf_engine_destroy(kvf_engine *e) {
     e->destroying = 1; /* a callback may try to submit */
     while (e->first) kvf__live_finish(e, e->first, KVF_FINISH_ABORTED, NULL);
     kvf__engine_destroy_transfers(e);
-    kvf_activations_destroy(e->activations);
     kvf_events_destroy(e->events);
     kvf_sched_destroy(e->sched);
     kvf_policy_state_destroy(e->policies);
     kvf_manager_destroy(e->manager);
+    if (e->own_runner) kvf_runner_destroy(&e->runner);
     kvf_stream_destroy(e->stream);
     for (uint32_t i = 0; i < e->n_buffers; i++) give_back(e, &e->buffers[i]);
     kvf_allocator a = e->allocator;
@@ -337,7 +365,7 @@ kvf_status kvf_engine_get_stats(kvf_engine *e, kvf_engine_stats *out) {
     kvf_status st = kvf_occupancy_read(e->manager, &s.occupancy, e->layers, sizeof *e->layers);
     if (st) return st;
     s.host_bytes_max = s.occupancy.host_blocks.n_held_max * s.block_bytes;
-    s.n_layers = e->info->n_layers;
+    s.n_layers = e->shape.n_layers;
     s.layers = e->layers;
     s.layer_bytes = sizeof *e->layers;
     s.merged = e->done_merged;
@@ -367,7 +395,7 @@ kvf_status kvf_engine_positions(kvf_engine *e, kvf_request request, uint32_t lay
     if (!e || !pos) return KVF_E_INVALID;
     const kvf__live *r = kvf__live_find(e, request);
     if (!r || !r->seq) return KVF_E_NOT_FOUND;
-    if (layer >= e->info->n_layers || kv_head >= e->info->n_kv_heads || !n) return KVF_E_INVALID;
+    if (layer >= e->shape.n_layers || kv_head >= e->shape.n_kv_heads || !n) return KVF_E_INVALID;
     const kvf_pages *p = &e->pages;
     uint32_t n_slots, head = kv_head % p->heads_per_group;
     const uint32_t *blocks;
@@ -375,7 +403,10 @@ kvf_status kvf_engine_positions(kvf_engine *e, kvf_request request, uint32_t lay
     if (st) return st;
     if (n_slots > capacity) return KVF_E_LIMIT;
     for (uint32_t s = 0; s < n_slots; s++)
-        pos[s] = p->pos[kvf__meta_at(p, blocks[s / p->block_size], head, s % p->block_size)];
+        if ((st = e->runner.read(e->runner.ctx, &pos[s],
+                                 p->pos + kvf__meta_at(p, blocks[s / p->block_size], head, s % p->block_size),
+                                 sizeof *pos, NULL)))
+            return st;
     qsort(pos, n_slots, sizeof *pos, ascending);
     *n = n_slots;
     return KVF_OK;

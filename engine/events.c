@@ -36,6 +36,11 @@ static kvf_status make_room(void *ctx, uint8_t *dropped, kvf_error *err) {
     return KVF_OK;
 }
 
+static kvf_status metric(void *ctx, uint32_t row, double *values, kvf_error *err) {
+    const kvf_engine *e = ctx;
+    return e->runner.metric ? e->runner.metric(e->runner.ctx, e->rows[row]->user, values, err) : KVF_OK;
+}
+
 kvf_status kvf__engine_create_events(kvf_engine *e, kvf_error *err) {
     const kvf_events_config c = {.struct_size = sizeof c,
                                  .manager = e->manager,
@@ -46,7 +51,8 @@ kvf_status kvf__engine_create_events(kvf_engine *e, kvf_error *err) {
                                  .allocator = e->allocator,
                                  .ctx = e,
                                  .reserve = reserve,
-                                 .make_room = make_room};
+                                 .make_room = make_room,
+                                 .metric = metric};
     return kvf_events_create(&c, &e->events, err);
 }
 
@@ -62,7 +68,7 @@ static kvf_status run(kvf_engine *e, kvf_moment moment, uint32_t begin, uint32_t
                          .seqs = e->seqs,
                          .row_begin = begin,
                          .row_end = end,
-                         .pages = &e->pages,
+                         .pages = e->runner.device ? &e->pages : NULL,
                          .scores = &e->scores,
                          .n_prompt = e->batch_prompts,
                          .prompt_sums = e->batch_sums,
@@ -114,11 +120,11 @@ static void accumulators(kvf_engine *e, uint32_t row) {
     const float *sums = e->prompt_sums[row];
     uint32_t needs = r && sums ? kvf_policy_needs(&r->policy) : 0;
     if (!(needs & ~(uint32_t)KVF_NEEDS_ROW)) needs = 0; /* the columns are others' */
-    size_t at = needs ? (size_t)(sums - e->sums) : 0;
-    e->batch_sums[row] = needs & KVF_NEEDS_COL_SUMS ? e->sums + at : NULL;
-    e->batch_last[row] = needs & KVF_NEEDS_LAST_ROWS ? e->last_sums + at : NULL;
-    e->batch_squares[row] = needs & KVF_NEEDS_SQUARES ? e->squares + at : NULL;
-    e->batch_logprobs[row] = needs & KVF_NEEDS_LOGPROBS ? e->prompt_logprobs + at : NULL;
+    size_t at = needs ? (size_t)(sums - e->buffer.sums) : 0;
+    e->batch_sums[row] = needs & KVF_NEEDS_COL_SUMS ? e->buffer.sums + at : NULL;
+    e->batch_last[row] = needs & KVF_NEEDS_LAST_ROWS ? e->buffer.last_sums + at : NULL;
+    e->batch_squares[row] = needs & KVF_NEEDS_SQUARES ? e->buffer.squares + at : NULL;
+    e->batch_logprobs[row] = needs & KVF_NEEDS_LOGPROBS ? e->buffer.prompt_logprobs + at : NULL;
     e->batch_prompts[row] = r ? r->n_seen : 0;
 }
 

@@ -71,7 +71,7 @@ void kvf__engine_take_back(kvf_engine *e, const kvf_error *why) {
 
 static kvf_error not_finite(const kvf_engine *e, uint32_t layer) {
     kvf_error why = {""};
-    uint32_t n_layers = e->info->n_layers;
+    uint32_t n_layers = e->shape.n_layers;
     char where[64];
     if (layer < n_layers)
         snprintf(where, sizeof where, "in layer %u (of 0 to %u)", layer, n_layers - 1);

@@ -17,10 +17,10 @@ typedef struct kvf__pick {
 kvf__group *kvf__group_create(kvf_engine *e, const kvf_generate *g) {
     uint32_t width = g->beam_width ? g->beam_width : g->best_of, n_choices = 0;
     if (g->beam_width) { /* so many that width of them end nothing */
-        const kvf_tokenizer *t = kvf_model_tokenizer(e->model);
+        const kvf_tokenizer *t = e->tokenizer;
         n_choices = width;
-        for (uint32_t id = 0; id < e->info->n_vocab; id++) n_choices += kvf_tokenizer_is_end(t, id) != 0;
-        n_choices = KVF__MIN(n_choices, e->info->n_vocab);
+        for (uint32_t id = 0; id < e->shape.n_vocab; id++) n_choices += kvf_tokenizer_is_end(t, id) != 0;
+        n_choices = KVF__MIN(n_choices, e->shape.n_vocab);
     }
     kvf__slab slab = {0};
     for (int pass = 0; pass < 2; pass++) {
@@ -64,7 +64,7 @@ void kvf__group_free(kvf_engine *e, kvf__group *g) {
 
 bool kvf__group_room(kvf_engine *e, kvf__group *g, kvf__live *r) {
     const kvf_allocator *a = &e->allocator;
-    size_t n = e->info->n_layers;
+    size_t n = e->shape.n_layers;
     if (!g->ranked) return true;
     kvf__outcome *o = r->outcome = kvf__alloc(a, sizeof *o);
     if (!o) return false;
@@ -81,7 +81,7 @@ bool kvf__group_room(kvf_engine *e, kvf__group *g, kvf__live *r) {
 
 void kvf__group_room_free(kvf_engine *e, kvf__live *r) {
     const kvf_allocator *a = &e->allocator;
-    size_t n = e->info->n_layers;
+    size_t n = e->shape.n_layers;
     kvf__free(a, r->choices.tokens, r->group->n_choices * sizeof *r->choices.tokens);
     kvf__free(a, r->choices.logprobs, r->group->n_choices * sizeof *r->choices.logprobs);
     if (!r->outcome) return;
@@ -120,7 +120,7 @@ kvf_status kvf__group_forked(kvf_engine *e, kvf__live *leader, kvf_error *err) {
 static void note_outcome(kvf_engine *e, const kvf__live *holder, kvf__live *r, kvf_finish finish, const char *error) {
     kvf__outcome *o = r->outcome;
     const kvf__group *g = r->group;
-    uint32_t n_layers = e->info->n_layers, n = r->n_known - r->n_prompt;
+    uint32_t n_layers = e->shape.n_layers, n = r->n_known - r->n_prompt;
     if (error) snprintf(o->error.text, sizeof o->error.text, "%s", error);
     o->result = kvf__live_result(e, r, finish, error ? o->error.text : NULL);
     kvf__live_take_kv(e, holder, o->layers, &o->result);
@@ -159,7 +159,7 @@ static void end_group(kvf_engine *e, kvf__group *g, const char *error) {
         kvf_result *result = &r->outcome->result;
         result->index = i;
         result->n_results = n;
-        result->total_s = kvf__clock() - r->submitted;
+        result->total_s = kvf__engine_clock(e) - r->submitted;
         if (g->abort) result->finish = KVF_FINISH_ABORTED;
         if (error) {
             result->finish = KVF_FINISH_ERROR;
@@ -273,7 +273,7 @@ static uint32_t rank_choices(kvf__group *g) {
 
 /* Whether it would end there: an end token, or a stop string that the token completes. */
 static int ends(kvf_engine *e, kvf__live *r, uint32_t token) {
-    const kvf_tokenizer *t = kvf_model_tokenizer(e->model);
+    const kvf_tokenizer *t = e->tokenizer;
     if (!r->ignore_end && kvf_tokenizer_is_end(t, token)) return 1;
     if (!r->n_stop) return 0;
     size_t before = r->text_bytes;
@@ -284,7 +284,7 @@ static int ends(kvf_engine *e, kvf__live *r, uint32_t token) {
 
 static bool take_pick(kvf_engine *e, kvf__live *r, const kvf__pick *p) {
     uint32_t step = r->n_known - r->n_prompt;
-    if (!step && !(r->first_token > 0)) r->first_token = kvf__clock();
+    if (!step && !(r->first_token > 0)) r->first_token = kvf__engine_clock(e);
     r->tokens[r->n_known++] = p->token;
     r->logprobs[step] = p->logprob;
     r->sum = p->sum;

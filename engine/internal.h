@@ -33,6 +33,7 @@
 #include "base/page_index.h"
 #include "kvfold/engine.h"
 #include "kvfold/events.h"
+#include "kvfold/runner.h"
 
 typedef struct kvf__group kvf__group;
 
@@ -173,13 +174,14 @@ typedef struct kvf__transfer {
 struct kvf_engine {
     kvf_engine_config config;
     kvf_allocator allocator;
-    const kvf_model *model;
-    const kvf_model_info *info;
+    kvf_runner runner;
+    bool own_runner; /* made here, from a model */
+    kvf_runner_shape shape;
+    const kvf_tokenizer *tokenizer; /* or NULL: there is no text, and no end token */
     kvf_stream *stream;
     kvf_manager *manager;
     kvf_policy_state *policies;
     kvf_sched *sched;
-    kvf_activations *activations;
     kvf_events *events; /* the policy driver */
     kvf_pages pages;
     kvf_score_pages scores;
@@ -221,13 +223,10 @@ struct kvf_engine {
     float **batch_sums, **batch_last,
         **batch_squares; /* accumulators of the rows in a batch of events; NULL where a row needs none */
     const float **batch_logprobs;
-    float *snapshots; /* [n_snapshot_pages][n_layers][n_q_heads][block_size]; NULL without a prefix cache */
     uint32_t n_snapshot_pages;
-    uint32_t *page_ids;                                  /* [blocks of max_context] */
-    float *sums, *last_sums, *squares, *prompt_logprobs; /* see the glossary */
-    float *row;                                          /* [max_running][n_kv_heads][max_slots] */
-    float *logits;                                       /* [max_running][n_vocab] */
-    void *sample_scratch;                                /* [n_threads][n_vocab] of 8 bytes */
+    uint32_t *page_ids;        /* [blocks of max_context] */
+    kvf_runner_buffers buffer; /* the runner's: see the glossary */
+    void *sample_scratch;      /* [n_threads][n_vocab] of 8 bytes */
     kvf_layer_occupancy *layers, *result_layers;
     /* The KV part of the result of the single request in the pool, taken before a plan that may end it and free its sequence. */
     kvf_result single;
@@ -263,6 +262,10 @@ void kvf__engine_take_back(kvf_engine *e, const kvf_error *why);
 /* After the forward pass: ends the requests that have NaN or infinity. */
 void kvf__engine_end_not_finite(kvf_engine *e, const kvf_step *step);
 
+static inline double kvf__engine_clock(const kvf_engine *e) {
+    return e->runner.clock ? e->runner.clock(e->runner.ctx) : kvf__clock();
+}
+
 /* create.c: allocates n elements, freed with the engine, not cleared. NULL: out of memory. */
 void *kvf__engine_take(kvf_engine *e, size_t n, size_t element_bytes);
 
@@ -270,7 +273,7 @@ void *kvf__engine_take(kvf_engine *e, size_t n, size_t element_bytes);
 kvf_prefix_key kvf__live_key(const kvf__live *r, uint32_t n_tokens);
 uint64_t kvf__engine_snapshot_page_bytes(const kvf_engine *e);
 kvf_status kvf__engine_restore_sums(kvf_engine *e, const kvf_step_item *item, float *sums, kvf_error *err);
-void kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step);
+kvf_status kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step, kvf_error *err);
 kvf_status kvf__engine_set_prefix(kvf_engine *e, const kvf__live *r);
 
 /* turn.c */

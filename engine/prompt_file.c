@@ -28,11 +28,11 @@ typedef struct header {
 _Static_assert(sizeof(header) == 8 + 12 * 4 + 64 + 64 + 24, "the file's layout");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file is written as memory lies");
 
-static size_t row_bytes(const kvf_engine *e) { return (size_t)e->info->head_dim * kvf_dtype_bytes(e->config.kv_dtype); }
+static size_t row_bytes(const kvf_engine *e) { return (size_t)e->shape.head_dim * kvf_dtype_bytes(e->config.kv_dtype); }
 
 /* Tokens; for each (layer, KV head) K rows, V rows, key norms; column sums for each (layer, query head). */
 static uint64_t payload_bytes(const kvf_engine *e, uint32_t n_tokens, uint32_t flags) {
-    const kvf_model_info *m = e->info;
+    const kvf_runner_shape *m = &e->shape;
     uint64_t token = sizeof(uint32_t) + (uint64_t)m->n_layers * m->n_kv_heads * (2 * row_bytes(e) + sizeof(float));
     if (flags & FLAG_SUMS) token += (uint64_t)m->n_layers * m->n_q_heads * sizeof(float);
     return token * n_tokens;
@@ -46,10 +46,10 @@ static uint32_t mode_of(const kvf_engine *e) {
 static header header_of(const kvf_engine *e, const kvf_prompt_file *f, uint32_t n_tokens, uint32_t flags) {
     header h = {.version = VERSION,
                 .header_bytes = sizeof h,
-                .n_layers = e->info->n_layers,
-                .n_kv_heads = e->info->n_kv_heads,
-                .n_q_heads = e->info->n_q_heads,
-                .head_dim = e->info->head_dim,
+                .n_layers = e->shape.n_layers,
+                .n_kv_heads = e->shape.n_kv_heads,
+                .n_q_heads = e->shape.n_q_heads,
+                .head_dim = e->shape.head_dim,
                 .dtype = (uint32_t)e->config.kv_dtype,
                 .n_tokens = n_tokens,
                 .flags = flags | mode_of(e),
@@ -122,6 +122,10 @@ typedef struct writer {
     FILE *file;
     XXH3_state_t *hash;
     bool failed;
+    const kvf_runner *runner;
+    void *rows; /* rows of a block, read from where pages lie */
+    kvf_error *err;
+    kvf_status status; /* of the runner */
 } writer;
 
 static void put(writer *w, const void *data, size_t bytes) {
@@ -129,26 +133,31 @@ static void put(writer *w, const void *data, size_t bytes) {
     (void)XXH3_128bits_update(w->hash, data, bytes);
 }
 
+static void put_from(writer *w, const void *from, size_t bytes) {
+    if (!w->status) w->status = w->runner->read(w->runner->ctx, w->rows, from, bytes, w->err);
+    if (!w->status) put(w, w->rows, bytes);
+}
+
 static void put_rows(kvf_engine *e, writer *w, kvf_seq seq, uint32_t n_tokens) {
-    for (uint32_t layer = 0; layer < e->info->n_layers; layer++)
-        for (uint32_t head = 0; head < e->info->n_kv_heads; head++)
+    for (uint32_t layer = 0; layer < e->shape.n_layers; layer++)
+        for (uint32_t head = 0; head < e->shape.n_kv_heads; head++)
             for (int what = 0; what < 3; what++)
                 for (uint32_t t = 0; t < n_tokens;) {
                     run r = run_at(e, seq, layer, head, t, n_tokens);
                     if (what == 2)
-                        put(w, r.norm, r.n * sizeof *r.norm);
+                        put_from(w, r.norm, r.n * sizeof *r.norm);
                     else
-                        put(w, what ? r.v : r.k, r.n * row_bytes(e));
+                        put_from(w, what ? r.v : r.k, r.n * row_bytes(e));
                     t += r.n;
                 }
 }
 
 static void put_sums(kvf_engine *e, writer *w, uint32_t n_tokens) {
-    uint32_t bs = e->config.block_size, n_rows = e->info->n_layers * e->info->n_q_heads;
+    uint32_t bs = e->config.block_size, n_rows = e->shape.n_layers * e->shape.n_q_heads;
     for (uint32_t row = 0; row < n_rows; row++)
         for (uint32_t t = 0; t < n_tokens; t += bs)
-            put(w, e->snapshots + ((size_t)e->page_ids[t / bs] * n_rows + row) * bs,
-                KVF__MIN(bs, n_tokens - t) * sizeof(float));
+            put_from(w, e->buffer.snapshots + ((size_t)e->page_ids[t / bs] * n_rows + row) * bs,
+                     KVF__MIN(bs, n_tokens - t) * sizeof(float));
 }
 
 static kvf_status io_failed(kvf_error *err, const char *path, const char *what) {
@@ -159,20 +168,26 @@ static kvf_status write_file(kvf_engine *e, const kvf_prompt_file *f, FILE *file
                              const uint32_t *tokens, kvf_error *err) {
     XXH3_state_t *hash = XXH3_createState();
     kvf_status st = KVF_OK;
-    if (!hash) st = kvf__fail(err, KVF_E_NO_MEMORY, "%s: no memory for the checksum", f->path);
+    size_t bytes = e->config.block_size * KVF__MAX(row_bytes(e), sizeof(float));
+    void *rows = kvf__alloc(&e->allocator, bytes);
+    if (!hash || !rows) st = kvf__fail(err, KVF_E_NO_MEMORY, "%s: no memory for the checksum", f->path);
     if (!st) {
-        writer w = {file, hash, fwrite(h, sizeof *h, 1, file) != 1};
+        writer w = {.file = file, .hash = hash, .runner = &e->runner, .rows = rows, .err = err};
+        w.failed = fwrite(h, sizeof *h, 1, file) != 1;
         (void)XXH3_128bits_reset(hash);
         put(&w, tokens, h->n_tokens * sizeof *tokens);
         put_rows(e, &w, seq, h->n_tokens);
         if (h->flags & FLAG_SUMS) put_sums(e, &w, h->n_tokens);
         finish_checksum(hash, h);
-        if (w.failed || fseek(file, 0, SEEK_SET) || fwrite(h, sizeof *h, 1, file) != 1 || fflush(file) ||
-            fsync(fileno(file)))
+        if (w.status)
+            st = w.status;
+        else if (w.failed || fseek(file, 0, SEEK_SET) || fwrite(h, sizeof *h, 1, file) != 1 || fflush(file) ||
+                 fsync(fileno(file)))
             st = io_failed(err, f->path, "writing failed");
     }
     if (fclose(file) && !st) st = io_failed(err, f->path, "writing failed");
     (void)XXH3_freeState(hash);
+    kvf__free(&e->allocator, rows, bytes);
     return st;
 }
 
@@ -297,7 +312,7 @@ static kvf_status check_sound(const kvf_prompt_file *f, const header *h, uint64_
 }
 
 static kvf_status check_fits(const kvf_engine *e, const kvf_prompt_file *f, const header *h, kvf_error *err) {
-    const kvf_model_info *m = e->info;
+    const kvf_runner_shape *m = &e->shape;
     const struct {
         const char *what;
         uint32_t value, ours;
@@ -334,44 +349,54 @@ static kvf_status check_fits(const kvf_engine *e, const kvf_prompt_file *f, cons
     return KVF_OK;
 }
 
-static const unsigned char *get_rows(kvf_engine *e, kvf_seq seq, uint32_t n_tokens, const unsigned char *from) {
-    for (uint32_t layer = 0; layer < e->info->n_layers; layer++)
-        for (uint32_t head = 0; head < e->info->n_kv_heads; head++)
+static kvf_status put_back(const kvf_engine *e, void *to, const void *from, size_t bytes, kvf_error *err) {
+    return e->runner.write(e->runner.ctx, to, from, bytes, err);
+}
+
+/* A run's positions, and weight 1 and bias 0 as at birth. */
+static kvf_status put_metadata(const kvf_engine *e, const run *r, uint32_t first, kvf_error *err) {
+    enum { SLOTS = 256 }; /* of the largest block */
+    uint32_t pos[SLOTS];
+    float ones[SLOTS], zeros[SLOTS];
+    for (uint32_t i = 0; i < r->n; i++) pos[i] = first + i, ones[i] = 1, zeros[i] = 0;
+    ptrdiff_t at = r->pos - e->pages.pos;
+    kvf_status st = put_back(e, r->pos, pos, r->n * sizeof *pos, err);
+    if (!st && e->pages.weight) st = put_back(e, e->pages.weight + at, ones, r->n * sizeof *ones, err);
+    if (!st && e->pages.bias) st = put_back(e, e->pages.bias + at, zeros, r->n * sizeof *zeros, err);
+    return st;
+}
+
+static kvf_status get_rows(kvf_engine *e, kvf_seq seq, uint32_t n_tokens, const unsigned char **from, kvf_error *err) {
+    for (uint32_t layer = 0; layer < e->shape.n_layers; layer++)
+        for (uint32_t head = 0; head < e->shape.n_kv_heads; head++)
             for (int what = 0; what < 3; what++)
                 for (uint32_t t = 0; t < n_tokens;) {
                     run r = run_at(e, seq, layer, head, t, n_tokens);
                     size_t bytes = r.n * (what == 2 ? sizeof *r.norm : row_bytes(e));
-                    memcpy(what == 2 ? (unsigned char *)r.norm : what ? r.v : r.k, from, bytes);
-                    for (uint32_t i = 0; what == 2 && i < r.n; i++) r.pos[i] = t + i;
-                    from += bytes;
+                    kvf_status st = put_back(e,
+                                             what == 2 ? (unsigned char *)r.norm
+                                             : what    ? r.v
+                                                       : r.k,
+                                             *from, bytes, err);
+                    if (!st && what == 2) st = put_metadata(e, &r, t, err);
+                    if (st) return st;
+                    *from += bytes;
                     t += r.n;
                 }
-    return from;
+    return KVF_OK;
 }
 
-/* Weight 1 and bias 0, as at birth. */
-static void reset_weights(kvf_engine *e, kvf_seq seq, uint32_t n_tokens) {
-    if (!e->pages.weight) return;
-    for (uint32_t layer = 0; layer < e->info->n_layers; layer++)
-        for (uint32_t head = 0; head < e->info->n_kv_heads; head++)
-            for (uint32_t t = 0; t < n_tokens;) {
-                run r = run_at(e, seq, layer, head, t, n_tokens);
-                for (ptrdiff_t i = 0, at = r.pos - e->pages.pos; i < (ptrdiff_t)r.n; i++) {
-                    e->pages.weight[at + i] = 1;
-                    e->pages.bias[at + i] = 0;
-                }
-                t += r.n;
-            }
-}
-
-static void get_sums(kvf_engine *e, uint32_t n_tokens, const unsigned char *from) {
-    uint32_t bs = e->config.block_size, n_rows = e->info->n_layers * e->info->n_q_heads;
+static kvf_status get_sums(kvf_engine *e, uint32_t n_tokens, const unsigned char *from, kvf_error *err) {
+    uint32_t bs = e->config.block_size, n_rows = e->shape.n_layers * e->shape.n_q_heads;
     for (uint32_t row = 0; row < n_rows; row++)
         for (uint32_t t = 0; t < n_tokens; t += bs) {
             size_t bytes = KVF__MIN(bs, n_tokens - t) * sizeof(float);
-            memcpy(e->snapshots + ((size_t)e->page_ids[t / bs] * n_rows + row) * bs, from, bytes);
+            float *page = e->buffer.snapshots + ((size_t)e->page_ids[t / bs] * n_rows + row) * bs;
+            kvf_status st = put_back(e, page, from, bytes, err);
+            if (st) return st;
             from += bytes;
         }
+    return KVF_OK;
 }
 
 /* A sequence of these tokens for as long as it takes to write and store them. */
@@ -392,20 +417,21 @@ static kvf_status fill(kvf_engine *e, const kvf_prompt_file *f, const header *h,
     if ((st = kvf_append(e->manager, &item, 1, NULL))) {
         kvf__fail(err, st, "%s: %u tokens: %s", f->path, h->n_tokens, kvf_manager_error(e->manager));
     } else {
-        const unsigned char *from = get_rows(e, seq, h->n_tokens, (const unsigned char *)(tokens + h->n_tokens));
-        reset_weights(e, seq, h->n_tokens);
+        const unsigned char *from = (const unsigned char *)(tokens + h->n_tokens);
+        st = get_rows(e, seq, h->n_tokens, &from, err);
         kvf_prefix_key key = key_of(f, tokens, h->n_tokens);
         kvf_prefix_store_options options = {.struct_size = sizeof options,
                                             .flags = h->flags & FLAG_SUMS ? KVF_PREFIX_PARTIAL : 0};
         uint32_t n = 0, capacity = kvf__ceil_div(e->config.max_context, e->config.block_size);
-        st = kvf_prefix_store(e->manager, seq, &key, h->n_tokens, &options, NULL);
+        bool read = st == KVF_OK;
+        if (read) st = kvf_prefix_store(e->manager, seq, &key, h->n_tokens, &options, NULL);
         if (!st && h->flags & FLAG_SUMS)
             st = kvf_prefix_snapshot_put(e->manager, seq, &key, h->n_tokens, KVF_SNAPSHOT_KEEP_LONG, e->page_ids,
                                          capacity, &n);
-        if (st)
+        if (st && read)
             kvf__fail(err, st, "%s: %s", f->path, kvf_manager_error(e->manager));
-        else if (n)
-            get_sums(e, h->n_tokens, from);
+        else if (n && (st = get_sums(e, h->n_tokens, from, err)) && kvf_prefix_clear(e->manager))
+            st = KVF_E_CORRUPT; /* the cache names pages without contents */
     }
     kvf_status freed = kvf_seq_free(e->manager, seq);
     return st ? st : freed;

@@ -90,9 +90,9 @@ static bool live_copy(kvf_engine *e, kvf__live *r, const kvf_generate *g) {
 kvf_status kvf__engine_check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what,
                                  kvf_error *err) {
     for (uint32_t i = 0; i < n; i++)
-        if (ids[i] >= e->info->n_vocab)
+        if (ids[i] >= e->shape.n_vocab)
             return kvf__fail(err, KVF_E_INVALID, "%s %u at index %u: the vocabulary has %u tokens, ids are 0 to %u",
-                             what, ids[i], i, e->info->n_vocab, e->info->n_vocab - 1);
+                             what, ids[i], i, e->shape.n_vocab, e->shape.n_vocab - 1);
     return KVF_OK;
 }
 
@@ -114,6 +114,14 @@ static kvf_status check_samples(const kvf_engine *e, kvf_generate *g, kvf_error 
         return kvf__fail(err, KVF_E_INVALID, "best_of %u: must be from n %u to %d", g->best_of, g->n, KVF_SAMPLES_MAX);
     if (g->sample_policies && (g->best_of > g->n || g->beam_width))
         return kvf__fail(err, KVF_E_INVALID, "sample_policies: are for n samples; leave best_of and beam_width out");
+    if (!e->buffer.logits && ((!g->forced && g->max_tokens) || g->n_top_logprobs || g->on_logits || g->beam_width))
+        return kvf__fail(
+            err, KVF_E_UNSUPPORTED,
+            "forced: runner %.64s has no logits: give all tokens of the answer, and no top_logprobs or beams",
+            e->runner.name ? e->runner.name : "?");
+    if (g->n_stop && !e->tokenizer)
+        return kvf__fail(err, KVF_E_UNSUPPORTED,
+                         "stop: the engine has no tokenizer, and so no text to find a string in");
     if (g->forced && (g->best_of > 1 || g->beam_width) && !g->sample_policies)
         return kvf__fail(err, KVF_E_INVALID,
                          "forced: is for one answer, or for sample_policies; leave n, best_of and beam_width out");
@@ -147,7 +155,7 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
     if ((st = kvf__engine_check_ids(e, g->tokens, g->n_tokens, "token id", err))) return st;
     if (g->forced && (st = kvf__engine_check_ids(e, g->forced, g->max_tokens, "forced token id", err))) return st;
     if ((st = check_sampling(&g->sampling, err))) return st;
-    uint32_t most = KVF__MIN((uint32_t)KVF_TOP_LOGPROBS_MAX, e->info->n_vocab);
+    uint32_t most = KVF__MIN((uint32_t)KVF_TOP_LOGPROBS_MAX, e->shape.n_vocab);
     if (g->n_top_logprobs > most)
         return kvf__fail(err, KVF_E_INVALID, "n_top_logprobs %u: must be at most %u", g->n_top_logprobs, most);
     if (g->cache_salt_bytes > KVF_PREFIX_SALT_MAX || (g->cache_salt_bytes && !g->cache_salt))
@@ -166,14 +174,17 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
 
 /* K and V of a token in one layer. */
 static uint64_t token_bytes(const kvf_engine *e) {
-    return 2 * (uint64_t)e->info->n_kv_heads * e->info->head_dim * kvf_dtype_bytes(e->pages.dtype);
+    return 2 * (uint64_t)e->shape.n_kv_heads * e->shape.head_dim * kvf_dtype_bytes(e->pages.dtype);
 }
 
 static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_error *err) {
-    const kvf_model_info *info = e->info;
+    const kvf_runner_shape *info = &e->shape;
     kvf_status st = kvf_policy_options_check(o, info->n_layers, e->pages.block_size, err);
     if (!st) st = kvf_policy_options_resolve(o, info->n_layers, token_bytes(e), err);
     if (st) return st;
+    if (kvf_policy_needs(o) & ~e->runner.observes)
+        return kvf__fail(err, KVF_E_UNSUPPORTED, "policy %s: needs %#x (KVF_NEEDS_*), runner %.64s observes %#x",
+                         o->ops->name, kvf_policy_needs(o), e->runner.name ? e->runner.name : "?", e->runner.observes);
     if (kvf_policy_n_arrays(o) > e->scores.n_arrays)
         return kvf__fail(err, KVF_E_INVALID,
                          "policy %s: needs %u score arrays, the engine has %u; create it with n_score_arrays %u",
@@ -262,7 +273,7 @@ static kvf__live *live_create(kvf_engine *e, const kvf_generate *g, const kvf_po
     r->on_sample_token = g->on_sample_token;
     r->on_logits = g->on_logits;
     r->on_finish = g->on_finish;
-    r->submitted = kvf__clock();
+    r->submitted = kvf__engine_clock(e);
     r->submitted_step = e->stats.n_steps;
     if (live_copy(e, r, g)) return r;
     kvf__live_free(e, r);
@@ -404,7 +415,7 @@ kvf_status kvf_engine_set_budget_bytes(kvf_engine *e, kvf_request request, uint6
     kvf_policy_options policy = r->policy;
     policy.budget_tokens = 0;
     policy.budget_bytes = budget_bytes;
-    kvf_status st = kvf_policy_options_resolve(&policy, e->info->n_layers, token_bytes(e), err);
+    kvf_status st = kvf_policy_options_resolve(&policy, e->shape.n_layers, token_bytes(e), err);
     return st ? st : kvf_engine_set_budget(e, request, policy.rho, policy.budget_tokens, err);
 }
 
@@ -472,7 +483,7 @@ static size_t stop_at(const kvf__live *r, const char *text, size_t from, size_t 
 }
 
 int kvf__live_text(kvf_engine *e, kvf__live *r, uint32_t token) {
-    const kvf_tokenizer *t = kvf_model_tokenizer(e->model);
+    const kvf_tokenizer *t = e->tokenizer;
     size_t room = r->text_capacity - r->text_bytes;
     size_t n = kvf_tokenizer_piece(t, token, 0, r->text ? r->text + r->text_bytes : NULL, room);
     if (n > room) {
@@ -503,7 +514,7 @@ static void result_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *la
     kvf_policy_counts counts = {.struct_size = sizeof counts};
     if (!kvf_policy_get_counts(e->policies, index, &counts))
         result->merged = counts.merged, result->dropped = counts.dropped;
-    for (uint32_t l = 0; l < e->info->n_layers; l++) result->held_tokens += layers[l].slots_used;
+    for (uint32_t l = 0; l < e->shape.n_layers; l++) result->held_tokens += layers[l].slots_used;
     result->full_tokens = (uint64_t)next_pos * e->n_tables;
     result->kept = result->held_tokens * e->pages.heads_per_group;
     if (kvf_seq_sharing(e->manager, r->seq, &result->own_blocks, &result->shared_blocks)) result->own_blocks = 0;
@@ -519,7 +530,7 @@ void kvf__live_note_single(kvf_engine *e) {
     }
     if (!single) return;
     kvf_result result = {.request = single->id};
-    uint32_t n_layers = e->info->n_layers;
+    uint32_t n_layers = e->shape.n_layers;
     result_kv(e, single, e->single_layers, &result);
     if (result.sizes) result.sizes = memcpy(e->single_sizes, result.sizes, n_layers * sizeof *e->single_sizes);
     if (result.group_sizes)
@@ -531,7 +542,7 @@ void kvf__live_note_single(kvf_engine *e) {
 
 /* The KV that a request holds, or held before the scheduler ended it. */
 void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result) {
-    memset(layers, 0, e->info->n_layers * sizeof *layers);
+    memset(layers, 0, e->shape.n_layers * sizeof *layers);
     result->layers = layers;
     result->layer_bytes = sizeof *layers;
     result->n_groups = e->n_groups;
@@ -559,7 +570,7 @@ static kvf_limit limit_of(const kvf_engine *e, const kvf__live *r, kvf_finish fi
 }
 
 kvf_result kvf__live_result(const kvf_engine *e, const kvf__live *r, kvf_finish finish, const char *error) {
-    double now = kvf__clock(), sum = 0;
+    double now = kvf__engine_clock(e), sum = 0;
     uint32_t n = r->n_known - r->n_begin, first = r->n_begin - r->n_prompt;
     for (uint32_t i = 0; i < n; i++) sum += r->logprobs[first + i];
     return (kvf_result){.struct_size = sizeof(kvf_result),

@@ -36,8 +36,12 @@ static void draw_one(void *ctx, uint32_t i, uint32_t thread) {
     kvf_engine *e = ctx;
     kvf__draw *d = &e->draws[i];
     kvf__live *r = d->live;
-    uint32_t n_vocab = e->info->n_vocab, step = r->n_known - r->n_prompt;
+    uint32_t n_vocab = e->shape.n_vocab, step = r->n_known - r->n_prompt;
     if (d->failed) return;
+    if (!d->logits) { /* the runner computes none: the caller gives the tokens */
+        d->token = r->forced[r->n_known - r->n_begin];
+        return;
+    }
     if (r->n_top)
         kvf__engine_top(d->logits, n_vocab, r->n_top, r->top_tokens + (size_t)step * r->n_top,
                         r->top_logprobs + (size_t)step * r->n_top);
@@ -69,11 +73,11 @@ static kvf_status take_token(kvf_engine *e, kvf__live *r, uint32_t token, double
     kvf_status st = kvf_sched_token(e->sched, r->id, &ended);
     if (st) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     r->n_failures = 0;
-    if (r->first_token == 0) r->first_token = kvf__clock();
+    if (r->first_token == 0) r->first_token = kvf__engine_clock(e);
     r->tokens[r->n_known++] = token;
     r->logprobs[step] = logprob;
     int stopped = kvf__live_text(e, r, token);
-    if (!r->ignore_end && kvf_tokenizer_is_end(kvf_model_tokenizer(e->model), token)) stopped = 1;
+    if (!r->ignore_end && e->tokenizer && kvf_tokenizer_is_end(e->tokenizer, token)) stopped = 1;
     tell_caller(r, token, logprob);
     if (stopped < 0)
         kvf__live_finish(e, r, KVF_FINISH_ERROR, "out of host memory for the text");
@@ -83,17 +87,23 @@ static kvf_status take_token(kvf_engine *e, kvf__live *r, uint32_t token, double
 }
 
 /* A prompt's columns in an accumulator, cleared before its first tokens; NULL if not wanted. */
-static float *columns(kvf_engine *e, const kvf_step_item *item, bool wanted, float *all, uint32_t n_heads) {
-    if (!wanted) return NULL;
-    size_t stride = e->config.max_prefill_tokens;
-    float *to = all + item->prefill_offset;
-    for (size_t h = 0; item->begins && h < (size_t)e->info->n_layers * n_heads; h++)
-        memset(to + h * stride, 0, item->n_columns * sizeof(float));
-    return to;
+static kvf_status columns(kvf_engine *e, const kvf_step_item *item, bool wanted, float *all, uint32_t n_heads,
+                          float **out, kvf_error *err) {
+    *out = wanted && all ? all + item->prefill_offset : NULL;
+    if (!*out || !item->begins) return KVF_OK;
+    return e->runner.clear(e->runner.ctx, *out, e->shape.n_layers * n_heads, e->config.max_prefill_tokens,
+                           item->n_columns, err);
+}
+
+/* The log-probability of a prompt's token, where its policy reads it. */
+static kvf_status put_logprob(kvf_engine *e, uint32_t column, double logprob, kvf_error *err) {
+    const float value = (float)logprob;
+    if (!e->buffer.prompt_logprobs) return KVF_OK;
+    return e->runner.write(e->runner.ctx, e->buffer.prompt_logprobs + column, &value, sizeof value, err);
 }
 
 /* The target of a row is the next token, if that belongs to a prompt. The very first token counts as certain. */
-static void want_logprobs(kvf_engine *e, const kvf_step_item *item, uint32_t i) {
+static kvf_status want_logprobs(kvf_engine *e, const kvf_step_item *item, uint32_t i, kvf_error *err) {
     const kvf__live *r = item->user;
     bool decode = item->kind == KVF_STEP_DECODE;
     uint32_t end = decode ? 0 : kvf__live_segment_at(r, item->token_begin).end;
@@ -103,9 +113,8 @@ static void want_logprobs(kvf_engine *e, const kvf_step_item *item, uint32_t i) 
         e->targets[e->q_begin[i] + t] = r->tokens[next];
         e->n_targets++;
     }
-    if (decode || !item->begins) return;
-    float first = item->token_begin ? (float)r->first_logprob : 0.0f;
-    e->prompt_logprobs[item->prefill_offset + item->token_begin] = first;
+    if (decode || !item->begins) return KVF_OK;
+    return put_logprob(e, item->prefill_offset + item->token_begin, item->token_begin ? r->first_logprob : 0.0, err);
 }
 
 /* Prepares a prompt's accumulators: cleared, or loaded from a snapshot, before its first tokens. */
@@ -114,35 +123,41 @@ static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_
     kvf__prompt_needs prompt = kvf__live_needs(r);
     uint32_t needs = prompt.needs;
     e->row_gqa[i] = (uint8_t)prompt.gqa;
-    e->prompt_sums[i] = e->sums + item->prefill_offset;
-    e->added_sums[i] = columns(e, item, needs & KVF_NEEDS_COL_SUMS, e->sums, e->info->n_q_heads);
-    e->added_last[i] = columns(e, item, needs & KVF_NEEDS_LAST_ROWS, e->last_sums, e->info->n_q_heads);
-    e->added_squares[i] = columns(e, item, needs & KVF_NEEDS_SQUARES, e->squares, e->info->n_kv_heads);
+    e->prompt_sums[i] = e->buffer.sums ? e->buffer.sums + item->prefill_offset : NULL;
+    const kvf_runner_buffers *b = &e->buffer;
+    kvf_status st = columns(e, item, needs & KVF_NEEDS_COL_SUMS, b->sums, e->shape.n_q_heads, &e->added_sums[i], err);
+    if (!st)
+        st = columns(e, item, needs & KVF_NEEDS_LAST_ROWS, b->last_sums, e->shape.n_q_heads, &e->added_last[i], err);
+    if (!st)
+        st = columns(e, item, needs & KVF_NEEDS_SQUARES, b->squares, e->shape.n_kv_heads, &e->added_squares[i], err);
+    if (st) return st;
     kvf__token_range range = kvf__live_segment_at(r, item->token_begin);
     e->last_begin[i] = range.end - KVF__MIN(prompt.score_window, range.end - range.begin);
-    if (needs & KVF_NEEDS_LOGPROBS) want_logprobs(e, item, i);
+    if (needs & KVF_NEEDS_LOGPROBS && (st = want_logprobs(e, item, i, err))) return st;
     bool found =
         item->match && item->match->n_snapshot_tokens; /* else none of those that share the prompt needs them */
-    kvf_status st = KVF_OK;
     if (found && e->added_sums[i]) st = kvf__engine_restore_sums(e, item, e->added_sums[i], err);
     if (item->logits_only) e->added_sums[i] = NULL;
     return st;
 }
 
 /* Copies the targets' log-probabilities to the prompts' accumulators. */
-static void keep_logprobs(kvf_engine *e, const kvf_step *step) {
+static kvf_status keep_logprobs(kvf_engine *e, const kvf_step *step, kvf_error *err) {
     for (uint32_t i = 0; i < step->n_items && e->n_targets; i++) {
         const kvf_step_item *item = &step->items[i];
         kvf__live *r = item->user;
         for (uint32_t t = 0; t < item->n_tokens; t++) {
             uint32_t row = e->q_begin[i] + t, next = item->token_begin + t + 1;
             if (e->targets[row] == KVF_NO_TOKEN) continue;
+            kvf_status st = KVF_OK;
             if (kvf__live_segment_begins(r, next))
                 r->first_logprob = e->target_logprobs[row];
             else
-                e->prompt_logprobs[item->prefill_offset + next] = (float)e->target_logprobs[row];
+                st = put_logprob(e, item->prefill_offset + next, e->target_logprobs[row], err);
+            if (st) return st;
         }
     }
+    return KVF_OK;
 }
 
 /* What its prompt's policies need. A held sample that has become leader continues with its leader's needs: a budget that changed while
@@ -185,14 +200,15 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
         e->row_gqa[i] = (uint8_t)r->policy.gqa;
         e->observed[i] = decode && kvf_policy_observes(&r->policy);
         if (decode) e->logprobs[i] = (float)r->logprobs[item->token_begin - r->n_prompt];
-        if (decode && kvf_policy_needs(&r->policy) & KVF_NEEDS_LOGPROBS) want_logprobs(e, item, i);
+        if (decode && kvf_policy_needs(&r->policy) & KVF_NEEDS_LOGPROBS)
+            (void)want_logprobs(e, item, i, err); /* none to write */
         if (!decode) r->n_seen = kvf__live_seen(r, item->token_begin + item->n_tokens);
         r->in_prompt = !decode;
         e->stats.n_swapped_in += r->swapped && decode;
         r->swapped = 0;
         if (item->match && !r->n_preempted) r->n_cached = item->match->n_tokens;
         if (!(r->started > 0)) {
-            r->started = kvf__clock();
+            r->started = kvf__engine_clock(e);
             r->started_step = e->stats.n_steps;
         }
         e->prompt_sums[i] = e->added_sums[i] = e->added_last[i] = e->added_squares[i] = NULL;
@@ -231,7 +247,7 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
                      .n_decode = step->n_decode,
                      .prompt_sums = e->added_sums,
                      .prompt_stride = e->config.max_prefill_tokens,
-                     .row = longest ? e->row : NULL,
+                     .row = longest ? e->buffer.row : NULL,
                      .row_stride = longest,
                      .row_wanted = e->row_wanted,
                      .row_gqa = e->row_gqa,
@@ -239,7 +255,7 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
                      .ctx = e,
                      .out_rows = e->out_rows,
                      .n_out = n_out,
-                     .logits = e->logits,
+                     .logits = e->buffer.logits,
                      .path = e->config.path,
                      .deterministic = e->config.deterministic,
                      .fast_activations = e->config.fast_activations,
@@ -250,11 +266,11 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
                      .logprobs = e->target_logprobs,
                      .not_finite = e->not_finite,
                      .sums_may_be_lost = 1};
-    double begin = kvf__clock();
+    double begin = kvf__engine_clock(e);
     e->observe_error = err;
-    kvf_status st = kvf_model_forward(e->model, e->activations, e->stream, &f, err);
+    kvf_status st = e->runner.run(e->runner.ctx, &f, err);
     if (st) return st;
-    double seconds = kvf__clock() - begin;
+    double seconds = kvf__engine_clock(e) - begin;
     e->stats.forward_s += seconds;
     e->n_new_prompt = e->n_new_decode = 0;
     for (uint32_t i = 0; i < step->n_items; i++) note_progress(e, step->items[i].user, &step->items[i]);
@@ -356,7 +372,7 @@ static kvf_status end_sample_prompts(kvf_engine *e, kvf__live *leader, float *su
 }
 
 static kvf_status policy_moments(kvf_engine *e, const kvf_step *step, kvf_error *err) {
-    double begin = kvf__clock();
+    double begin = kvf__engine_clock(e);
     kvf_status st = kvf__engine_decode_events(e, step->n_decode, err);
     for (uint32_t i = step->n_decode; i < step->n_items && !st; i++) {
         kvf__live *r = e->rows[i];
@@ -367,7 +383,7 @@ static kvf_status policy_moments(kvf_engine *e, const kvf_step *step, kvf_error 
         else
             st = end_prompts(e, i, i + 1, step->items[i].n_held, err);
     }
-    e->stats.policy_s += kvf__clock() - begin;
+    e->stats.policy_s += kvf__engine_clock(e) - begin;
     return st;
 }
 
@@ -380,7 +396,7 @@ static void list_draws(kvf_engine *e, const kvf_step *step, uint32_t n_out) {
             step->items[e->sampled[i]].user; /* it may have been preempted, and what it was forked to not */
         kvf__live *r = e->rows[e->sampled[i]];
         kvf__group *g = of->group;
-        const float *logits = e->logits + (size_t)i * e->info->n_vocab;
+        const float *logits = e->buffer.logits ? e->buffer.logits + (size_t)i * e->shape.n_vocab : NULL;
         bool beam = g && g->beams;
         if (r) e->draws[e->n_draws++] = (kvf__draw){.live = r, .group = beam ? g : NULL, .logits = logits};
         if (r && r->n_known > r->n_begin) note_blocks(e, e->sampled[i], r);
@@ -538,11 +554,11 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     note_full_bytes(e);
     if ((st = kvf__engine_offload(e, err))) return st;
     if ((st = forward(e, &step, n_out, err)) || (st = kvf__engine_transfers_end(e, err))) return st;
-    keep_logprobs(e, &step);
+    if ((st = keep_logprobs(e, &step, err))) return st;
     kvf__engine_end_not_finite(e, &step);
     if ((st = kvf_sched_done(e->sched))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
     e->stats.n_steps++;
-    kvf__engine_keep_sums(e, &step);
+    if ((st = kvf__engine_keep_sums(e, &step, err))) return st;
     if ((st = policy_moments(e, &step, err))) return st;
     return sample(e, &step, n_out, err);
 }

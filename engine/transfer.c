@@ -66,6 +66,7 @@ static kvf_status begin(const kvf_engine *e, const kvf_copy_list *list, kvf_copi
 
 static kvf_status carry_out(kvf_engine *e, const kvf_copy_list *list, kvf_error *why) {
     kvf_copies_source source;
+    if (!e->runner.device) return KVF_OK; /* there is nothing to copy */
     kvf_status st = begin(e, list, &source);
     if (!st) st = e->device.copy(e->device.ctx, &(kvf_device_list){kvf_copies_next, &source}, why);
     return st ? breaks(e, st, why) : KVF_OK;

@@ -84,7 +84,7 @@ static void take_room(kvf_engine *e, kvf__live *r, const kvf__live *to) {
     r->text_bytes = 0;
     r->stopped_by = NULL;
     r->first_token = r->started = 0;
-    r->submitted = kvf__clock();
+    r->submitted = kvf__engine_clock(e);
     r->submitted_step = e->stats.n_steps;
     r->block_steps = r->reserved_block_steps = r->n_block_steps = 0;
     r->idle = 0;

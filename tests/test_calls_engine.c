@@ -34,6 +34,8 @@ static struct {
     float logits[8];
     double logprob;
     _Alignas(8) unsigned char scratch[64];
+    kvf_runner runner;
+    kvf_runner_null_config null_config;
 } w;
 
 static forward_rig rig;
@@ -70,6 +72,8 @@ static void begin(void) {
     for (int i = 0; i < 2; i++) NEED(kvf_engine_step(w.engine, &w.more, &w.err));
     w.turn = (kvf_turn){.struct_size = sizeof w.turn, .tokens = w.prompt, .n_tokens = 4, .max_tokens = 2};
     w.stats.struct_size = sizeof w.stats;
+    w.runner.struct_size = sizeof w.runner;
+    w.null_config.struct_size = sizeof w.null_config;
     gw_temp_path(w.path, sizeof w.path);
     w.file = (kvf_prompt_file){.struct_size = sizeof w.file, .path = w.path, .identity = "m", .identity_bytes = 1};
     w.model_config = (kvf_model_config){.struct_size = sizeof w.model_config};
@@ -84,6 +88,7 @@ static void begin(void) {
 
 static void end(void) {
     rig_close(&rig);
+    kvf_runner_destroy(&w.runner);
     kvf_engine_destroy(w.engine);
     kvf_engine_destroy(w.new_engine);
     kvf_activations_destroy(w.activations);
@@ -122,6 +127,10 @@ static const kvf_prompt_file *saved(void) {
 
 /* clang-format off */
 #define CALLS(S, V) \
+    S('n', kvf_runner_create_cpu, "iooie", model, NULL, NULL, &w.runner, &w.err) \
+    S('n', kvf_runner_create_null, "iie", &w.null_config, &w.runner, &w.err) \
+    V(kvf_runner_null_wait, "aa", &w.runner, 1.0) \
+    V(kvf_runner_destroy, "a", &w.runner) \
     V(kvf_engine_config_init, "a-", &w.config, sizeof w.config) \
     S('n', kvf_engine_create, "iie", &w.config, &w.new_engine, &w.err) \
     V(kvf_engine_destroy, "a", taken_engine()) \

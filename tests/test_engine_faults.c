@@ -69,6 +69,24 @@ static kvf_policy_options fragile(const char *words) {
     return o;
 }
 
+/* The CPU's runner, whose calls may fail; run after it has run. */
+static kvf_runner inner;
+static kvf_status run_may_fail(void *ctx, const kvf_forward *batch, kvf_error *err) {
+    kvf_status st = inner.run(ctx, batch, err);
+    return !st && fails() ? broken(err) : st;
+}
+static kvf_status clear_may_fail(void *ctx, float *columns, uint32_t n_rows, size_t stride, uint32_t n,
+                                 kvf_error *err) {
+    return fails() ? broken(err) : inner.clear(ctx, columns, n_rows, stride, n, err);
+}
+static kvf_status snapshot_may_fail(void *ctx, float *sums, const uint32_t *ids, uint32_t n, int to_pages,
+                                    kvf_error *err) {
+    return fails() ? broken(err) : inner.snapshot(ctx, sums, ids, n, to_pages, err);
+}
+static kvf_status write_may_fail(void *ctx, void *to, const void *from, size_t bytes, kvf_error *err) {
+    return fails() ? broken(err) : inner.write(ctx, to, from, bytes, err);
+}
+
 /* ---- A run in which one call fails ---------------------------------------------------------------------------------- */
 
 enum { N_JOBS = 6 };
@@ -96,8 +114,15 @@ static void submit_all(kvf_engine *e, const char *words, outcome *out) {
 }
 
 static void run_all(const kvf_engine_config *c, const char *words, long k, outcome *out) {
-    kvf_engine *e = create(c);
     kvf_error err = {""};
+    kvf_engine_config over = *c;
+    inner.struct_size = sizeof inner;
+    cr_assert_eq(kvf_runner_create_cpu(model, c->device, NULL, &inner, &err), KVF_OK, "%s", err.text);
+    kvf_runner runner = inner;
+    runner.run = run_may_fail, runner.clear = clear_may_fail, runner.snapshot = snapshot_may_fail;
+    runner.write = write_may_fail;
+    over.model = NULL, over.runner = &runner, over.tokenizer = kvf_model_tokenizer(model);
+    kvf_engine *e = create(&over);
     uint32_t n_failed = 0;
     submit_all(e, words, out);
     atomic_store(&calls, 0);
@@ -119,6 +144,7 @@ static void run_all(const kvf_engine_config *c, const char *words, long k, outco
     cr_assert(s.n_running == 0 && s.n_waiting == 0 && s.occupancy.blocks.n_held == 0 && s.occupancy.n_seqs == 0);
     cr_assert(s.occupancy.blocks.n_promised == 0 && s.occupancy.score_pages.n_held == 0);
     kvf_engine_destroy(e);
+    kvf_runner_destroy(&inner);
 }
 
 static void expect_equal(const outcome *a, const outcome *b, const char *words, long k) {

@@ -46,6 +46,7 @@
 #include "kvfold/model.h"
 #include "kvfold/policy.h"
 #include "kvfold/profile.h"
+#include "kvfold/runner.h"
 #include "kvfold/scheduler.h"
 
 #ifdef __cplusplus
@@ -91,9 +92,12 @@ typedef struct kvf_engine_config {
     /* With host_bytes and prefix_cache: 0: cached prompts that the KV memory has no room for are kept on the host; 1: they are
      * evicted. */
     int no_prefix_offload;
-    /* The device that allocates the pages of K, V and scores, on both tiers, and copies them; NULL: kvf_device_cpu(). It must
-     * outlive the engine. The forward pass runs on the CPU: the device's memory must be cpu_access. */
+    /* With model: the device that allocates the pages of K, V and scores, on both tiers, and copies them; NULL: kvf_device_cpu(). It
+     * must outlive the engine. The forward pass runs on the CPU: the device's memory must be cpu_access. */
     const kvf_device *device;
+    /* What computes, in place of model (runner.h); the table is copied, its ctx must outlive the engine. */
+    const kvf_runner *runner;
+    const kvf_tokenizer *tokenizer; /* with runner: text, stop strings and end tokens; NULL: answers are tokens alone */
 } kvf_engine_config;
 
 typedef enum kvf_finish {
