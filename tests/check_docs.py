@@ -154,6 +154,22 @@ SELF_TEST = [  # header text, a part of each problem expected
      ["does not begin", "@own is empty", "@param c names no"]),
 ]
 
+def compile_snippets(page, cc):
+    """Each block of C in a page of docs/ is a few functions that compile alone."""
+    problems = []
+    blocks = re.findall(r"^```c\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    if not blocks:
+        problems.append(f"{page.name}: has no snippet")
+    for i, block in enumerate(blocks):
+        source = "#include <kvfold/engine.h>\n#include <kvfold/kvfold.h>\n#include <time.h>\n" + block
+        command = [cc, "-x", "c", "-std=c11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-fsyntax-only",
+                   f"-I{ROOT / 'include'}", "-"]
+        run = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+        if run.returncode:
+            problems.append(f"{page.name}: snippet {i + 1} does not compile:\n{run.stderr}")
+    return problems
+
+
 EXAMPLE_SELF_TEST = [  # header text, a part of the code expected
     ("/* x.h\n *\n * Simple use\n *     int a = 1;\n *     return a;\n *\n * Rules\n *     none\n */\n",
      "(void) {\nint a = 1;\nreturn a;\nreturn KVF_OK;\n}\n"),
@@ -202,6 +218,7 @@ def main():
     problems += untried(n_arguments, calls)
     problems += compile_alone(headers, options.cc, options.cxx)
     problems += compile_examples(headers, options.cc)
+    problems += compile_snippets(ROOT / "docs/embedding.md", options.cc)
     if options.library:
         problems += exports(options.nm, options.library, core)
     if options.engine_library:
