@@ -41,6 +41,10 @@ static inline void kvf__element(void *array, size_t i, size_t bytes, const void 
     memcpy((char *)array + i * bytes, value, KVF__MIN(bytes, full_size));
 }
 
+/* Bytes of the well-formed UTF-8 sequence at text (RFC 3629: no surrogates, no overlong forms); 0 if it is broken, n is 0, or n cuts it
+ * off. In the last case *cut (may be NULL) is set to true. */
+size_t kvf__utf8_length(const char *text, size_t n, bool *cut);
+
 /* Checked arithmetic: false if the result would wrap (out is then untouched). */
 static inline bool kvf__mul(size_t a, size_t b, size_t *out) {
     size_t r;

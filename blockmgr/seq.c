@@ -2,6 +2,11 @@
 #include "blockmgr/manager.h"
 #include "blockmgr/profile.h"
 
+kvf_status kvf__fail_swapped(const kvf_manager *m, const char *call) {
+    return kvf__fail(m->error, KVF_E_STATE, "%s: the sequence lies on the host; bring it back first (kvf_swap_in)",
+                     call);
+}
+
 /* ---- Handles ----------------------------------------------------------------------------------
  *      63        generation        36 35        tag        20 19        index        0
  * The generation is never 0, so a handle is never 0. */

@@ -3,11 +3,6 @@
 #include "blockmgr/manager.h"
 #include "blockmgr/profile.h"
 
-kvf_status kvf__fail_swapped(const kvf_manager *m, const char *call) {
-    return kvf__fail(m->error, KVF_E_STATE, "%s: the sequence lies on the host; bring it back first (kvf_swap_in)",
-                     call);
-}
-
 /* ---- A batch --------------------------------------------------------------------------------------- */
 
 static kvf_status check_seq(const kvf_manager *m, uint32_t index, uint32_t i, bool swapped) {

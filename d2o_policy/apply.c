@@ -43,16 +43,6 @@ double kvf__merge_weights(kvf_merge merge, const float *u, const float *mass, ui
     return 1.0 / (1.0 + n);
 }
 
-/* A receiver's value has changed, and with it the norm that its score is multiplied by. */
-void kvf__fold_norm(const kvf__fold *w, uint32_t slot, const float *row) {
-    if (w->roles.v_norm == KVF__NONE) return;
-    float norm = w->kernels->norm(row, w->old.pages->head_dim);
-    if (w->gathered)
-        w->x.score[w->roles.v_norm][slot] = norm;
-    else
-        *kvf__score_at(&w->old, w->call->batch->scores, w->roles.v_norm, slot) = norm;
-}
-
 /* acc = the weighted sum of the receiver and its sources. If the weights add up to 1, differences are added instead, so that equal
  * values stay exactly as they are. */
 static void fold_row(const kvf__fold *w, kvf__head old, bool keys, uint32_t target, uint32_t entry, double wc) {

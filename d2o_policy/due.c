@@ -1,5 +1,5 @@
 /* When a layer has an event: README.md, when. */
-#include "d2o_policy/policy.h"
+#include "d2o_policy/pages.h"
 
 static void size_now(kvf_policy_state *state, kvf__policy_seq *s, bool clamp) {
     kvf__policy_size(state, s, clamp);
@@ -57,4 +57,51 @@ uint32_t kvf__policy_due_layers(kvf_policy_state *state, uint32_t seq, kvf_momen
         n_due++;
     }
     return n_due;
+}
+
+/* As kvf_policy_due, spread over the groups. */
+static uint32_t due_layers(kvf_policy_state *state, const kvf_view *v, uint32_t row, kvf_moment moment,
+                           uint32_t *keep) {
+    uint32_t n_layers = state->config.n_layers, n_due = 0, *layer_slots = state->layer_slots;
+    for (uint32_t l = 0; l < n_layers; l++) layer_slots[l] = v->n_slots[kvf__table_index(v, row, l, 0)];
+    (void)kvf__policy_due_layers(state, v->seq_index[row], moment, layer_slots, keep);
+    for (uint32_t t = n_layers * v->n_groups; t-- > 0;) { /* from behind: a layer's number is before its tables */
+        keep[t] = keep[t / v->n_groups];
+        n_due += keep[t] != 0;
+    }
+    return n_due;
+}
+
+kvf_status kvf_policy_due(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
+                          kvf_moment moment, uint32_t *keep, uint32_t *n_due, kvf_error *err) {
+    kvf_status st = kvf__view_check(state, batch, "due", err);
+    if (st) return st;
+    const kvf_view *v = batch->view;
+    if (row >= v->n_seqs || !keep || !n_due)
+        return kvf__fail(err, KVF_E_INVALID, "due: row %u of %u; keep and n_due must be set", row, v->n_seqs);
+    kvf__policy_seq *s = kvf__policy_seq_get(state, v->seq_index[row]);
+    *n_due = 0;
+    memset(keep, 0, (size_t)v->n_layers * v->n_groups * sizeof *keep);
+    if (!s || !kvf__groups_adapt(state, s)) {
+        *n_due = due_layers(state, v, row, moment, keep);
+        return KVF_OK;
+    }
+    if (v->n_groups != state->config.n_groups)
+        return kvf__fail(err, KVF_E_INVALID, "due: the view has %u groups, the state %u", v->n_groups,
+                         state->config.n_groups);
+    const uint32_t *n_slots = v->n_slots + kvf__table_index(v, row, 0, 0);
+    uint32_t most = 0;
+    for (uint32_t t = 0; t < v->n_layers * v->n_groups; t++) most = KVF__MAX(most, n_slots[t]);
+    kvf__policy_seq before = *s;
+    uint32_t kind = moment == KVF_AFTER_STEP && s->sized ? KVF_EVENT_DECODE : KVF_EVENT_PROMPT;
+    uint32_t above = kvf__policy_due_above(state, s, moment, most);
+    if (!above) return KVF_OK;
+    st = kvf__groups_deal(state, stream, batch, row, above, kind, true, err);
+    if (st) {
+        *s = before;
+        return st;
+    }
+    st = kvf__groups_deal(state, stream, batch, row, above, kind, false, err);
+    *n_due = kvf__groups_due(state, s, n_slots, above, keep);
+    return st;
 }

@@ -17,17 +17,6 @@ typedef struct deal_job {
     const kvf_event *events; /* of the layer, one a group */
 } deal_job;
 
-bool kvf__groups_adapt(const kvf_policy_state *state, const kvf__policy_seq *s) {
-    return s->options.head_budget == KVF_HEAD_BUDGET_ADAPTIVE && state->config.n_groups > 1;
-}
-
-const kvf_layer_size *kvf__size_of(const kvf_policy_state *state, const kvf__policy_seq *s, uint32_t layer,
-                                   uint32_t kv_head) {
-    uint32_t n = state->config.n_groups;
-    if (!kvf__groups_adapt(state, s)) return &s->sizes[layer];
-    return &s->group_sizes[(size_t)layer * n + kv_head / (state->config.n_kv_heads / n)];
-}
-
 void kvf__groups_reset(const kvf_policy_state *state, kvf__policy_seq *s) {
     uint32_t n = state->config.n_groups;
     for (uint32_t l = 0; l < state->config.n_layers; l++) {
@@ -164,8 +153,8 @@ static void deal_evenly(const kvf_policy_state *state, kvf__policy_seq *s, uint3
 }
 
 /* Gives the groups their sizes; with check it only checks the inputs that this needs. */
-static kvf_status deal_layers(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
-                              uint32_t above, uint32_t kind, bool check, kvf_error *err) {
+kvf_status kvf__groups_deal(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
+                            uint32_t above, uint32_t kind, bool check, kvf_error *err) {
     const kvf_view *v = batch->view;
     kvf__policy_seq *s = kvf__policy_seq_get(state, v->seq_index[row]);
     const uint32_t *n_slots = v->n_slots + kvf__table_index(v, row, 0, 0);
@@ -188,8 +177,8 @@ static kvf_status deal_layers(kvf_policy_state *state, kvf_stream *stream, const
 }
 
 /* Tables above their groups' sizes. */
-static uint32_t due_groups(const kvf_policy_state *state, const kvf__policy_seq *s, const uint32_t *n_slots,
-                           uint32_t above, uint32_t *keep) {
+uint32_t kvf__groups_due(const kvf_policy_state *state, const kvf__policy_seq *s, const uint32_t *n_slots,
+                         uint32_t above, uint32_t *keep) {
     uint32_t n = state->config.n_groups, n_due = 0;
     for (uint32_t t = 0; t < state->config.n_layers * n; t++) {
         uint32_t to = s->group_sizes[t].keep;
@@ -198,53 +187,6 @@ static uint32_t due_groups(const kvf_policy_state *state, const kvf__policy_seq 
         n_due++;
     }
     return n_due;
-}
-
-/* As kvf_policy_due, spread over the groups. */
-static uint32_t due_layers(kvf_policy_state *state, const kvf_view *v, uint32_t row, kvf_moment moment,
-                           uint32_t *keep) {
-    uint32_t n_layers = state->config.n_layers, n_due = 0, *layer_slots = state->layer_slots;
-    for (uint32_t l = 0; l < n_layers; l++) layer_slots[l] = v->n_slots[kvf__table_index(v, row, l, 0)];
-    (void)kvf__policy_due_layers(state, v->seq_index[row], moment, layer_slots, keep);
-    for (uint32_t t = n_layers * v->n_groups; t-- > 0;) { /* from behind: a layer's number is before its tables */
-        keep[t] = keep[t / v->n_groups];
-        n_due += keep[t] != 0;
-    }
-    return n_due;
-}
-
-kvf_status kvf_policy_due(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
-                          kvf_moment moment, uint32_t *keep, uint32_t *n_due, kvf_error *err) {
-    kvf_status st = kvf__view_check(state, batch, "due", err);
-    if (st) return st;
-    const kvf_view *v = batch->view;
-    if (row >= v->n_seqs || !keep || !n_due)
-        return kvf__fail(err, KVF_E_INVALID, "due: row %u of %u; keep and n_due must be set", row, v->n_seqs);
-    kvf__policy_seq *s = kvf__policy_seq_get(state, v->seq_index[row]);
-    *n_due = 0;
-    memset(keep, 0, (size_t)v->n_layers * v->n_groups * sizeof *keep);
-    if (!s || !kvf__groups_adapt(state, s)) {
-        *n_due = due_layers(state, v, row, moment, keep);
-        return KVF_OK;
-    }
-    if (v->n_groups != state->config.n_groups)
-        return kvf__fail(err, KVF_E_INVALID, "due: the view has %u groups, the state %u", v->n_groups,
-                         state->config.n_groups);
-    const uint32_t *n_slots = v->n_slots + kvf__table_index(v, row, 0, 0);
-    uint32_t most = 0;
-    for (uint32_t t = 0; t < v->n_layers * v->n_groups; t++) most = KVF__MAX(most, n_slots[t]);
-    kvf__policy_seq before = *s;
-    uint32_t kind = moment == KVF_AFTER_STEP && s->sized ? KVF_EVENT_DECODE : KVF_EVENT_PROMPT;
-    uint32_t above = kvf__policy_due_above(state, s, moment, most);
-    if (!above) return KVF_OK;
-    st = deal_layers(state, stream, batch, row, above, kind, true, err);
-    if (st) {
-        *s = before;
-        return st;
-    }
-    st = deal_layers(state, stream, batch, row, above, kind, false, err);
-    *n_due = due_groups(state, s, n_slots, above, keep);
-    return st;
 }
 
 const kvf_layer_size *kvf_policy_group_sizes(const kvf_policy_state *state, uint32_t seq) {

@@ -137,6 +137,15 @@ static inline bool kvf__of_prompt(const kvf_policy_batch *b, const kvf_event *e)
 /* Gathers the scores that an event uses, array by array, into x->score. */
 void kvf__event_scores(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__scratch *x);
 
+/* ---- groups.c -------------------------------------------------------------------------------------- */
+
+/* Gives the groups of the layers that want them sizes; with check it only checks the inputs that this needs. */
+kvf_status kvf__groups_deal(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
+                            uint32_t above, uint32_t kind, bool check, kvf_error *err);
+/* Tables above their groups' sizes; keep: [n_layers][n_groups]. Returns their number. */
+uint32_t kvf__groups_due(const kvf_policy_state *state, const kvf__policy_seq *s, const uint32_t *n_slots,
+                         uint32_t above, uint32_t *keep);
+
 /* ---- worth.c --------------------------------------------------------------------------------------- */
 
 /* Fills the argument of a policy's worth for one KV head, from x->score. */

@@ -84,3 +84,13 @@ void kvf__event_scores(const kvf__call *c, const kvf_event *e, uint32_t kv_head,
             memcpy(x->score[a] + begin, kvf__score_at(&h, b->scores, a, begin), n * sizeof(float));
     }
 }
+
+/* A receiver's value has changed, and with it the norm that its score is multiplied by. */
+void kvf__fold_norm(const kvf__fold *w, uint32_t slot, const float *row) {
+    if (w->roles.v_norm == KVF__NONE) return;
+    float norm = w->kernels->norm(row, w->old.pages->head_dim);
+    if (w->gathered)
+        w->x.score[w->roles.v_norm][slot] = norm;
+    else
+        *kvf__score_at(&w->old, w->call->batch->scores, w->roles.v_norm, slot) = norm;
+}

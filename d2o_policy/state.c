@@ -218,3 +218,14 @@ kvf_status kvf_policy_get_counts(const kvf_policy_state *state, uint32_t seq, kv
     kvf__output(counts, s ? &s->counts : &(kvf_policy_counts){0}, sizeof *counts);
     return KVF_OK;
 }
+
+bool kvf__groups_adapt(const kvf_policy_state *state, const kvf__policy_seq *s) {
+    return s->options.head_budget == KVF_HEAD_BUDGET_ADAPTIVE && state->config.n_groups > 1;
+}
+
+const kvf_layer_size *kvf__size_of(const kvf_policy_state *state, const kvf__policy_seq *s, uint32_t layer,
+                                   uint32_t kv_head) {
+    uint32_t n = state->config.n_groups;
+    if (!kvf__groups_adapt(state, s)) return &s->sizes[layer];
+    return &s->group_sizes[(size_t)layer * n + kv_head / (state->config.n_kv_heads / n)];
+}

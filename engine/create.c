@@ -87,60 +87,25 @@ static kvf_status resolve(kvf_engine *e, kvf_error *err) {
     return KVF_OK;
 }
 
-/* Allocates a buffer that is freed with the engine. zero 0: its pages are not touched and cost nothing until used. */
-static void *take(kvf_engine *e, size_t n, size_t element_bytes, int zero) {
-    size_t bytes;
-    if (e->n_buffers == KVF__ENGINE_BUFFERS || !kvf__mul(n, element_bytes, &bytes)) return NULL;
-    void *p = zero ? kvf__alloc(&e->allocator, bytes)
-                   : e->allocator.alloc(e->allocator.ctx, bytes ? bytes : 1, KVF__CACHE_LINE);
-    if (p) e->buffers[e->n_buffers++] = (kvf__buffer){.p = p, .bytes = bytes};
-    return p;
-}
-
-/* The same in the device's memory; a failure's text is kept. */
-static void *take_of_device(kvf_engine *e, kvf_memory kind, size_t n, size_t element_bytes) {
-    size_t bytes;
-    void *p = NULL;
-    if (e->n_buffers == KVF__ENGINE_BUFFERS || !kvf__mul(n, element_bytes, &bytes)) return NULL;
-    kvf_error why = {""};
-    kvf_status st = e->device.alloc(e->device.ctx, &e->allocator, kind, bytes, &p, &why);
-    if (st || !p) {
-        if (!e->broken) e->broken_text = why;
-        if (!e->broken) e->broken = st ? st : KVF_E_NO_MEMORY;
-        return NULL;
-    }
-    e->buffers[e->n_buffers++] = (kvf__buffer){p, bytes, true, kind};
-    return p;
-}
-
-static void give_back(kvf_engine *e, const kvf__buffer *b) {
-    if (b->of_device)
-        e->device.free(e->device.ctx, &e->allocator, b->kind, b->p, b->bytes);
-    else
-        kvf__free(&e->allocator, b->p, b->bytes);
-}
-
-void *kvf__engine_take(kvf_engine *e, size_t n, size_t element_bytes) { return take(e, n, element_bytes, 0); }
-
 /* Memory for the blocks of p and as many score pages; false: out of memory. */
 static bool take_pages(kvf_engine *e, kvf_memory kind, kvf_pages *p, kvf_score_pages *scores) {
     size_t slots = (size_t)p->n_blocks * p->heads_per_group * p->block_size;
     size_t half = (size_t)kvf_pages_block_bytes(p) / 2;
     p->k_block_stride = p->v_block_stride = half;
-    p->k = take_of_device(e, kind, p->n_blocks, half);
-    p->v = take_of_device(e, kind, p->n_blocks, half);
-    p->pos = take_of_device(e, kind, slots, sizeof *p->pos);
-    p->key_norm = take_of_device(e, kind, slots, sizeof *p->key_norm);
+    p->k = kvf__engine_take_of_device(e, kind, p->n_blocks, half);
+    p->v = kvf__engine_take_of_device(e, kind, p->n_blocks, half);
+    p->pos = kvf__engine_take_of_device(e, kind, slots, sizeof *p->pos);
+    p->key_norm = kvf__engine_take_of_device(e, kind, slots, sizeof *p->key_norm);
     if (e->config.want_mass_bias) {
-        p->weight = take_of_device(e, kind, slots, sizeof *p->weight);
-        p->bias = take_of_device(e, kind, slots, sizeof *p->bias);
+        p->weight = kvf__engine_take_of_device(e, kind, slots, sizeof *p->weight);
+        p->bias = kvf__engine_take_of_device(e, kind, slots, sizeof *p->bias);
     }
     *scores = (kvf_score_pages){.struct_size = sizeof *scores,
                                 .n_pages = p->n_blocks,
                                 .n_arrays = e->config.n_score_arrays,
                                 .heads_per_group = p->heads_per_group,
                                 .block_size = p->block_size};
-    scores->base = take_of_device(e, kind, slots, e->config.n_score_arrays * sizeof(float));
+    scores->base = kvf__engine_take_of_device(e, kind, slots, e->config.n_score_arrays * sizeof(float));
     return p->k && p->v && p->pos && p->key_norm && scores->base &&
            (!e->config.want_mass_bias || (p->weight && p->bias));
 }
@@ -202,7 +167,7 @@ static kvf_status create_snapshots(kvf_engine *e, kvf_error *err) {
     n_pages = KVF__MIN(n_pages, (uint64_t)1 << 31);
     e->n_snapshot_pages = (uint32_t)KVF__MAX(n_pages, 1);
     uint32_t n_ids = kvf__ceil_div(e->config.max_context, e->config.block_size);
-    e->page_ids = take(e, n_ids, sizeof *e->page_ids, 0);
+    e->page_ids = kvf__engine_take(e, n_ids, sizeof *e->page_ids, 0);
     if (!e->page_ids)
         return kvf__fail(err, KVF_E_NO_MEMORY,
                          "prefix cache: %llu bytes of snapshots could not be allocated; lower snapshot_bytes",
@@ -279,16 +244,16 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
 
 static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
     size_t n = e->max_running;
-#define TAKE(field, count) ((e->field = take(e, (count), sizeof *e->field, 0)) != NULL)
-    bool ok = (e->rows = take(e, n, sizeof *e->rows, 1)) && (e->other_rows.rows = take(e, n, sizeof *e->rows, 1)) &&
-              TAKE(other_rows.seqs, n) && TAKE(other_rows.prompt_sums, n) && TAKE(seqs, n) &&
-              TAKE(tokens, e->max_batch_tokens) && TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) &&
-              TAKE(sampled, n + 1) && TAKE(draws, n) && TAKE(changed, n) && TAKE(batch_prompts, n) &&
-              TAKE(row_wanted, n) && TAKE(row_gqa, n) && TAKE(prompt_sums, n) && TAKE(added_sums, n) &&
-              TAKE(observed, n) && TAKE(added_last, n) && TAKE(added_squares, n) && TAKE(last_begin, n) &&
-              TAKE(not_finite, n) && TAKE(logprobs, n) && TAKE(targets, e->max_batch_tokens) &&
-              TAKE(target_logprobs, e->max_batch_tokens) && TAKE(batch_sums, n) && TAKE(batch_last, n) &&
-              TAKE(batch_squares, n) && TAKE(batch_logprobs, n);
+#define TAKE(field, count) ((e->field = kvf__engine_take(e, (count), sizeof *e->field, 0)) != NULL)
+    bool ok = (e->rows = kvf__engine_take(e, n, sizeof *e->rows, 1)) &&
+              (e->other_rows.rows = kvf__engine_take(e, n, sizeof *e->rows, 1)) && TAKE(other_rows.seqs, n) &&
+              TAKE(other_rows.prompt_sums, n) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) &&
+              TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) && TAKE(sampled, n + 1) && TAKE(draws, n) &&
+              TAKE(changed, n) && TAKE(batch_prompts, n) && TAKE(row_wanted, n) && TAKE(row_gqa, n) &&
+              TAKE(prompt_sums, n) && TAKE(added_sums, n) && TAKE(observed, n) && TAKE(added_last, n) &&
+              TAKE(added_squares, n) && TAKE(last_begin, n) && TAKE(not_finite, n) && TAKE(logprobs, n) &&
+              TAKE(targets, e->max_batch_tokens) && TAKE(target_logprobs, e->max_batch_tokens) && TAKE(batch_sums, n) &&
+              TAKE(batch_last, n) && TAKE(batch_squares, n) && TAKE(batch_logprobs, n);
 #undef TAKE
     if (!ok)
         return kvf__fail(err, KVF_E_NO_MEMORY,
@@ -308,7 +273,7 @@ static kvf_status create_small(kvf_engine *e, kvf_error *err) {
         e->single_groups = kvf__slab_take(&slab, e->n_tables, sizeof *e->single_groups);
         e->single_density = kvf__slab_take(&slab, n_layers, sizeof *e->single_density);
         e->sample_scratch = kvf__slab_take(&slab, (size_t)kvf_stream_n_threads(e->stream) * e->shape.n_vocab, 8);
-        if (!pass && (slab.bad || !(slab.base = take(e, slab.used, 1, 0))))
+        if (!pass && (slab.bad || !(slab.base = kvf__engine_take(e, slab.used, 1, 0))))
             return kvf__fail(err, KVF_E_NO_MEMORY, "engine: %zu bytes of buffers could not be allocated", slab.used);
     }
     return KVF_OK;
@@ -352,7 +317,7 @@ void kvf_engine_destroy(kvf_engine *e) {
     kvf_manager_destroy(e->manager);
     if (e->own_runner) kvf_runner_destroy(&e->runner);
     kvf_stream_destroy(e->stream);
-    for (uint32_t i = 0; i < e->n_buffers; i++) give_back(e, &e->buffers[i]);
+    for (uint32_t i = 0; i < e->n_buffers; i++) kvf__engine_give_back(e, &e->buffers[i]);
     kvf_allocator a = e->allocator;
     kvf__free(&a, e, sizeof *e);
 }

@@ -10,15 +10,6 @@
 
 enum { FAILURES_MAX = 3 }; /* of the steps a request is in, without a token in between */
 
-kvf__name kvf__live_name(const kvf__live *r) {
-    kvf__name name;
-    if (r->label)
-        snprintf(name.text, sizeof name.text, "%s", r->label);
-    else
-        snprintf(name.text, sizeof name.text, "request %llu", (unsigned long long)(r->group ? r->group->id : r->id));
-    return name;
-}
-
 /* ---- A step that failed ------------------------------------------------------------------------------------- */
 
 /* Counts the failure for the requests that ran; if some of them are suspects already, only for these. */

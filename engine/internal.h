@@ -256,7 +256,7 @@ kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass);
 typedef struct kvf__name {
     char text[160];
 } kvf__name;
-kvf__name kvf__live_name(const kvf__live *r); /* for the log: its label, else its number */
+kvf__name kvf__live_name(const kvf__live *r); /* text.c; for the log: its label, else its number */
 /* Undoes a failed step: running requests go back to the queue; one that keeps failing ends. */
 void kvf__engine_take_back(kvf_engine *e, const kvf_error *why);
 /* After the forward pass: ends the requests that have NaN or infinity. */
@@ -266,8 +266,11 @@ static inline double kvf__engine_clock(const kvf_engine *e) {
     return e->runner.clock ? e->runner.clock(e->runner.ctx) : kvf__clock();
 }
 
-/* create.c: allocates n elements, freed with the engine, not cleared. NULL: out of memory. */
-void *kvf__engine_take(kvf_engine *e, size_t n, size_t element_bytes);
+/* memory.c: n elements, freed with the engine; cleared if zero is set, else not touched. NULL: out of memory. */
+void *kvf__engine_take(kvf_engine *e, size_t n, size_t element_bytes, int zero);
+/* The same in the device's memory; the text of a failure is kept in broken_text. */
+void *kvf__engine_take_of_device(kvf_engine *e, kvf_memory kind, size_t n, size_t element_bytes);
+void kvf__engine_give_back(kvf_engine *e, const kvf__buffer *b);
 
 /* prefix.c */
 kvf_prefix_key kvf__live_key(const kvf__live *r, uint32_t n_tokens);
@@ -276,7 +279,7 @@ kvf_status kvf__engine_restore_sums(kvf_engine *e, const kvf_step_item *item, fl
 kvf_status kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step, kvf_error *err);
 kvf_status kvf__engine_set_prefix(kvf_engine *e, const kvf__live *r);
 
-/* turn.c */
+/* segment.c */
 typedef struct kvf__token_range {
     uint32_t begin, end;
 } kvf__token_range;
@@ -285,6 +288,7 @@ kvf__token_range kvf__live_segment_at(const kvf__live *r,
                                       uint32_t at);             /* the prompt or segment that contains token `at` */
 bool kvf__live_segment_begins(const kvf__live *r, uint32_t at); /* whether a segment begins at token `at` */
 uint32_t kvf__live_seen(const kvf__live *r, uint32_t end);      /* prompt tokens before `end` */
+/* turn.c */
 /* Delivers the answer that has ended. The request stays open if it is a dialogue and the scheduler can pause it. */
 void kvf__live_answered(kvf_engine *e, kvf__live *r, kvf_finish finish);
 

@@ -458,6 +458,19 @@ void kvf__live_lost(kvf_engine *e, kvf__live *r) {
     leave_rows(e, r);
 }
 
+void kvf__live_preempted(kvf_engine *e, kvf__live *r, int swapped) {
+    uint64_t n = ++e->stats.n_preempted;
+    kvf__live_lost(e, r);
+    r->swapped = swapped;
+    e->stats.n_swapped_out += swapped != 0;
+    if ((n & (n - 1)) != 0) return; /* a pool that is too small preempts without end */
+    kvf__log(&e->config.log, KVF_LOG_WARN,
+             "%s is preempted and %s: the pool's %u blocks do not hold all that run (%llu so far): raise "
+             "kv_bytes, lower max_running, or give a smaller budget",
+             kvf__live_name(r).text, swapped ? "waits on the host" : "will be computed again", e->pages.n_blocks,
+             (unsigned long long)n);
+}
+
 bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more) {
     if (more <= r->text_capacity - r->text_bytes) return true;
     size_t capacity = KVF__MAX(r->text_capacity * 2, r->text_bytes + more + 256);

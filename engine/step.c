@@ -485,19 +485,6 @@ static void note_full_bytes(kvf_engine *e) {
     e->stats.full_bytes_max = KVF__MAX(e->stats.full_bytes_max, e->stats.full_bytes);
 }
 
-void kvf__live_preempted(kvf_engine *e, kvf__live *r, int swapped) {
-    uint64_t n = ++e->stats.n_preempted;
-    kvf__live_lost(e, r);
-    r->swapped = swapped;
-    e->stats.n_swapped_out += swapped != 0;
-    if ((n & (n - 1)) != 0) return; /* a pool that is too small preempts without end */
-    kvf__log(&e->config.log, KVF_LOG_WARN,
-             "%s is preempted and %s: the pool's %u blocks do not hold all that run (%llu so far): raise "
-             "kv_bytes, lower max_running, or give a smaller budget",
-             kvf__live_name(r).text, swapped ? "waits on the host" : "will be computed again", e->pages.n_blocks,
-             (unsigned long long)n);
-}
-
 /* Requests the scheduler preempted or ended. */
 static void preempted_and_ended(kvf_engine *e, const kvf_step *step) {
     for (uint32_t i = 0; i < step->n_preempted; i++)

@@ -30,7 +30,7 @@ kvf_status kvf__engine_create_transfers(kvf_engine *e, kvf_error *err) {
     for (int i = 0; i < KVF__TRANSFERS && !st; i++) {
         kvf__transfer *t = &e->transfers[i];
         t->list.capacity = (uint32_t)KVF__MIN(n_copies[i], UINT32_MAX);
-        t->list.items = kvf__engine_take(e, t->list.capacity, sizeof *t->list.items);
+        t->list.items = kvf__engine_take(e, t->list.capacity, sizeof *t->list.items, 0);
         if (!t->list.items)
             return kvf__fail(err, KVF_E_NO_MEMORY, "copy lists of %zu copies could not be allocated", n_copies[i]);
         st = d->event_create(d->ctx, e->copier, &t->event, err);

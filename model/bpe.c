@@ -155,19 +155,6 @@ static kvf_status encode_word(void *ctx, const char *word, size_t n) {
 
 /* ---- Text ---------------------------------------------------------------------------------------------- */
 
-uint32_t kvf__utf8_length(const char *text, size_t n) {
-    const unsigned char *p = (const unsigned char *)text;
-    if (!n) return 0;
-    if (p[0] < 0x80) return 1;
-    uint32_t length = p[0] >= 0xf0 ? 4 : p[0] >= 0xe0 ? 3 : 2;
-    if (p[0] < 0xc2 || p[0] > 0xf4 || length > n) return 0;
-    for (uint32_t i = 1; i < length; i++)
-        if ((p[i] & 0xc0) != 0x80) return 0;
-    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f)) return 0; /* overlong, surrogate */
-    if ((p[0] == 0xf0 && p[1] < 0x90) || (p[0] == 0xf4 && p[1] > 0x8f)) return 0; /* overlong, above U+10FFFF */
-    return length;
-}
-
 /* Encodes text without special tokens, by merges: valid UTF-8 word by word, other bytes one by one. PCRE2 sees only
  * valid UTF-8. */
 static kvf_status encode_plain(kvf__encoder *e, const char *text, size_t n) {
@@ -176,7 +163,7 @@ static kvf_status encode_plain(kvf__encoder *e, const char *text, size_t n) {
     kvf_status status = KVF_OK;
     size_t begin = 0, at = 0;
     while (at < n && status == KVF_OK) {
-        uint32_t length = kvf__utf8_length(text + at, n - at);
+        size_t length = kvf__utf8_length(text + at, n - at, NULL);
         if (length) {
             at += length;
             continue;
@@ -203,7 +190,7 @@ kvf_status kvf__encoder_text(kvf__encoder *e, const char *text, size_t n, bool s
         size_t length = special ? kvf__control_at(t, text + at, n - at, &id) : 0;
         bool is_control = length > user_defined;
         if (!is_control && (!user_defined || t->scores)) { /* spm.c finds the user-defined tokens of its text itself */
-            length = user_defined ? user_defined : kvf__utf8_length(text + at, n - at);
+            length = user_defined ? user_defined : (uint32_t)kvf__utf8_length(text + at, n - at, NULL);
             at += length ? length : 1;
             continue;
         }

@@ -230,7 +230,7 @@ static uint32_t cut_symbols(const kvf__encoder *e, size_t n, bool counting) {
     for (size_t at = 0; at < n; n_symbols++) {
         uint32_t id = KVF_NO_TOKEN;
         size_t length = kvf__user_defined_at(e->tokenizer, s->text + at, n - at, &id);
-        if (!length) length = kvf__utf8_length(s->text + at, n - at);
+        if (!length) length = (uint32_t)kvf__utf8_length(s->text + at, n - at, NULL);
         if (!length) length = 1;
         if (!counting)
             s->symbols[n_symbols] = (symbol){(uint32_t)at, (uint32_t)length, id, (int32_t)n_symbols - 1,

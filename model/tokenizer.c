@@ -29,7 +29,7 @@ static bool decode_alphabet(kvf__text text, char *out, size_t *n) {
     size_t used = 0;
     for (size_t i = 0; i < text.bytes;) {
         const unsigned char *p = (const unsigned char *)text.data + i;
-        uint32_t length = kvf__utf8_length(text.data + i, text.bytes - i);
+        uint32_t length = (uint32_t)kvf__utf8_length(text.data + i, text.bytes - i, NULL);
         if (length != 1 && length != 2) return false;
         int byte = code_point_to_byte(length == 1 ? p[0] : (p[0] & 0x1fu) << 6 | (p[1] & 0x3fu));
         if (byte < 0) return false;
@@ -62,6 +62,7 @@ static int parse_byte_token(kvf__text text) {
 
 /* ---- Lookup --------------------------------------------------------------------------------------------- */
 
+/* FNV-1a: of two texts one after the other it is the hash of both together. */
 static uint64_t hash_bytes(uint64_t h, kvf__text text) {
     for (size_t i = 0; i < text.bytes; i++) h = (h ^ (unsigned char)text.data[i]) * 0x100000001b3u;
     return h;

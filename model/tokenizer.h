@@ -100,9 +100,6 @@ uint32_t kvf__byte_to_code_point(unsigned byte);
 /* How a SentencePiece vocabulary writes a space: U+2581. */
 #define KVF__SPM_SPACE "\xe2\x96\x81"
 
-/* Bytes of the UTF-8 character at p, 0 when there is no valid one (surrogates and overlong forms are not). */
-uint32_t kvf__utf8_length(const char *p, size_t n);
-
 /* ---- Encoding (bpe.c, spm.c) --------------------------------------------------------------------------- */
 
 typedef struct kvf__symbol {

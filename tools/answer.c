@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/base.h"
 #include "tools/digest.h"
 #include "tools/fields.h"
 
@@ -155,7 +156,7 @@ static json_t *offsets_json(const kvf_tokenizer *tokenizer, const kvf_result *r)
     }
     for (uint32_t i = 0; i < r->n_tokens && begins; i++) {
         while (at < begins[i]) { /* `at` is where `character` begins */
-            size_t length = kvf__cli_utf8_length(bytes + at, used - at, NULL);
+            size_t length = kvf__utf8_length(bytes + at, used - at, NULL);
             if (at + (length ? length : 1) > begins[i]) break;
             at += length ? length : 1;
             character++;

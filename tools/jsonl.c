@@ -1,5 +1,6 @@
 /* Writes JSON lines; remembers ids. */
 #define _POSIX_C_SOURCE 200809L
+#define XXH_INLINE_ALL
 #include "tools/jsonl.h"
 
 #include <errno.h>
@@ -8,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "tools/files.h"
 
@@ -110,15 +112,9 @@ bool kvf__sink_close(kvf__sink *s) {
 
 /* ---- Ids ----------------------------------------------------------------------------------------------- */
 
-static uint64_t hash_text(const char *p) {
-    uint64_t h = 0xcbf29ce484222325u;
-    while (*p) h = (h ^ (unsigned char)*p++) * 0x100000001b3u;
-    return h ^ (h >> 29);
-}
-
 /* The slot of a text, or the free one where it would go. */
 static size_t find_slot(const kvf__ids *ids, const char *text) {
-    size_t mask = ids->n_slots - 1, i = (size_t)hash_text(text) & mask;
+    size_t mask = ids->n_slots - 1, i = (size_t)XXH3_64bits(text, strlen(text)) & mask;
     while (ids->slots[i] && strcmp(ids->arena + ids->slots[i] - 1, text) != 0) i = (i + 1) & mask;
     return i;
 }

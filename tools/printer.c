@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "tools/text.h"
 
 /* Where a stop string begins in the held bytes, whole or cut off by their end; n_held when none does. */
@@ -54,7 +55,7 @@ void kvf__printer_add(kvf__printer *p, const char *bytes, size_t n) {
     size_t limit = stop_begin(p, false), whole = 0;
     while (whole < limit) {
         bool cut = false;
-        size_t length = kvf__cli_utf8_length(p->held + whole, p->n_held - whole, &cut);
+        size_t length = kvf__utf8_length(p->held + whole, p->n_held - whole, &cut);
         if (cut) break;
         whole += length ? length : 1;
     }

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/base.h"
 #include "tools/progress.h"
 
 void kvf__say(const char *format, ...) {
@@ -40,7 +41,7 @@ kvf__short kvf__shown_bytes(const char *value, size_t n) {
     if (quote) s.text[used++] = '\'';
     size_t i = 0;
     while (i < n && used < limit) {
-        size_t length = kvf__cli_utf8_length(value + i, n - i, NULL);
+        size_t length = kvf__utf8_length(value + i, n - i, NULL);
         unsigned char byte = (unsigned char)value[i];
         if (!length || byte < 0x20 || byte == 0x7f) {
             used += (size_t)snprintf(s.text + used, sizeof s.text - used, "\\x%02x", byte);
@@ -126,32 +127,10 @@ kvf__short kvf__show_rate(uint64_t tokens, double seconds) {
     return s;
 }
 
-size_t kvf__cli_utf8_length(const char *text, size_t n, bool *cut) {
-    const unsigned char *p = (const unsigned char *)text;
-    if (!n) return 0;
-    if (p[0] < 0x80) return 1;
-    if (p[0] < 0xc2 || p[0] > 0xf4) return 0;
-    size_t length = p[0] >= 0xf0 ? 4 : p[0] >= 0xe0 ? 3 : 2;
-    unsigned char low = p[0] == 0xe0   ? 0xa0
-                        : p[0] == 0xf0 ? 0x90
-                                       : 0x80,
-                  high = p[0] == 0xed   ? 0x9f
-                         : p[0] == 0xf4 ? 0x8f
-                                        : 0xbf;
-    for (size_t i = 1; i < length; i++) {
-        if (i == n) {
-            if (cut) *cut = true;
-            return 0;
-        }
-        if (p[i] < (i == 1 ? low : 0x80) || p[i] > (i == 1 ? high : 0xbf)) return 0;
-    }
-    return length;
-}
-
 size_t kvf__cli_utf8_valid(const char *text, size_t n) {
     size_t i = 0;
     while (i < n) {
-        size_t length = kvf__cli_utf8_length(text + i, n - i, NULL);
+        size_t length = kvf__utf8_length(text + i, n - i, NULL);
         if (!length) return i;
         i += length;
     }
@@ -161,7 +140,7 @@ size_t kvf__cli_utf8_valid(const char *text, size_t n) {
 size_t kvf__cli_utf8_clean(char *out, const char *text, size_t n) {
     size_t written = 0;
     for (size_t i = 0; i < n;) {
-        size_t length = kvf__cli_utf8_length(text + i, n - i, NULL);
+        size_t length = kvf__utf8_length(text + i, n - i, NULL);
         memcpy(out + written, length ? text + i : "\xef\xbf\xbd", length ? length : 3);
         written += length ? length : 3;
         i += length ? length : 1;
@@ -173,7 +152,7 @@ void kvf__fit(char *out, size_t capacity, const char *text, int columns) {
     size_t used = 0, n = strlen(text);
     for (size_t i = 0; i < n;) {
         const unsigned char *p = (const unsigned char *)text + i;
-        size_t length = kvf__cli_utf8_length(text + i, n - i, NULL), bytes = length ? length : 1;
+        size_t length = kvf__utf8_length(text + i, n - i, NULL), bytes = length ? length : 1;
         bool plain = length && *p >= 0x20 && *p != 0x7f && !(*p == 0xc2 && p[1] < 0xa0);
         columns -= length > 2 && memcmp(p, "\xe1\x84\x80", 3) >= 0 ? 2 : 1;
         if (columns < 0 || used + bytes >= capacity) break;

@@ -30,10 +30,6 @@ kvf__short kvf__show_count(uint64_t n);
 kvf__short kvf__show_seconds(double seconds);
 kvf__short kvf__show_rate(uint64_t tokens, double seconds);
 
-/* Bytes of the well-formed UTF-8 sequence at text (no surrogates, no overlong forms); 0 when it is broken, and
- * also when it is cut off by n, where *cut (may be NULL) is set to true. */
-size_t kvf__cli_utf8_length(const char *text, size_t n, bool *cut);
-
 /* The offset of the first byte that is not UTF-8, n when all is. */
 size_t kvf__cli_utf8_valid(const char *text, size_t n);
 

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base.h"
+
 #include "tools/cli.h"
 
 /* The bytes of n tokens as a new text; NULL when out of memory. */
@@ -69,7 +71,7 @@ static int print_decoded(const kvf__cli *cli, const kvf_tokenizer *tokenizer) {
 static void print_piece(const char *piece, size_t n) {
     putchar('"');
     for (size_t i = 0; i < n;) {
-        size_t length = kvf__cli_utf8_length(piece + i, n - i, NULL);
+        size_t length = kvf__utf8_length(piece + i, n - i, NULL);
         unsigned char byte = (unsigned char)piece[i];
         if (byte == '\n' || byte == '\t' || byte == '\r')
             printf("\\%c", byte == '\n' ? 'n' : byte == '\t' ? 't' : 'r');
