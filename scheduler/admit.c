@@ -326,9 +326,7 @@ kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
         kvf__sched_give_extent(s, r);
         return result;
     }
-    kvf__sched_remove(s, &s->queue, r);
-    kvf__sched_insert(s, &s->running, r);
-    r->state = KVF__REQ_PREFILL;
+    kvf__sched_move(s, r, KVF__MOVE_PREFILL);
     r->segment = 0;
     r->n_computed = r->match.n_tokens;
     r->sized = r->unreserved = r->forked = r->awaits_token = false;
@@ -336,7 +334,6 @@ kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
 }
 
 void kvf__sched_release(kvf_sched *s, kvf__req *r) {
-    kvf__sched_remove(s, &s->running, r);
     kvf__sched_give_extent(s, r);
     kvf__group_unreserve(s, r);
     kvf__sched_give_sequence(s, r);
@@ -367,20 +364,16 @@ void kvf__sched_requeue(kvf_sched *s, kvf__req *r) {
         r->n_blocks = KVF__MAX(r->n_blocks, present_blocks(s, r));
     r->tightened = false;
     kvf__sched_release(s, r);
-    r->state = KVF__REQ_WAITING;
-    kvf__sched_insert(s, &s->queue, r);
+    kvf__sched_move(s, r, KVF__MOVE_PREEMPT);
 }
 
 static void leave(kvf_sched *s, kvf__req *r) {
     if (r->state == KVF__REQ_HELD)
         kvf__group_leave(s, r);
-    else if (r->state == KVF__REQ_PAUSED_PREEMPTED)
-        s->n_paused_preempted--;
-    else if (r->state == KVF__REQ_WAITING || r->state == KVF__REQ_SWAPPED)
-        kvf__sched_remove(s, &s->queue, r);
-    else
+    else if (r->state == KVF__REQ_SWAPPED)
+        kvf__sched_give_sequence(s, r);
+    else if (r->state != KVF__REQ_WAITING && r->state != KVF__REQ_PAUSED_PREEMPTED)
         kvf__sched_release(s, r);
-    if (r->state == KVF__REQ_SWAPPED) kvf__sched_give_sequence(s, r);
     kvf__sched_give_slot(s, r);
 }
 

@@ -8,12 +8,10 @@ void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r) {
     uint32_t *end = &leader->held;
     while (*end != KVF__SLOT_NONE) end = &s->slots[*end].next;
     *end = kvf__sched_slot(s, r);
-    r->next = r->prev = KVF__SLOT_NONE;
-    r->state = KVF__REQ_HELD;
+    kvf__sched_move(s, r, KVF__MOVE_HOLD);
     r->arrival = leader->arrival;
     r->leader = kvf__sched_slot(s, leader);
     leader->n_held++;
-    s->n_held++;
 }
 
 /* Frees the empty sequence that carries a held sample's reservation, and its place in max_running. */
@@ -32,7 +30,6 @@ void kvf__group_leave(kvf_sched *s, kvf__req *held) {
     *link = held->next;
     held->next = held->leader = KVF__SLOT_NONE;
     leader->n_held--;
-    s->n_held--;
     drop_reservation(s, held);
 }
 
@@ -44,11 +41,10 @@ kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader) {
 
 void kvf__group_dissolve(kvf_sched *s, kvf__req *leader) {
     for (kvf__req *r; (r = kvf__group_unhold(s, leader));) {
-        r->state = KVF__REQ_WAITING;
         r->bounded |= r->tightened;
         r->tightened = false;
         r->again = true; /* the leader's look-up was the prompt's first */
-        kvf__sched_insert(s, &s->queue, r);
+        kvf__sched_move(s, r, KVF__MOVE_QUEUE);
     }
 }
 
@@ -201,9 +197,8 @@ static void run_fork(kvf_sched *s, kvf__req *parent, kvf__req *child) {
     child->unreserved = parent->unreserved;
     child->bounded = parent->bounded;
     child->tightened = parent->tightened;
-    child->state = KVF__REQ_DECODE;
     child->forked = parent->forked = true;
-    kvf__sched_insert(s, &s->running, child);
+    kvf__sched_move(s, child, KVF__MOVE_DECODE);
 }
 
 /* What the parent held by itself is shared now, so that its reservation is owed in full again. Without room it is owed
@@ -264,10 +259,9 @@ static void release_samples(kvf_sched *s, kvf__req *leader) {
         r->seq = seq;
         r->n_computed = leader->n_computed;
         r->n_prefill = leader->n_prefill;
-        r->state = KVF__REQ_PROMPT_END;
         r->sized = r->unreserved = false;
         r->forked = true;
-        kvf__sched_insert(s, &s->running, r);
+        kvf__sched_move(s, r, KVF__MOVE_PROMPT_END);
     }
     leader->forked = true;
 }
@@ -307,9 +301,6 @@ static void take_options(kvf_sched *s, const kvf__req *leader, kvf__req *r) {
 bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
     kvf__req *r = kvf__group_unhold(s, leader);
     if (!r) return false;
-    kvf__list *list = leader->state == KVF__REQ_WAITING ? &s->queue : &s->running;
-    kvf__sched_remove(s, list, leader);
-    r->state = leader->state;
     r->n_computed = leader->n_computed;
     r->n_prefill = leader->n_prefill;
     r->extent_begin = leader->extent_begin;
@@ -323,7 +314,10 @@ bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
     r->held = leader->held;
     r->n_held = leader->n_held;
     for (kvf__req *h = kvf__sched_at(s, r->held); h; h = kvf__sched_at(s, h->next)) h->leader = kvf__sched_slot(s, r);
-    kvf__sched_insert(s, list, r);
+    kvf__sched_move(s, r,
+                    leader->state == KVF__REQ_WAITING   ? KVF__MOVE_QUEUE
+                    : leader->state == KVF__REQ_PREFILL ? KVF__MOVE_PREFILL
+                                                        : KVF__MOVE_PROMPT_END);
     for (uint32_t i = 0; i < s->n_items; i++) {
         if (s->items[i].request != leader->name) continue;
         s->items[i].request = r->name;
@@ -339,9 +333,6 @@ bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
 
 static kvf_status check_parent(kvf_sched *s, const kvf__req *r, kvf_request name) {
     const char *why = NULL;
-    if (!r)
-        return kvf__fail(&s->error, KVF_E_NOT_FOUND, "request %llu: is not live: it was never given out, or has ended",
-                         (unsigned long long)name);
     if (s->planned && s->n_items)
         why = "a step is planned: fork between kvf_sched_done and the next plan";
     else if (!r->forks)
@@ -351,7 +342,7 @@ static kvf_status check_parent(kvf_sched *s, const kvf__req *r, kvf_request name
     else if (r->ended)
         why = "has its last token";
     if (why) return kvf__fail(&s->error, KVF_E_STATE, "request %llu: %s", (unsigned long long)name, why);
-    if (s->queue.n + s->running.n + s->n_held == s->n_slots)
+    if (s->queue.n + s->running.n + s->n_in[KVF__REQ_HELD] == s->n_slots)
         return kvf__fail(&s->error, KVF_E_LIMIT, "max_waiting %u: there is no place for one more request",
                          s->config.max_waiting);
     return KVF_OK;
@@ -360,8 +351,9 @@ static kvf_status check_parent(kvf_sched *s, const kvf__req *r, kvf_request name
 kvf_status kvf_sched_fork(kvf_sched *sched, kvf_request parent, void *user, kvf_request *out) {
     if (!sched) return KVF_E_INVALID;
     if (!out) return kvf__fail(&sched->error, KVF_E_INVALID, "out: is NULL");
-    kvf__req *r = kvf__sched_find(sched, parent);
-    kvf_status status = check_parent(sched, r, parent);
+    kvf__req *r;
+    kvf_status status = kvf__sched_live(sched, parent, &r);
+    if (status == KVF_OK) status = check_parent(sched, r, parent);
     if (status != KVF_OK) return status;
     kvf__req candidate = *r;
     candidate.user = user;
@@ -373,10 +365,9 @@ kvf_status kvf_sched_fork(kvf_sched *sched, kvf_request parent, void *user, kvf_
         run_fork(sched, r, child);
         reserve_again(sched, r);
     } else {
-        child->state = KVF__REQ_WAITING;
         child->n_computed = 0;
         child->awaits_token = true;
-        kvf__sched_insert(sched, &sched->queue, child);
+        kvf__sched_move(sched, child, KVF__MOVE_QUEUE);
     }
     *out = child->name;
     return KVF_OK;

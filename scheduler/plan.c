@@ -246,6 +246,8 @@ kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
     if (sched->planned && sched->n_items)
         return kvf__fail(&sched->error, KVF_E_STATE,
                          "a step of %u items is planned: run it and call kvf_sched_done first", sched->n_items);
+    if (sched->corrupt)
+        return kvf__fail(&sched->error, KVF_E_CORRUPT, "the scheduler asked for an illegal move: destroy it");
     if (sched->reported) sched->n_ends = sched->n_preempted = 0;
     sched->reported = false;
     sched->planned = sched->snapshot_unpinned = false;
@@ -274,7 +276,7 @@ kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
         .copies = sched->copies,
         .n_tokens = sched->n_tokens,
         .n_running = sched->running.n,
-        .n_waiting = sched->queue.n + sched->n_held,
+        .n_waiting = sched->queue.n + sched->n_in[KVF__REQ_HELD],
     };
     kvf__output(step, &planned, sizeof planned);
     return KVF_OK;
@@ -290,7 +292,7 @@ kvf_status kvf_sched_done(kvf_sched *sched) {
         r->n_computed += item->n_tokens;
         if (item->prompt_ends) kvf__parting_leave(sched, r);
         if (item->prompt_ends)
-            r->state = KVF__REQ_PROMPT_END;
+            kvf__sched_move(sched, r, KVF__MOVE_PROMPT_END);
         else if (item->kind == KVF_STEP_DECODE)
             kvf__sched_go_on(sched, r);
         kvf__sched_store(sched, r, item->kind == KVF_STEP_PREFILL);

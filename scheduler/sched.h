@@ -26,7 +26,8 @@
 #define KVF__SLOT_NONE UINT32_MAX
 
 typedef enum kvf__req_state {
-    KVF__REQ_FREE = 0,
+    KVF__REQ_NONE = 0, /* no state: what an illegal move leads to */
+    KVF__REQ_FREE,
     KVF__REQ_WAITING,          /* in the queue: holds no sequence, no block, no extent */
     KVF__REQ_PREFILL,          /* n_computed < n_prefill */
     KVF__REQ_PROMPT_END,       /* n_computed = n_prefill, the caller's prompt events are not done */
@@ -34,8 +35,24 @@ typedef enum kvf__req_state {
     KVF__REQ_SWAPPED,          /* in the queue: its sequence is on the host, n_computed < n_known */
     KVF__REQ_PAUSED,           /* in the running list, without items until it is extended: n_computed + 1 >= n_known */
     KVF__REQ_PAUSED_PREEMPTED, /* in no list: holds nothing, n_computed = 0 */
-    KVF__REQ_HELD /* in no list, behind its leader: n_known = n_prompt; seq: empty, or 0 while the leader waits */
+    KVF__REQ_HELD, /* in no list, behind its leader: n_known = n_prompt; seq: empty, or 0 while the leader waits */
+    KVF__N_REQ_STATES
 } kvf__req_state;
+
+/* What happens to a request. The table in lists.c says which state each leads to. */
+typedef enum kvf__move {
+    KVF__MOVE_QUEUE, /* it is submitted, forked without room, split from its group, or extended while it holds nothing */
+    KVF__MOVE_HOLD,  /* it is submitted as a further sample */
+    KVF__MOVE_PREFILL,    /* it is admitted, goes on with a segment, or takes the place of a leader that does */
+    KVF__MOVE_PROMPT_END, /* its prompt is computed, or it gets the state of a leader whose prompt is */
+    KVF__MOVE_DECODE,     /* its events are done, it is forked, or goes on after a pause */
+    KVF__MOVE_SWAP_OUT,
+    KVF__MOVE_SWAP_IN,
+    KVF__MOVE_PREEMPT,
+    KVF__MOVE_PAUSE,
+    KVF__MOVE_END,
+    KVF__N_MOVES
+} kvf__move;
 
 /* What a policy needs from its prompt. */
 typedef struct kvf__needs {
@@ -45,9 +62,7 @@ typedef struct kvf__needs {
     uint32_t n_last; /* so many last queries must run: a prefix hit ends before them */
 } kvf__needs;
 
-/* A live request that is not held is in exactly one list: the queue if it waits or is swapped, else the running list (except one
- * that is KVF__REQ_PAUSED_PREEMPTED, which is in none). Both lists are sorted by arrival, then by name. n_held > 0 only before
- * the prompt's end, and then n_known = n_prompt. n_computed <= n_known <= n_prompt + max_new. A waiting request has
+/* The list of a request follows from its state. Both lists are sorted by arrival, then by name. n_held > 0 only before the prompt's end, and then n_known = n_prompt. n_computed <= n_known <= n_prompt + max_new. A waiting request has
  * n_computed = 0 and seq = 0. */
 typedef struct kvf__req {
     kvf_request name; /* 0: the slot is free */
@@ -113,8 +128,9 @@ struct kvf_sched {
     uint32_t slot_bits;
     uint64_t serial;
     kvf__list queue, running;
-    uint32_t n_held, n_reserved; /* held samples; those of them whose leader runs */
-    kvf__extent *extents;        /* [max_running], ascending and disjoint */
+    uint32_t n_in[KVF__N_REQ_STATES]; /* slots in each state, of the n_slots_used */
+    uint32_t n_reserved;              /* held samples whose leader runs */
+    kvf__extent *extents;             /* [max_running], ascending and disjoint */
     uint32_t n_extents;
     kvf__parting *parting; /* [n_slots], sorted by salt, extra keys, tokens */
     uint32_t n_parting;
@@ -134,8 +150,8 @@ struct kvf_sched {
     bool swaps;    /* preempted requests may be swapped to it */
     bool swapping; /* this plan swapped a request out: its blocks are not free yet */
     bool planned;
-    bool lacks_extent; /* a segment waits for an extent: no other request gets one */
-    uint32_t n_paused_preempted;
+    bool corrupt;           /* an illegal move was asked for and not made: no step is planned any more */
+    bool lacks_extent;      /* a segment waits for an extent: no other request gets one */
     bool snapshot_unpinned; /* a request of the plan reads a snapshot whose block it does not hold */
     kvf_error error;
 };
@@ -144,14 +160,15 @@ static inline bool kvf__sched_before(const kvf__req *a, const kvf__req *b) {
     return a->arrival != b->arrival ? a->arrival < b->arrival : a->name < b->name;
 }
 
-/* lists.c: the queue, the running list, the slots, the extents */
+/* lists.c: the states, the queue, the running list, the slots, the extents */
 kvf__req *kvf__sched_find(kvf_sched *s, kvf_request name); /* NULL: not live */
-kvf__req *kvf__sched_at(kvf_sched *s, uint32_t slot);      /* NULL for KVF__SLOT_NONE */
+kvf_status kvf__sched_live(kvf_sched *s, kvf_request name, kvf__req **out);
+kvf__req *kvf__sched_at(kvf_sched *s, uint32_t slot); /* NULL for KVF__SLOT_NONE */
 uint32_t kvf__sched_slot(const kvf_sched *s, const kvf__req *r);
-kvf__req *kvf__sched_take_slot(kvf_sched *s, const kvf__req *request); /* a copy with a name, in no list */
+kvf__req *kvf__sched_take_slot(kvf_sched *s, const kvf__req *request); /* a free slot's copy with a name */
 void kvf__sched_give_slot(kvf_sched *s, kvf__req *r);
-void kvf__sched_insert(kvf_sched *s, kvf__list *list, kvf__req *r); /* by arrival */
-void kvf__sched_remove(kvf_sched *s, kvf__list *list, kvf__req *r);
+kvf__req_state kvf__sched_next_state(kvf__req_state state, kvf__move move); /* KVF__REQ_NONE: illegal */
+void kvf__sched_move(kvf_sched *s, kvf__req *r, kvf__move move);            /* with its list and the counts */
 bool kvf__sched_take_extent(kvf_sched *s, kvf__req *r, uint32_t n_columns);
 uint32_t kvf__sched_n_columns(const kvf_sched *s, const kvf__req *r); /* of its extent */
 void kvf__sched_give_extent(kvf_sched *s, kvf__req *r);
@@ -213,7 +230,7 @@ kvf_status kvf__sched_reserve_blocks(kvf_sched *s, const kvf__req *r, kvf_seq se
                                      uint64_t n_blocks);                     /* spread evenly */
 uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r); /* of one request, without its group */
 uint64_t kvf__sched_prompt_blocks(const kvf_sched *s, const kvf__req *r); /* of its whole prompt, before any eviction */
-void kvf__sched_release(kvf_sched *s, kvf__req *r); /* a running one gives up all it holds and leaves the list */
+void kvf__sched_release(kvf_sched *s, kvf__req *r); /* a running one gives up all it holds; a move follows */
 void kvf__sched_give_sequence(kvf_sched *s, kvf__req *r);
 void kvf__sched_requeue(kvf_sched *s, kvf__req *r);                    /* preempts a running one; not reported */
 void kvf__sched_end(kvf_sched *s, kvf__req *r, kvf_end_reason reason); /* in any state; reported in the next step */
@@ -225,10 +242,10 @@ uint32_t kvf__group_fit(const kvf_sched *s, const kvf__req *r, uint32_t n, uint6
  * the leader and its held samples so far. */
 uint64_t kvf__group_own_options_blocks(const kvf_sched *s, const kvf__req *leader);
 bool kvf__group_takes(const kvf_sched *s, const kvf__req *leader, const kvf__req *r, uint64_t *needed);
-kvf__needs kvf__group_needs(kvf_sched *s, const kvf__req *leader); /* of the leader and its held samples */
-kvf_status kvf__group_fork_prompt(kvf_sched *s, kvf__req *leader); /* all or none */
-void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r); /* r is in no list; it becomes the last held one */
-kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader);       /* the first held one; it is then in no list */
+kvf__needs kvf__group_needs(kvf_sched *s, const kvf__req *leader);        /* of the leader and its held samples */
+kvf_status kvf__group_fork_prompt(kvf_sched *s, kvf__req *leader);        /* all or none */
+void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r);        /* a free one becomes the last held one */
+kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader);              /* the first held one; a move follows */
 kvf_status kvf__group_check(kvf_sched *s, const kvf__req *r, uint32_t n); /* whether n of it can be held together */
 /* Sets the held samples' reservations for another budget; all: KVF_E_NO_BLOCKS if one of them finds no room. And undoes it. */
 kvf_status kvf__group_reserve_change(kvf_sched *s, const kvf__req *leader, const kvf__req *to, bool all);
@@ -239,6 +256,6 @@ void kvf__group_unreserve(kvf_sched *s, kvf__req *leader);     /* drops the held
 kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader);    /* all or none */
 void kvf__group_dissolve(kvf_sched *s, kvf__req *leader);      /* each held one becomes a waiting request */
 bool kvf__group_promote(kvf_sched *s, kvf__req *leader);       /* the first held one takes over; false: there is none */
-void kvf__group_leave(kvf_sched *s, kvf__req *held);           /* drops its reservation; it is then in no list */
+void kvf__group_leave(kvf_sched *s, kvf__req *held);           /* drops its reservation; a move follows */
 
 #endif

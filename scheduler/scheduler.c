@@ -122,22 +122,11 @@ void kvf_sched_destroy(kvf_sched *sched) {
 const char *kvf_sched_error(const kvf_sched *sched) { return sched ? sched->error.text : ""; }
 
 void kvf_sched_counts(const kvf_sched *sched, uint32_t *n_running, uint32_t *n_waiting) {
-    uint32_t n = 0;
-    for (uint32_t i = sched ? sched->running.head : KVF__SLOT_NONE; i != KVF__SLOT_NONE; i = sched->slots[i].next)
-        n += sched->slots[i].state != KVF__REQ_PAUSED;
-    if (n_running) *n_running = n;
-    if (n_waiting) *n_waiting = sched ? sched->queue.n + sched->n_held : 0;
+    if (n_running) *n_running = sched ? sched->running.n - sched->n_in[KVF__REQ_PAUSED] : 0;
+    if (n_waiting) *n_waiting = sched ? sched->queue.n + sched->n_in[KVF__REQ_HELD] : 0;
 }
 
 /* ---- Requests ------------------------------------------------------------------------------------ */
-
-static kvf_status find(kvf_sched *s, kvf_request name, kvf__req **out) {
-    if (!s) return KVF_E_INVALID;
-    *out = kvf__sched_find(s, name);
-    if (*out) return KVF_OK;
-    return kvf__fail(&s->error, KVF_E_NOT_FOUND, "request %llu: is not live: it was never given out, or has ended",
-                     (unsigned long long)name);
-}
 
 static kvf_status check_request(kvf_sched *s, const kvf_sched_request *given) {
     if (given->sample_options && given->forks)
@@ -150,7 +139,7 @@ static kvf_status check_request(kvf_sched *s, const kvf_sched_request *given) {
     if (given->forks && given->n_samples > s->config.max_running)
         return kvf__fail(&s->error, KVF_E_INVALID, "n_samples %u: must be at most max_running %u, with forks",
                          given->n_samples, s->config.max_running);
-    uint32_t n_waiting = s->queue.n + s->n_held - s->n_reserved;
+    uint32_t n_waiting = s->queue.n + s->n_in[KVF__REQ_HELD] - s->n_reserved;
     if (n_waiting >= s->config.max_waiting)
         return kvf__fail(&s->error, KVF_E_LIMIT,
                          "max_waiting %u: so many requests wait: run steps before more is submitted",
@@ -190,7 +179,7 @@ static kvf_status submit_own_options(kvf_sched *s, const kvf_sched_request *give
         if (leader && kvf__group_takes(s, leader, r, &needed)) {
             kvf__group_hold(s, leader, r);
         } else {
-            kvf__sched_insert(s, &s->queue, r);
+            kvf__sched_move(s, r, KVF__MOVE_QUEUE);
             leader = r;
             needed = kvf__group_own_options_blocks(s, r);
         }
@@ -213,7 +202,7 @@ static kvf_status submit_groups(kvf_sched *s, const kvf_sched_request *given, kv
         if (i % most) {
             kvf__group_hold(s, leader, r);
         } else {
-            kvf__sched_insert(s, &s->queue, r);
+            kvf__sched_move(s, r, KVF__MOVE_QUEUE);
             leader = r;
         }
         if (given->sample_names) given->sample_names[i] = r->name;
@@ -230,11 +219,8 @@ kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, 
     if (given.n_samples == 0) given.n_samples = 1;
     if (status == KVF_OK) status = check_request(sched, &given);
     if (status != KVF_OK) return status;
-    kvf__req candidate = {.n_prompt = given.n_prompt,
-                          .max_new = given.max_new,
-                          .n_known = given.n_prompt,
-                          .forks = given.forks != 0,
-                          .state = KVF__REQ_WAITING};
+    kvf__req candidate = {
+        .n_prompt = given.n_prompt, .max_new = given.max_new, .n_known = given.n_prompt, .forks = given.forks != 0};
     if (given.sample_options) return submit_own_options(sched, &given, &candidate, out);
     status = size_sample(sched, given.options, &candidate);
     return status == KVF_OK ? submit_groups(sched, &given, &candidate, out) : status;
@@ -242,7 +228,7 @@ kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, 
 
 kvf_status kvf_sched_token(kvf_sched *sched, kvf_request request, int *ended) {
     kvf__req *r;
-    kvf_status status = find(sched, request, &r);
+    kvf_status status = kvf__sched_live(sched, request, &r);
     if (status != KVF_OK) return status;
     if (r->n_held)
         return kvf__fail(&sched->error, KVF_E_STATE,
@@ -286,7 +272,7 @@ static kvf_status prompt_without_room(kvf_sched *s, kvf__req *r) {
 
 kvf_status kvf_sched_fork_prompt(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
-    kvf_status status = find(sched, request, &r);
+    kvf_status status = kvf__sched_live(sched, request, &r);
     if (status != KVF_OK) return status;
     if (r->state != KVF__REQ_PROMPT_END || (r->n_held && !r->own_options))
         return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: %s", (unsigned long long)request,
@@ -304,7 +290,7 @@ kvf_status kvf_sched_fork_prompt(kvf_sched *sched, kvf_request request) {
 
 kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
-    kvf_status status = find(sched, request, &r);
+    kvf_status status = kvf__sched_live(sched, request, &r);
     if (status != KVF_OK) return status;
     if (r->state != KVF__REQ_PROMPT_END)
         return kvf__fail(&sched->error, KVF_E_STATE,
@@ -334,7 +320,7 @@ kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
 
 kvf_status kvf_sched_event_room(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
-    kvf_status status = find(sched, request, &r);
+    kvf_status status = kvf__sched_live(sched, request, &r);
     if (status != KVF_OK) return status;
     if (r->state != KVF__REQ_PROMPT_END && r->state != KVF__REQ_DECODE && r->state != KVF__REQ_PAUSED)
         return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: its prompt is not computed: it has no event yet",
@@ -348,7 +334,7 @@ kvf_status kvf_sched_event_room(kvf_sched *sched, kvf_request request) {
 kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request request, const kvf_sched_prefix *prefix) {
     kvf__req *r;
     kvf_sched_prefix given;
-    kvf_status status = find(sched, request, &r);
+    kvf_status status = kvf__sched_live(sched, request, &r);
     if (status == KVF_OK) status = kvf__config_read(&given, sizeof given, prefix, "kvf_sched_prefix", &sched->error);
     if (status != KVF_OK) return status;
     if (given.prefix_end % sched->block_size || given.prefix_end > r->n_prompt)
@@ -373,7 +359,7 @@ kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request request, const kvf
 
 kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
-    kvf_status status = find(sched, request, &r);
+    kvf_status status = kvf__sched_live(sched, request, &r);
     if (status != KVF_OK) return status;
     if (r->state != KVF__REQ_PROMPT_END && r->state != KVF__REQ_DECODE && r->state != KVF__REQ_PAUSED)
         return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: its prompt is not computed: its sizes come later",
@@ -443,7 +429,7 @@ static kvf_status change_running(kvf_sched *s, kvf__req *r, const kvf__req *to) 
 /* The request to change, and what it becomes. Held samples have no state yet: they change with their leader. */
 static kvf_status change_of(kvf_sched *s, kvf_request name, double rho, uint32_t budget_tokens, kvf__req **r,
                             kvf__req *to) {
-    kvf_status status = find(s, name, r);
+    kvf_status status = kvf__sched_live(s, name, r);
     if (status != KVF_OK) return status;
     if ((*r)->state == KVF__REQ_HELD) *r = &s->slots[(*r)->leader];
     status = change_candidate(s, *r, rho, budget_tokens, to);
@@ -500,7 +486,7 @@ kvf_status kvf_sched_set_budget(kvf_sched *sched, kvf_request request, double rh
 
 kvf_status kvf_sched_finish(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
-    kvf_status status = find(sched, request, &r);
+    kvf_status status = kvf__sched_live(sched, request, &r);
     if (status != KVF_OK) return status;
     kvf__sched_drop(sched, r);
     return KVF_OK;

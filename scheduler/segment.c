@@ -8,11 +8,9 @@ static const kvf_sched_segment *next_segment(kvf__req *r) {
 
 void kvf__sched_go_on(kvf_sched *s, kvf__req *r) {
     const kvf_sched_segment *segment = next_segment(r);
-    (void)s;
-    r->state = KVF__REQ_DECODE;
-    if (!segment || segment->begin != r->n_computed) return;
-    r->state = KVF__REQ_PREFILL;
-    r->n_prefill = segment->end;
+    bool prefills = segment && segment->begin == r->n_computed;
+    kvf__sched_move(s, r, prefills ? KVF__MOVE_PREFILL : KVF__MOVE_DECODE);
+    if (prefills) r->n_prefill = segment->end;
 }
 
 /* A segment's sums are by slot: it needs as many columns as its longest table will have slots. Sums that are by position need as
@@ -32,8 +30,7 @@ bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r) {
 
 void kvf__sched_release_paused(kvf_sched *s, kvf__req *r) {
     kvf__sched_release(s, r);
-    r->state = KVF__REQ_PAUSED_PREEMPTED;
-    s->n_paused_preempted++;
+    kvf__sched_move(s, r, KVF__MOVE_PREEMPT);
 }
 
 bool kvf__sched_preempt_paused(kvf_sched *s) {
@@ -49,22 +46,15 @@ bool kvf__sched_preempt_paused(kvf_sched *s) {
     return true;
 }
 
-static kvf_status find(kvf_sched *s, kvf_request name, kvf__req **out) {
-    if (!s) return KVF_E_INVALID;
-    *out = kvf__sched_find(s, name);
-    if (*out) return KVF_OK;
-    return kvf__fail(&s->error, KVF_E_NOT_FOUND, "request %llu: is not live: it was never given out, or has ended",
-                     (unsigned long long)name);
-}
-
 kvf_status kvf_sched_pause(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
-    kvf_status status = find(sched, request, &r);
+    kvf_status status = kvf__sched_live(sched, request, &r);
     if (status != KVF_OK) return status;
-    if (r->state != KVF__REQ_DECODE || r->n_computed + 1 < r->n_known || r->forks)
+    bool may = kvf__sched_next_state(r->state, KVF__MOVE_PAUSE) != KVF__REQ_NONE;
+    if (!may || r->n_computed + 1 < r->n_known || r->forks)
         return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: %s", (unsigned long long)request,
                          r->forks ? "is forked again and again" : "is not at the end of an answer");
-    r->state = KVF__REQ_PAUSED;
+    kvf__sched_move(sched, r, KVF__MOVE_PAUSE);
     return KVF_OK;
 }
 
@@ -95,7 +85,7 @@ static kvf_status check_extension(kvf_sched *s, const kvf__req *r, const kvf_sch
 kvf_status kvf_sched_extend(kvf_sched *sched, kvf_request request, const kvf_sched_segment *segments,
                             uint32_t n_segments, uint32_t max_new) {
     kvf__req *r;
-    kvf_status status = find(sched, request, &r);
+    kvf_status status = kvf__sched_live(sched, request, &r);
     if (status == KVF_OK && sched->planned && sched->n_items)
         status =
             kvf__fail(&sched->error, KVF_E_STATE, "a step is planned: extend between kvf_sched_done and the next plan");
@@ -113,8 +103,6 @@ kvf_status kvf_sched_extend(kvf_sched *sched, kvf_request request, const kvf_sch
         kvf__sched_go_on(sched, r);
         return KVF_OK;
     }
-    r->state = KVF__REQ_WAITING;
-    sched->n_paused_preempted--;
-    kvf__sched_insert(sched, &sched->queue, r);
+    kvf__sched_move(sched, r, KVF__MOVE_QUEUE);
     return KVF_OK;
 }

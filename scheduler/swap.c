@@ -12,9 +12,7 @@ bool kvf__sched_swap_out(kvf_sched *s, kvf__req *r) {
     if (!s->swaps || r->state != KVF__REQ_DECODE || r->n_computed == r->n_known || r->forks || !worth_it(s, r))
         return false;
     if (kvf_swap_out(s->config.manager, &r->seq, 1, &s->copies) != KVF_OK) return false;
-    kvf__sched_remove(s, &s->running, r);
-    kvf__sched_insert(s, &s->queue, r);
-    r->state = KVF__REQ_SWAPPED;
+    kvf__sched_move(s, r, KVF__MOVE_SWAP_OUT);
     return true;
 }
 
@@ -23,9 +21,7 @@ kvf_status kvf__sched_swap_in(kvf_sched *s, kvf__req *r) {
     uint32_t n_tokens = s->running.n ? s->block_size : 1;
     kvf_status status = kvf_swap_in(s->config.manager, &r->seq, 1, n_tokens, &s->copies);
     if (status != KVF_OK) return status;
-    kvf__sched_remove(s, &s->queue, r);
-    kvf__sched_insert(s, &s->running, r);
-    r->state = KVF__REQ_DECODE;
+    kvf__sched_move(s, r, KVF__MOVE_SWAP_IN);
     return KVF_OK;
 }
 
@@ -35,7 +31,7 @@ void kvf__sched_swap_forget(kvf_sched *s, kvf__req *r) {
     kvf__sched_give_sequence(s, r);
     r->n_computed = 0;
     r->again = true;
-    r->state = KVF__REQ_WAITING;
+    kvf__sched_move(s, r, KVF__MOVE_QUEUE);
 }
 
 bool kvf__sched_swap_forget_last(kvf_sched *s) {

@@ -190,7 +190,8 @@ KVF_API KVF_CHECK kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_
  *  @param sched a scheduler. @param step struct_size set by the caller; its arrays are valid until the next call. n_items 0 together with n_waiting 0
  *  means that there is nothing to do; n_items is never 0 while something could run.
  *  @own the scheduler's. @threads as the scheduler.
- *  @errors KVF_E_STATE (the last step was not ended with kvf_sched_done). @cost O(running * tables), no allocation. */
+ *  @errors KVF_E_STATE (the last step was not ended with kvf_sched_done), KVF_E_CORRUPT (a fault of the scheduler: destroy it).
+ *  @cost O(running * tables), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step);
 
 /** Tells the scheduler that the planned step has run: its tokens are computed.
@@ -208,7 +209,7 @@ KVF_API KVF_CHECK kvf_status kvf_sched_undo(kvf_sched *sched);
 /** How many requests there are now, without the paused ones.
  *  @param sched a scheduler, or NULL: 0 of each. @param n_running those that hold a sequence. @param n_waiting those in the queue
  *  (swapped ones too), and held samples. Each may be NULL. @own nothing. @threads as the scheduler.
- *  @errors none. @cost O(running requests). */
+ *  @errors none. @cost O(1). */
 KVF_API void kvf_sched_counts(const kvf_sched *sched, uint32_t *n_running, uint32_t *n_waiting);
 
 /** Tells the scheduler that one more token of a request is known (sampled).
