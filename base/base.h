@@ -44,6 +44,10 @@ static inline void kvf__element(void *array, size_t i, size_t bytes, const void 
 /* Bytes of the well-formed UTF-8 sequence at text (RFC 3629: no surrogates, no overlong forms); 0 if it is broken, n is 0, or n cuts it
  * off. In the last case *cut (may be NULL) is set to true. */
 size_t kvf__utf8_length(const char *text, size_t n, bool *cut);
+/* The offset of the first byte that is not UTF-8, n when all is. */
+size_t kvf__utf8_valid(const char *text, size_t n);
+/* Writes text to out (3 n bytes) with every invalid byte as U+FFFD. Returns the bytes written, or with out NULL the bytes needed. */
+size_t kvf__utf8_clean(const char *text, size_t n, char *out);
 
 /* Checked arithmetic: false if the result would wrap (out is then untouched). */
 static inline bool kvf__mul(size_t a, size_t b, size_t *out) {

@@ -1,4 +1,4 @@
-/* UTF-8: one character at a time. */
+/* UTF-8: a character; valid text from any bytes. */
 #include "base/base.h"
 
 size_t kvf__utf8_length(const char *text, size_t n, bool *cut) {
@@ -21,4 +21,25 @@ size_t kvf__utf8_length(const char *text, size_t n, bool *cut) {
         if (p[i] < (i == 1 ? low : 0x80) || p[i] > (i == 1 ? high : 0xbf)) return 0;
     }
     return length;
+}
+
+size_t kvf__utf8_valid(const char *text, size_t n) {
+    size_t i = 0;
+    while (i < n) {
+        size_t length = kvf__utf8_length(text + i, n - i, NULL);
+        if (!length) return i;
+        i += length;
+    }
+    return n;
+}
+
+size_t kvf__utf8_clean(const char *text, size_t n, char *out) {
+    size_t written = 0;
+    for (size_t i = 0; i < n;) {
+        size_t length = kvf__utf8_length(text + i, n - i, NULL), bytes = length ? length : 3;
+        if (out) memcpy(out + written, length ? text + i : "\xef\xbf\xbd", bytes);
+        written += bytes;
+        i += length ? length : 1;
+    }
+    return written;
 }

@@ -354,7 +354,4 @@ void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char
  * memory, else 0. */
 int kvf__live_text(kvf_engine *e, kvf__live *r, uint32_t token);
 
-/* text.c: converts bytes to valid UTF-8, every invalid byte to U+FFFD. Returns the bytes written, or with out NULL the bytes needed. */
-size_t kvf__utf8_clean(const char *in, size_t n, char *out);
-
 #endif

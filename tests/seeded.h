@@ -14,7 +14,12 @@
             cr_assert_fail("%s (seed %llu, step %u, %s)", #cond, (unsigned long long)(w)->seed, (w)->step, (w)->op); \
         }                                                                                                            \
     } while (0)
-#define STATUS(w, got, want) CHECK(w, (got) == (want), "%s, not %s\n", kvf_status_name(got), kvf_status_name(want))
+/* Evaluates each argument once. */
+#define STATUS(w, got, want)                                                                    \
+    do {                                                                                        \
+        kvf_status got_ = (got), want_ = (want);                                                \
+        CHECK(w, got_ == want_, "%s, not %s\n", kvf_status_name(got_), kvf_status_name(want_)); \
+    } while (0)
 
 static inline uint32_t seeded_next(uint64_t *rng, uint32_t n) { /* xorshift64*; in [0, n) */
     *rng ^= *rng << 13;

@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "engine/internal.h"
+#include "base/base.h"
 
 Test(text, text_is_always_utf8) {
     const struct {
@@ -23,5 +23,22 @@ Test(text, text_is_always_utf8) {
         size_t n = kvf__utf8_clean(cases[i].in, strlen(cases[i].in), NULL);
         cr_assert_eq(kvf__utf8_clean(cases[i].in, strlen(cases[i].in), out), n);
         cr_expect(n == strlen(cases[i].out) && !memcmp(out, cases[i].out, n), "case %zu", i);
+    }
+}
+
+Test(text, a_character_cut_off_is_told_from_a_broken_one) {
+    const struct {
+        const char *in;
+        size_t n, valid;
+        bool cut;
+    } cases[] = {{"a\xea\xb9\xb0", 4, 4, false}, {"a\xea\xb9\xb0", 3, 1, true}, {"a\xf0", 2, 1, true},
+                 {"\xea\xb9x", 3, 0, false},     {"\xed\xa0", 2, 0, false},     {"\xff", 1, 0, false},
+                 {"\xf0\x8f", 2, 0, false},      {"\xf4\x8f\xbf", 3, 0, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bool cut = false;
+        size_t valid = kvf__utf8_valid(cases[i].in, cases[i].n);
+        cr_expect(valid == cases[i].valid, "case %zu", i);
+        kvf__utf8_length(cases[i].in + valid, cases[i].n - valid, &cut);
+        cr_expect(cut == cases[i].cut, "case %zu", i);
     }
 }

@@ -85,7 +85,7 @@ static json_t *label_of(const kvf_tokenizer *tokenizer, uint32_t token) {
     piece p;
     json_t *label = NULL;
     piece_of(&p, tokenizer, token, 1);
-    bool is_text = kvf__cli_utf8_valid(p.text, p.n) == p.n && !memchr(p.text, 0, p.n);
+    bool is_text = kvf__utf8_valid(p.text, p.n) == p.n && !memchr(p.text, 0, p.n);
     if (!p.n || begins_with(&p, bytes_mark) || begins_with(&p, id_mark)) {
         label = id_label(token);
     } else if (is_text) {

@@ -27,7 +27,7 @@ static size_t stop_begin(const kvf__printer *p, bool whole) {
 static void print(kvf__printer *p, size_t n) {
     if (p->failed || !n) return;
     char *clean = malloc(n * 3);
-    size_t bytes = clean ? kvf__cli_utf8_clean(clean, p->held, n) : 0;
+    size_t bytes = clean ? kvf__utf8_clean(p->held, n, clean) : 0;
     errno = clean ? 0 : ENOMEM;
     if (!clean || fwrite(clean, 1, bytes, stdout) != bytes || fflush(stdout) != 0) {
         kvf__say("standard output: %s; the run stops here", strerror(errno));

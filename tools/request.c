@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "tools/broken.h"
 #include "tools/digest.h"
 #include "tools/fields.h"
@@ -399,7 +400,7 @@ static kvf_status check_keys(kvf__line *line, kvf_error *err) {
 }
 
 static kvf_status read_object(const char *text, size_t n_bytes, kvf__line *line, kvf_error *err) {
-    size_t valid = kvf__cli_utf8_valid(text, n_bytes);
+    size_t valid = kvf__utf8_valid(text, n_bytes);
     if (valid < n_bytes)
         return kvf__field_fail(err, KVF_E_FORMAT, "byte %zu (0x%02x) is not UTF-8; convert the file to UTF-8",
                                valid + 1, (unsigned char)text[valid]);
@@ -501,8 +502,8 @@ kvf_status kvf__line_from_prompt(const kvf__line_rules *rules, kvf__line *line, 
     json_t *prompt = json_string(cli->prompt);
     if (!prompt)
         return kvf__field_fail(err, KVF_E_INVALID, "byte %zu (0x%02x) is not UTF-8",
-                               kvf__cli_utf8_valid(cli->prompt, strlen(cli->prompt)) + 1,
-                               (unsigned char)cli->prompt[kvf__cli_utf8_valid(cli->prompt, strlen(cli->prompt))]);
+                               kvf__utf8_valid(cli->prompt, strlen(cli->prompt)) + 1,
+                               (unsigned char)cli->prompt[kvf__utf8_valid(cli->prompt, strlen(cli->prompt))]);
     json_object_set_new(line->root, "prompt", prompt);
     kvf_status st;
     if ((st = read_numbers(rules, line, err)) || (st = kvf__line_stop(rules, line, line->root, err)) ||

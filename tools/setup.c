@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/base.h"
 #include "tools/watch.h"
 
 #define DEFAULT_MODEL "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -248,10 +249,10 @@ uint32_t *kvf__encode(const kvf_tokenizer *tokenizer, const char *text, size_t n
 json_t *kvf__json_number(double value) { return isfinite(value) ? json_real(value) : json_null(); }
 
 json_t *kvf__json_text(const char *text, size_t n_bytes) {
-    if (kvf__cli_utf8_valid(text, n_bytes) == n_bytes) return json_stringn(text, n_bytes);
+    if (kvf__utf8_valid(text, n_bytes) == n_bytes) return json_stringn(text, n_bytes);
     char *clean = malloc(n_bytes * 3 + 1);
     if (!clean) return NULL;
-    json_t *json = json_stringn(clean, kvf__cli_utf8_clean(clean, text, n_bytes));
+    json_t *json = json_stringn(clean, kvf__utf8_clean(text, n_bytes, clean));
     free(clean);
     return json;
 }

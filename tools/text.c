@@ -1,4 +1,4 @@
-/* Messages, units and UTF-8 of the command. */
+/* Messages and units of the command. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/text.h"
 
@@ -125,27 +125,6 @@ kvf__short kvf__show_rate(uint64_t tokens, double seconds) {
     else
         snprintf(s.text, sizeof s.text, "-");
     return s;
-}
-
-size_t kvf__cli_utf8_valid(const char *text, size_t n) {
-    size_t i = 0;
-    while (i < n) {
-        size_t length = kvf__utf8_length(text + i, n - i, NULL);
-        if (!length) return i;
-        i += length;
-    }
-    return n;
-}
-
-size_t kvf__cli_utf8_clean(char *out, const char *text, size_t n) {
-    size_t written = 0;
-    for (size_t i = 0; i < n;) {
-        size_t length = kvf__utf8_length(text + i, n - i, NULL);
-        memcpy(out + written, length ? text + i : "\xef\xbf\xbd", length ? length : 3);
-        written += length ? length : 3;
-        i += length ? length : 1;
-    }
-    return written;
 }
 
 void kvf__fit(char *out, size_t capacity, const char *text, int columns) {

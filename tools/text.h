@@ -1,4 +1,4 @@
-/* tools/text.h: text for people: messages, escaped values, units; UTF-8. */
+/* tools/text.h: text for people: messages, escaped values, units. */
 #ifndef KVF_TOOLS_TEXT_H
 #define KVF_TOOLS_TEXT_H
 
@@ -29,12 +29,6 @@ kvf__short kvf__show_bytes(uint64_t bytes);
 kvf__short kvf__show_count(uint64_t n);
 kvf__short kvf__show_seconds(double seconds);
 kvf__short kvf__show_rate(uint64_t tokens, double seconds);
-
-/* The offset of the first byte that is not UTF-8, n when all is. */
-size_t kvf__cli_utf8_valid(const char *text, size_t n);
-
-/* Text with every broken byte as U+FFFD; out holds 3 n bytes. Returns the bytes written. */
-size_t kvf__cli_utf8_clean(char *out, const char *text, size_t n);
 
 /* Columns of the terminal at a descriptor, now; 0 where it is none. */
 int kvf__terminal_columns(int fd);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "tools/eval/eval.h"
 #include "tools/fields.h"
 #include "tools/report.h"
@@ -67,7 +68,7 @@ static uint32_t *read_tokens(const kvf__cli *cli, const kvf_tokenizer *tokenizer
     char *text = kvf__read_file(cli->ids ? cli->ids : one_text(cli), option, &n_bytes);
     if (!text) return NULL;
     uint32_t *ids = NULL;
-    size_t valid = kvf__cli_utf8_valid(text, n_bytes);
+    size_t valid = kvf__utf8_valid(text, n_bytes);
     kvf_error err = {""};
     if (valid < n_bytes) {
         kvf__say("--%s %s: byte %zu (0x%02x) is not UTF-8", option,

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "tools/digest.h"
 #include "tools/eval/eval.h"
 
@@ -53,7 +54,7 @@ static bool read_text(const kvf__eval_inputs *in, const char *argument, kvf__eva
     size_t n_bytes;
     char *text = kvf__read_file(path, "text", &n_bytes);
     if (!text) return false;
-    size_t valid = kvf__cli_utf8_valid(text, n_bytes);
+    size_t valid = kvf__utf8_valid(text, n_bytes);
     kvf_error err = {""};
     if (valid < n_bytes)
         kvf__say("--text %s: byte %zu (0x%02x) is not UTF-8", kvf__shown(path).text, valid + 1,
