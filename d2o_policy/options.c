@@ -18,7 +18,7 @@ typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE 
     X(budget_bytes, budget_bytes, BYTES, 0, 0, "bytes, as 0 or 64MiB",                                                \
       "Bytes of K and V that a sequence keeps over all layers, in place of rho; 0 means rho.")                        \
     X(min_tokens, min_tokens, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]",                                           \
-      "Smallest budget of a layer; no effect with redistribute 0.")                                                   \
+      "Smallest budget, on average over the layers: one layer may get less; no effect with redistribute 0.")          \
     X(metric, metric, CHOICE, 0, 0, "head_minmax|raw|layer_minmax|mass|entropy",                                      \
       "How a layer's density follows from its column sums: their variance, scaled over its heads (head_minmax), "     \
       "over the layers (layer_minmax) or not at all (raw; one-hot on long prompts), or a number of tokens "           \
