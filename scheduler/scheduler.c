@@ -139,11 +139,12 @@ static kvf_status check_request(kvf_sched *s, const kvf_sched_request *given) {
     if (given->forks && given->n_samples > s->config.max_running)
         return kvf__fail(&s->error, KVF_E_INVALID, "n_samples %u: must be at most max_running %u, with forks",
                          given->n_samples, s->config.max_running);
-    uint32_t n_waiting = s->queue.n + s->n_in[KVF__REQ_HELD] - s->n_reserved;
+    uint32_t n_waiting = s->queue.n + s->n_in[KVF__REQ_HELD] - s->n_reserved + s->n_in[KVF__REQ_PAUSED_PREEMPTED];
     if (n_waiting >= s->config.max_waiting)
-        return kvf__fail(&s->error, KVF_E_LIMIT,
-                         "max_waiting %u: so many requests wait: run steps before more is submitted",
-                         s->config.max_waiting);
+        return kvf__fail(
+            &s->error, KVF_E_LIMIT,
+            "max_waiting %u: so many requests wait or are paused without blocks: run steps, or finish some",
+            s->config.max_waiting);
     if (given->n_samples > s->config.max_waiting - n_waiting)
         return kvf__fail(&s->error, KVF_E_LIMIT,
                          "n_samples %u: max_waiting is %u and %u wait: run steps, or ask for fewer", given->n_samples,

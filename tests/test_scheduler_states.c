@@ -127,3 +127,29 @@ Test(scheduler_states, calls_in_a_wrong_state_change_nothing) {
     rig_abort(g, r);
     rig_destroy(g);
 }
+
+/* A paused request that has given up its blocks keeps its slot: without a count of it there would be more requests than slots. */
+Test(scheduler_states, preempted_paused_requests_count_as_waiting) {
+    kvf_sched_config sc = rig_config(8);
+    sc.max_running = sc.max_waiting = 1;
+    rig *g = rig_create(rig_pool(1, 1, 8), sc);
+    rig_request *r = rig_submit(g, 0, 4, 4, rig_options("full", NULL));
+    kvf_step step = {.struct_size = sizeof step};
+    OK(kvf_sched_plan(g->sched, &step));
+    OK(kvf_sched_done(g->sched));
+    OK(kvf_sched_prompt_done(g->sched, r->name));
+    OK(kvf_sched_pause(g->sched, r->name));
+    rig_request *next = rig_submit(g, 1, 4, 4, rig_options("full", NULL));
+    OK(kvf_sched_plan(g->sched, &step));
+    OK(kvf_sched_done(g->sched));
+    cr_assert(step.n_preempted == 1 && kvf__sched_find(g->sched, r->name)->state == KVF__REQ_PAUSED_PREEMPTED);
+    const kvf_policy_options options = rig_options("full", NULL);
+    const kvf_sched_request third = {.struct_size = sizeof third, .n_prompt = 4, .max_new = 4, .options = &options};
+    kvf_request name = 0;
+    cr_assert(kvf_sched_submit(g->sched, &third, &name) == KVF_E_LIMIT, "a third of two slots");
+    rig_abort(g, r);
+    OK(kvf_sched_submit(g->sched, &third, &name));
+    OK(kvf_sched_finish(g->sched, name));
+    rig_abort(g, next);
+    rig_destroy(g);
+}

@@ -72,7 +72,7 @@ typedef struct kvf_sched_config {
     kvf_manager *manager;        /* only the scheduler may create, grow and free its sequences */
     kvf_policy_state *policies;  /* with the manager's max_seqs */
     uint32_t max_running;        /* most sequences in a step; 0: the manager's max_seqs */
-    uint32_t max_waiting;        /* most requests in the queue; 0: 65536 */
+    uint32_t max_waiting;        /* most requests in the queue, or paused without blocks; 0: 65536 */
     uint32_t max_batch_tokens;   /* most tokens of a step, at least chunk + max_running; 0: chunk + max_running */
     uint32_t chunk;              /* prefill chunks end on multiples of it; a multiple of block_size; 0: 512 */
     uint32_t max_prefill_tokens; /* accumulator columns: most prompt tokens at once that need sums; 0: max_slots */
