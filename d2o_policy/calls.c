@@ -3,6 +3,13 @@
 
 static kvf_policy_ops ops_of(const kvf__policy_seq *s) { return kvf__policy_ops_resolve(s->options.ops); }
 
+/* The caller's batch, checked against the state. */
+static kvf_status begin(const kvf_policy_state *state, const kvf_policy_batch *given, kvf__batch *to, const char *what,
+                        kvf_error *err) {
+    kvf_status st = kvf__batch_read(to, given, what, err);
+    return st ? st : kvf__view_check(state, &to->b, what, err);
+}
+
 uint32_t kvf_policy_flags(const kvf_policy_options *options) {
     kvf_policy_options copy;
     const kvf_policy_options *o = kvf__options_of(options, &copy);
@@ -32,21 +39,18 @@ static kvf_status observe_rows(kvf_policy_state *state, kvf_stream *stream, cons
     return st;
 }
 
-kvf_status kvf_policy_observe(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
+kvf_status kvf_policy_observe(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *given,
                               kvf_error *err) {
-    kvf_status st = kvf__view_check(state, batch, "observe", err);
+    kvf__batch copy;
+    kvf_status st = begin(state, given, &copy, "observe", err);
     if (st) return st;
+    const kvf_policy_batch *batch = &copy.b;
     const kvf_view *v = batch->view;
     if (batch->layer >= v->n_layers || batch->row_begin > batch->row_end || batch->row_end > v->n_seqs)
         return kvf__fail(err, KVF_E_INVALID, "observe: layer %u, rows [%u, %u): the view has %u layers and %u rows",
                          batch->layer, batch->row_begin, batch->row_end, v->n_layers, v->n_seqs);
     kvf_policy_batch b = *batch;
-    kvf_mass mass;
-    if (b.mass) { /* the policy says which rows it observes */
-        mass = *b.mass;
-        mass.row_wanted = NULL;
-        b.mass = &mass;
-    }
+    copy.mass.row_wanted = NULL; /* the policy says which rows it observes */
     for (uint32_t row = batch->row_begin; row < batch->row_end; row = b.row_end) {
         b.row_begin = row;
         b.row_end = row + 1;
@@ -61,10 +65,12 @@ kvf_status kvf_policy_observe(kvf_policy_state *state, kvf_stream *stream, const
     return KVF_OK;
 }
 
-kvf_status kvf_policy_metric(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
+kvf_status kvf_policy_metric(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *given, uint32_t row,
                              uint32_t n_tokens, double *values, kvf_error *err) {
-    kvf_status st = kvf__view_check(state, batch, "metric", err);
+    kvf__batch copy;
+    kvf_status st = begin(state, given, &copy, "metric", err);
     if (st) return st;
+    const kvf_policy_batch *batch = &copy.b;
     if (row >= batch->view->n_seqs || !values)
         return kvf__fail(err, KVF_E_INVALID, "metric: row %u of %u; values must be set", row, batch->view->n_seqs);
     const kvf__policy_seq *s = kvf__policy_seq_get(state, batch->view->seq_index[row]);
@@ -86,10 +92,11 @@ kvf_status kvf_policy_budget(kvf_policy_state *state, uint32_t seq, const double
 }
 
 /* The functions for a batch's events, which all have one policy. Library's own ones check the batch. */
-static kvf_status ops_of_batch(const kvf_policy_state *state, const kvf_policy_batch *b, const kvf_plan *plan,
-                               const char *what, kvf_policy_ops *ops, kvf_error *err) {
-    kvf_status st = kvf__view_check(state, b, what, err);
+static kvf_status ops_of_batch(const kvf_policy_state *state, const kvf_policy_batch *given, const kvf_plan *plan,
+                               const char *what, kvf__batch *copy, kvf_policy_ops *ops, kvf_error *err) {
+    kvf_status st = begin(state, given, copy, what, err);
     if (st) return st;
+    const kvf_policy_batch *b = &copy->b;
     if (!plan || !b->events || !b->n_events || b->events[0].row >= b->view->n_seqs)
         return kvf__fail(err, KVF_E_INVALID, "%s: a plan and at least one event of a row of the view must be given",
                          what);
@@ -113,20 +120,23 @@ static kvf_status ops_of_batch(const kvf_policy_state *state, const kvf_policy_b
 kvf_status kvf_policy_match(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_plan *plan,
                             kvf_error *err) {
     kvf_policy_ops ops = {0};
-    kvf_status st = ops_of_batch(state, batch, plan, "match", &ops, err);
-    return st ? st : ops.match(state, stream, batch, plan, err);
+    kvf__batch copy;
+    kvf_status st = ops_of_batch(state, batch, plan, "match", &copy, &ops, err);
+    return st ? st : ops.match(state, stream, &copy.b, plan, err);
 }
 
 kvf_status kvf_policy_gate(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, kvf_plan *plan,
                            kvf_error *err) {
     kvf_policy_ops ops = {0};
-    kvf_status st = ops_of_batch(state, batch, plan, "gate", &ops, err);
-    return st ? st : ops.gate(state, stream, batch, plan, err);
+    kvf__batch copy;
+    kvf_status st = ops_of_batch(state, batch, plan, "gate", &copy, &ops, err);
+    return st ? st : ops.gate(state, stream, &copy.b, plan, err);
 }
 
 kvf_status kvf_policy_apply(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
                             const kvf_plan *plan, kvf_error *err) {
     kvf_policy_ops ops = {0};
-    kvf_status st = ops_of_batch(state, batch, plan, "apply", &ops, err);
-    return st ? st : ops.apply(state, stream, batch, plan, err);
+    kvf__batch copy;
+    kvf_status st = ops_of_batch(state, batch, plan, "apply", &copy, &ops, err);
+    return st ? st : ops.apply(state, stream, &copy.b, plan, err);
 }

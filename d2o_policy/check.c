@@ -1,12 +1,32 @@
 /* The checks at the begin of every call of the vtable. The loops behind them cannot fail. */
 #include "d2o_policy/pages.h"
 
+kvf_status kvf__batch_read(kvf__batch *to, const kvf_policy_batch *given, const char *what, kvf_error *err) {
+    kvf_status st = kvf__config_read(&to->b, sizeof to->b, given, "kvf_policy_batch", err);
+    if (st) return st;
+    kvf_policy_batch *b = &to->b;
+    if (!b->view) return kvf__fail(err, KVF_E_INVALID, "%s: state, batch and view must be set", what);
+    st = kvf__config_read(&to->view, sizeof to->view, b->view, "kvf_view", err);
+    if (!st && b->pages) st = kvf__config_read(&to->pages, sizeof to->pages, b->pages, "kvf_pages", err);
+    if (!st && b->scores) st = kvf__config_read(&to->scores, sizeof to->scores, b->scores, "kvf_score_pages", err);
+    if (!st && b->mass) st = kvf__config_read(&to->mass, sizeof to->mass, b->mass, "kvf_mass", err);
+    if (st) return st;
+    b->view = &to->view;
+    if (b->pages) b->pages = &to->pages;
+    if (b->scores) b->scores = &to->scores;
+    if (b->mass) b->mass = &to->mass;
+    return KVF_OK;
+}
+
 kvf_status kvf__view_check(const kvf_policy_state *state, const kvf_policy_batch *batch, const char *what,
                            kvf_error *err) {
     if (!state || !batch || !batch->view)
         return kvf__fail(err, KVF_E_INVALID, "%s: state, batch and view must be set", what);
     const kvf_policy_state_config *c = &state->config;
     const kvf_view *v = batch->view;
+    if (v->n_seqs && (!v->rows || !v->row_offset || !v->n_slots || !v->next_pos || !v->seq_index))
+        return kvf__fail(err, KVF_E_INVALID, "%s: view: rows, row_offset, n_slots, next_pos and seq_index must be set",
+                         what);
     if (v->n_layers != c->n_layers || v->block_size != c->block_size || v->heads_per_group == 0 ||
         (uint64_t)v->n_groups * v->heads_per_group != c->n_kv_heads)
         return kvf__fail(

@@ -72,10 +72,13 @@ static uint32_t due_layers(kvf_policy_state *state, const kvf_view *v, uint32_t 
     return n_due;
 }
 
-kvf_status kvf_policy_due(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
+kvf_status kvf_policy_due(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *given, uint32_t row,
                           kvf_moment moment, uint32_t *keep, uint32_t *n_due, kvf_error *err) {
-    kvf_status st = kvf__view_check(state, batch, "due", err);
+    kvf__batch copy;
+    kvf_status st = kvf__batch_read(&copy, given, "due", err);
+    if (!st) st = kvf__view_check(state, &copy.b, "due", err);
     if (st) return st;
+    const kvf_policy_batch *batch = &copy.b;
     const kvf_view *v = batch->view;
     if (row >= v->n_seqs || !keep || !n_due)
         return kvf__fail(err, KVF_E_INVALID, "due: row %u of %u; keep and n_due must be set", row, v->n_seqs);

@@ -360,7 +360,7 @@ static kvf_status run_row(kvf_events *x, uint32_t row) {
 static kvf_status check_rows(const kvf_events *x, kvf_error *err) {
     const kvf_moment_rows *r = x->rows;
     const kvf_view *v = r->view;
-    if (!v || !r->seqs) return kvf__fail(err, KVF_E_INVALID, "kvf_moment_rows: %s is NULL", v ? "seqs" : "view");
+    if (!r->seqs) return kvf__fail(err, KVF_E_INVALID, "kvf_moment_rows: seqs is NULL");
     if (v->n_layers != x->n_layers || v->n_groups != x->n_groups)
         return kvf__fail(err, KVF_E_INVALID, "view: %u layers of %u groups: the manager has %u of %u", v->n_layers,
                          v->n_groups, x->n_layers, x->n_groups);
@@ -386,6 +386,12 @@ kvf_status kvf_events_run(kvf_events *events, const kvf_moment_rows *rows, kvf_e
     kvf_status st = kvf__config_read(&r, sizeof r, rows, "kvf_moment_rows", err);
     if (st) return st;
     kvf_events *x = events;
+    kvf__batch copy;
+    const kvf_policy_batch given = {.struct_size = sizeof given, .view = r.view, .pages = r.pages, .scores = r.scores};
+    if ((st = kvf__batch_read(&copy, &given, "kvf_moment_rows", err))) return st;
+    r.view = copy.b.view;
+    r.pages = copy.b.pages;
+    r.scores = copy.b.scores;
     x->rows = &r;
     x->err = err ? err : &own;
     x->n_events = 0;

@@ -108,6 +108,16 @@ typedef struct kvf__call {
     size_t thread_bytes;
 } kvf__call;
 
+/* A caller's batch and what it points to, in this version's form. */
+typedef struct kvf__batch {
+    kvf_policy_batch b; /* its pointers are to the copies below, where the caller's were set */
+    kvf_view view;
+    kvf_pages pages;
+    kvf_score_pages scores;
+    kvf_mass mass;
+} kvf__batch;
+kvf_status kvf__batch_read(kvf__batch *to, const kvf_policy_batch *given, const char *what, kvf_error *err);
+
 kvf_status kvf__batch_check(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
                             const char *what, kvf__call *call, kvf_error *err);
 /* Checks that the plan belongs to this batch. */

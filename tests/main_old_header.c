@@ -1,6 +1,7 @@
 /* main_old_header.c: a program compiled against shorter structs (old_header.h), linked with today's library. The bytes
  * beside each struct stay as they are, and the calls do what they did. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/old_header.h"
@@ -97,6 +98,28 @@ static void try_options(void) {
     GUARD_HOLDS("r8 kvf_policy_option_set", o);
 }
 
+/* Inputs that end early are read no farther: in the heap, where a sanitizer sees it. */
+static void try_batch(kvf_manager *m, kvf_seq seq) {
+    GUARDED(kvf_policy_options, o, 1);
+    kvf_policy_state_config c = {sizeof c, LAYERS, 2, 2, 0, 0, 8, BS, 256, 8192};
+    kvf_policy_state *state = NULL;
+    double values[LAYERS * 2];
+    whole_view *whole = calloc(1, sizeof *whole);
+    kvf_view *view = calloc(1, sizeof *view);
+    kvf_policy_batch *b = calloc(1, sizeof *b);
+    MUST("r8 kvf_policy_options_init", kvf_policy_options_init(o.of, sizeof *o.of, "h2o", NULL, NULL) == 0);
+    MUST("r8 kvf_policy_state_create", kvf_policy_state_create(&c, &state, NULL) == 0);
+    MUST("r8 kvf_policy_open", kvf_policy_open(state, 0, o.of, NULL) == 0);
+    whole->old.struct_size = sizeof *whole, view->struct_size = sizeof *view, b->struct_size = sizeof *b;
+    MUST("r8 kvf_view_fill", kvf_view_fill(m, 0, &seq, 1, &whole->old) == 0 && kvf_view_fill(m, 0, &seq, 1, view) == 0);
+    b->view = whole;
+    MUST("r8 a shorter batch", kvf_policy_metric(state, NULL, b, 0, TOKENS, values, NULL) == 0);
+    b->view = view;
+    MUST("r8 a view without positions", kvf_policy_metric(state, NULL, b, 0, TOKENS, values, NULL) != 0);
+    kvf_policy_state_destroy(state);
+    free(whole), free(view), free(b);
+}
+
 int main(void) {
     kvf_manager *m = make_manager();
     kvf_seq seq = 0;
@@ -106,6 +129,7 @@ int main(void) {
     try_tables(m, seq);
     try_prefix(m, seq);
     try_options();
+    try_batch(m, seq);
     kvf_manager_destroy(m);
     unsigned major = 0, minor = 0, patch = 0;
     MUST("version", sscanf(kvf_version(), "%u.%u.%u", &major, &minor, &patch) == 3 &&

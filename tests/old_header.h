@@ -92,6 +92,24 @@ typedef struct kvf_policy_options { /* before all options */
     const void *ops;
 } kvf_policy_options;
 
+typedef struct kvf_policy_state kvf_policy_state;
+typedef struct kvf_policy_state_config { /* before the allocator and n_groups */
+    size_t struct_size;
+    uint32_t n_layers, n_kv_heads, n_q_heads, n_q_heads_total, q_head_begin, head_dim, block_size, max_seqs, max_slots;
+} kvf_policy_state_config;
+
+typedef struct kvf_policy_batch { /* before the sums of prompts */
+    size_t struct_size;
+    const void *view, *pages, *scores;
+    uint32_t layer, row_begin, row_end;
+    const void *mass;
+} kvf_policy_batch;
+
+typedef struct whole_view { /* kvf_view as it is today */
+    kvf_view old;
+    const uint32_t *next_pos, *seq_index;
+} whole_view;
+
 const char *kvf_version(void);
 uint32_t kvf_version_number(void);
 void kvf_manager_config_init(kvf_manager_config *config, size_t struct_size);
@@ -116,5 +134,10 @@ int kvf_policy_option_set(kvf_policy_options *options, const char *name, const c
 int kvf_policy_options_check(const kvf_policy_options *options, uint32_t n_layers, uint32_t block_size, void *err);
 int kvf_policy_evicts(const kvf_policy_options *options);
 uint32_t kvf_policy_needs(const kvf_policy_options *options);
+int kvf_policy_state_create(const kvf_policy_state_config *config, kvf_policy_state **out, void *err);
+void kvf_policy_state_destroy(kvf_policy_state *state);
+int kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_policy_options *options, void *err);
+int kvf_policy_metric(kvf_policy_state *state, void *stream, const kvf_policy_batch *batch, uint32_t row,
+                      uint32_t n_tokens, double *values, void *err);
 
 #endif

@@ -10,6 +10,7 @@
  *         return kvf_runner_create_null(&null, runner, err); // then kvf_engine_config.runner = runner
  *     }
  *
+ * A runner serves one engine at a time.
  * Runners here: the CPU's, over a kvf_model (the engine makes it from kvf_engine_config.model), and the null runner, which computes
  * nothing and has a clock of its own. examples/own_runner.c has one of a program's own.
  */
