@@ -1,6 +1,6 @@
 /* One layer of a view as CSR arrays (compressed rows), as other attention kernels take them. */
 #include "base/base.h"
-#include "kvfold/attention.h"
+#include "base/page_index.h"
 
 static kvf_status check(const kvf_view *v, const kvf_pages *p, uint32_t layer, uint32_t group, const kvf_csr *csr,
                         kvf_error *err) {
@@ -23,12 +23,18 @@ static kvf_status check(const kvf_view *v, const kvf_pages *p, uint32_t layer, u
 
 kvf_status kvf_view_csr(const kvf_view *view, const kvf_pages *pages, uint32_t layer, uint32_t group, kvf_csr *csr,
                         kvf_error *err) {
-    kvf_status s = check(view, pages, layer, group, csr, err);
+    kvf_view v = {0};
+    kvf_pages p = {0};
+    kvf_status s = KVF_OK;
+    if (view) s = kvf__config_read(&v, sizeof v, view, "kvf_view", err);
+    if (!s && pages) s = kvf__config_read(&p, sizeof p, pages, "kvf_pages", err);
+    if (!s) s = check(view ? &v : NULL, pages ? &p : NULL, layer, group, csr, err);
     if (s) return s;
+    view = &v;
     uint32_t bs = view->block_size;
     uint64_t n = 0;
     for (uint32_t i = 0; i < view->n_seqs; i++)
-        n += kvf__ceil_div(view->n_slots[((size_t)i * view->n_layers + layer) * view->n_groups + group], bs);
+        n += kvf__ceil_div(view->n_slots[kvf__view_table(view, i, layer, group)], bs);
     if (n > INT32_MAX) return kvf__fail(err, KVF_E_OVERFLOW, "kvf_view_csr: %llu blocks", (unsigned long long)n);
     csr->n_indices = (uint32_t)n;
     if (n > csr->capacity)
@@ -36,7 +42,7 @@ kvf_status kvf_view_csr(const kvf_view *view, const kvf_pages *pages, uint32_t l
     int32_t at = 0;
     csr->indptr[0] = 0;
     for (uint32_t i = 0; i < view->n_seqs; i++) {
-        size_t t = ((size_t)i * view->n_layers + layer) * view->n_groups + group;
+        uint64_t t = kvf__view_table(view, i, layer, group);
         const uint32_t *row = view->rows + view->row_offset[t];
         uint32_t n_slots = view->n_slots[t], n_blocks = kvf__ceil_div(n_slots, bs);
         for (uint32_t b = 0; b < n_blocks; b++) csr->indices[at++] = (int32_t)row[b];

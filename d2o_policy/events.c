@@ -116,7 +116,7 @@ static kvf_policy_batch batch_of(const kvf_events *x) {
 /* Slots of an event's tables, which all have equally many; and the number of KV heads. */
 static uint32_t event_slots(const kvf_events *x, const kvf_event *e) {
     uint32_t group = e->n_groups ? e->group_begin : 0;
-    return x->rows->view->n_slots[((size_t)e->row * x->n_layers + e->layer) * x->n_groups + group];
+    return x->rows->view->n_slots[kvf__view_table(x->rows->view, e->row, e->layer, group)];
 }
 static uint32_t event_heads(const kvf_events *x, const kvf_event *e) {
     return (e->n_groups ? e->n_groups : x->n_groups) * x->heads_per_group;
@@ -159,7 +159,7 @@ static kvf_status make_room(kvf_events *x) {
 /* Adds an event of some head groups to its layer's compaction item. Groups without an event so far keep their slots. */
 static void list_group(kvf_events *x, const kvf_event *e, bool new_item, uint32_t item) {
     uint32_t *keep = x->group_keep + (size_t)item * x->n_groups;
-    const uint32_t *slots = x->rows->view->n_slots + ((size_t)e->row * x->n_layers + e->layer) * x->n_groups;
+    const uint32_t *slots = x->rows->view->n_slots + kvf__view_table(x->rows->view, e->row, e->layer, 0);
     if (new_item) memcpy(keep, slots, x->n_groups * sizeof *keep);
     for (uint32_t g = 0; g < e->n_groups; g++) keep[e->group_begin + g] = e->n_keep;
     x->items[item].n_keep_group = keep;

@@ -36,8 +36,8 @@ static kvf_status begin(void *ctx, const kvf_runner_limits *limits, kvf_runner_b
     b->prompt_logprobs = b->squares + prompts, b->row = b->prompt_logprobs + limits->max_prompt_tokens;
     b->logits = b->row + row;
     t->x = b->logits + logits, t->qkv = t->x + n * WIDTH, t->out = t->qkv + n * 3 * WIDTH;
-    b->struct_size = sizeof *b;
-    *buffers = *b;
+    b->struct_size = buffers->struct_size;
+    memcpy(buffers, b, b->struct_size < sizeof *b ? b->struct_size : sizeof *b);
     return KVF_OK;
 }
 

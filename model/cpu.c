@@ -1,4 +1,5 @@
 /* The operations of a forward pass on the CPU: rows in parallel, products by gemm.c, attention of the library. */
+#include "base/page_index.h"
 #include "model/forward.h"
 #include "model/gemm.h"
 
@@ -116,7 +117,7 @@ static size_t copy_sums(const kvf__pass *p, uint32_t layer, float *kept, bool ba
     const uint32_t n_heads[] = {p->m->info.n_q_heads, p->m->info.n_q_heads, p->m->info.n_kv_heads};
     size_t n = 0;
     for (uint32_t i = p->f.n_decode; i < p->view.n_seqs; i++) {
-        const uint32_t *slots = p->view.n_slots + ((size_t)i * p->view.n_layers + layer) * p->view.n_groups;
+        const uint32_t *slots = p->view.n_slots + kvf__view_table(&p->view, i, layer, 0);
         uint32_t n_columns = 0;
         for (uint32_t g = 0; g < p->view.n_groups; g++) n_columns = KVF__MAX(n_columns, slots[g]);
         for (size_t kind = 0; kind < 3; kind++) {

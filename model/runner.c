@@ -257,7 +257,8 @@ kvf_status kvf_runner_create_null(const kvf_runner_null_config *config, kvf_runn
 }
 
 void kvf_runner_null_wait(const kvf_runner *runner, double seconds) {
-    if (!runner || runner->destroy != null_destroy) return;
-    null_runner *n = runner->ctx;
+    kvf_runner r;
+    if (kvf__config_read(&r, sizeof r, runner, "kvf_runner", NULL) || r.destroy != null_destroy) return;
+    null_runner *n = r.ctx;
     if (seconds > n->now) n->now = seconds;
 }
