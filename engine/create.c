@@ -151,7 +151,8 @@ static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
     p->n_blocks = (uint32_t)KVF__MIN(n_blocks, (uint64_t)1 << 31);
     if (c->host_bytes) p->n_blocks = KVF__MIN(p->n_blocks, UINT32_C(0x7fffffff));
     if (!e->runner.device)
-        e->scores.n_pages = p->n_blocks, e->scores.n_arrays = c->n_score_arrays;
+        e->scores = (kvf_score_pages){sizeof e->scores,   NULL,         p->n_blocks, c->n_score_arrays,
+                                      c->heads_per_group, c->block_size};
     else if (!take_pages(e, KVF_MEMORY_DEVICE, p, &e->scores))
         return no_pages(e, "KV", c->kv_bytes, "kv_bytes", err);
     e->stats.block_bytes = block_bytes;

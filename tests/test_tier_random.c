@@ -315,7 +315,7 @@ static void op_in(world *w) {
     w->op = "swap in";
     int which[SEQS], l = (int)rnd(w, 2);
     kvf_seq seqs[SEQS];
-    uint32_t n = choose(w, 1, which, seqs), n_tokens = rnd(w, 4), from = w->lists[l].n, blocks[2], pages, n_copies;
+    uint32_t n = choose(w, 1, which, seqs), n_tokens = rnd(w, 4), from = w->lists[l].n, blocks[2], pages, n_copies = 0;
     kvf_status want = KVF_OK;
     for (uint32_t i = 0; i < n; i++)
         if (!w->s[which[i]].swapped) want = KVF_E_STATE;
