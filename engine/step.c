@@ -534,7 +534,7 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     preempted_and_ended(e, &step);
     if ((st = kvf__engine_copies(e, &step.copies, err))) return st;
     if (!step.n_items) return (st = kvf_sched_done(e->sched)) == KVF_E_STATE ? KVF_OK : st;
-    uint32_t n_out;
+    uint32_t n_out = 0;
     if ((st = lay_out(e, &step, &n_out, err))) return st;
     if ((st = kvf_view_fill(e->manager, 0, e->seqs, step.n_items, &e->view)))
         return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
