@@ -55,7 +55,7 @@ static void set(kvf_policy_options *o, const char *name, const char *value) {
 }
 
 /* The budget changes, before and after the prompt: what is previewed comes, what is refused changes nothing. */
-static void change(kvf_policy_state *state, const kvf_policy_options *o, const head *h) {
+static void change(kvf_policy_state *state, const head *h) {
     kvf_error err = {""};
     kvf_layer_size *sizes = calloc(h->n_layers, sizeof *sizes);
     double *variance = calloc((size_t)h->n_layers * h->n_groups, sizeof *variance);
@@ -95,7 +95,7 @@ static void open_sequence(const kvf_policy_options *o, const head *h) {
     FUZZ_MUST(st == KVF_OK, err.text);
     st = kvf_policy_open(state, 0, o, &err);
     FUZZ_MUST(st == KVF_OK || err.text[0], kvf_status_name(st));
-    if (st == KVF_OK) change(state, o, h);
+    if (st == KVF_OK) change(state, h);
     kvf_policy_state_destroy(state);
 }
 
