@@ -46,9 +46,16 @@ bool kvf__sched_preempt_paused(kvf_sched *s) {
     return true;
 }
 
+/* A request of a planned step goes on when that step is done: it can neither be paused nor get a segment before. */
+static kvf_status check_between_steps(kvf_sched *s, const char *verb) {
+    if (!s->planned || !s->n_items) return KVF_OK;
+    return kvf__fail(&s->error, KVF_E_STATE, "a step is planned: %s between kvf_sched_done and the next plan", verb);
+}
+
 kvf_status kvf_sched_pause(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
     kvf_status status = kvf__sched_live(sched, request, &r);
+    if (status == KVF_OK) status = check_between_steps(sched, "pause");
     if (status != KVF_OK) return status;
     bool may = kvf__sched_next_state(r->state, KVF__MOVE_PAUSE) != KVF__REQ_NONE;
     if (!may || r->n_computed + 1 < r->n_known || r->forks)
@@ -86,9 +93,7 @@ kvf_status kvf_sched_extend(kvf_sched *sched, kvf_request request, const kvf_sch
                             uint32_t n_segments, uint32_t max_new) {
     kvf__req *r;
     kvf_status status = kvf__sched_live(sched, request, &r);
-    if (status == KVF_OK && sched->planned && sched->n_items)
-        status =
-            kvf__fail(&sched->error, KVF_E_STATE, "a step is planned: extend between kvf_sched_done and the next plan");
+    if (status == KVF_OK) status = check_between_steps(sched, "extend");
     if (status == KVF_OK) status = check_extension(sched, r, segments, n_segments, max_new);
     if (status != KVF_OK) return status;
     r->segments = segments;

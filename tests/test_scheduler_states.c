@@ -118,6 +118,11 @@ Test(scheduler_states, calls_in_a_wrong_state_change_nothing) {
     OK(kvf_sched_prompt_done(g->sched, r->name));
     cr_assert(q->state == KVF__REQ_DECODE);
     refused(g, r, true, false);
+    OK(kvf_sched_token(g->sched, r->name, NULL));
+    OK(kvf_sched_plan(g->sched, &step)); /* its next step: the pause would be lost when that is done */
+    cr_assert(step.n_items == 1);
+    refused(g, r, false, false);
+    OK(kvf_sched_done(g->sched));
     OK(kvf_sched_pause(g->sched, r->name));
     cr_assert(kvf_sched_pause(g->sched, r->name) == KVF_E_STATE && q->state == KVF__REQ_PAUSED);
     cr_assert(kvf_sched_prompt_done(g->sched, r->name) == KVF_E_STATE);

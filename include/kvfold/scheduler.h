@@ -225,8 +225,9 @@ typedef struct kvf_sched_segment {
 } kvf_sched_segment;
 
 /** Pauses a request instead of finishing it.
- *  @param sched a scheduler. @param request one that decodes and whose last token is known, or that has no further token to get;
- *  not one with samples. @own nothing. @threads as the scheduler. @errors KVF_E_NOT_FOUND, KVF_E_STATE. @cost O(1). */
+ *  @param sched a scheduler with no step planned. @param request one that decodes and whose last token is known, or that has no
+ *  further token to get; not one with samples. @own nothing. @threads as the scheduler. @errors KVF_E_NOT_FOUND, KVF_E_STATE.
+ *  @cost O(1). */
 KVF_API KVF_CHECK kvf_status kvf_sched_pause(kvf_sched *sched, kvf_request request);
 
 /** Gives a paused request the next segment of its prompt.
