@@ -166,15 +166,24 @@ static kvf_status check_observe(const kvf_policy_state *state, const kvf_policy_
     return KVF_OK;
 }
 
+/* The job of a checked batch. work: (slot, KV head) pairs to visit. */
+static kvf_status prepare_observe(kvf_policy_state *state, const kvf_policy_batch *batch, observe_job *job,
+                                  uint64_t *work, kvf_error *err) {
+    uint32_t most_slots = 0;
+    const kvf__kernels *kernels = NULL;
+    kvf_status st = check_observe(state, batch, work, &most_slots, err);
+    if (!st) st = kvf__kernels_choose(batch->path, &kernels, err);
+    if (st) return st;
+    *job = (observe_job){batch, state, kernels, kvf__ceil_div(most_slots, batch->view->block_size * PART)};
+    return KVF_OK;
+}
+
 kvf_status kvf__policy_observe(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
                                kvf_error *err) {
     uint64_t work = 0;
-    uint32_t most_slots = 0;
-    const kvf__kernels *kernels = NULL;
-    kvf_status st = check_observe(state, batch, &work, &most_slots, err);
-    if (!st) st = kvf__kernels_choose(batch->path, &kernels, err);
+    observe_job job;
+    kvf_status st = prepare_observe(state, batch, &job, &work, err);
     if (st) return st;
-    observe_job job = {batch, state, kernels, kvf__ceil_div(most_slots, batch->view->block_size * PART)};
     kvf__stream_for(work < SERIAL_WORK ? NULL : stream,
                     (batch->row_end - batch->row_begin) * batch->view->n_groups * job.n_parts, observe_part, &job);
     for (uint32_t row = batch->row_begin; row < batch->row_end; row++) {
@@ -192,12 +201,9 @@ kvf_status kvf__policy_observe(kvf_policy_state *state, kvf_stream *stream, cons
 
 kvf_status kvf__policy_observe_again(kvf_policy_state *state, const kvf_policy_batch *batch, kvf_error *err) {
     uint64_t work = 0;
-    uint32_t most_slots = 0;
-    const kvf__kernels *kernels = NULL;
-    kvf_status st = check_observe(state, batch, &work, &most_slots, err);
-    if (!st) st = kvf__kernels_choose(batch->path, &kernels, err);
+    observe_job job;
+    kvf_status st = prepare_observe(state, batch, &job, &work, err);
     if (st) return st;
-    observe_job job = {batch, state, kernels, 0};
     kvf__stream_for(NULL, (batch->row_end - batch->row_begin) * batch->view->n_groups, observe_newest, &job);
     return KVF_OK;
 }
