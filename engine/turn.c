@@ -76,6 +76,9 @@ static kvf_status check_turn(const kvf_engine *e, const kvf__live *r, const kvf_
     kvf_status st;
     if (!turn->tokens || !turn->n_tokens) return kvf__fail(err, KVF_E_INVALID, "turn: has no token; give at least one");
     if (!turn->max_tokens) return kvf__fail(err, KVF_E_INVALID, "turn: max_tokens 0: must be 1 at least");
+    if (!e->buffer.logits && !turn->forced)
+        return kvf__fail(err, KVF_E_UNSUPPORTED, "forced: runner %.64s has no logits: give all tokens of the answer",
+                         e->runner.name ? e->runner.name : "?");
     if (turn->n_tokens >= e->config.max_context - r->n_known)
         return kvf__fail(err, KVF_E_NEVER_FITS,
                          "turn of %u tokens behind %u: the context is %u tokens and must hold one more; shorten it",

@@ -60,12 +60,19 @@ static kvf_status cpu_begin(void *ctx, const kvf_runner_limits *limits, kvf_runn
               take(c, 2, kv_rows, l.max_prompt_tokens, &b.squares) &&
               take(c, 3, l.max_prompt_tokens, 1, &b.prompt_logprobs) &&
               take(c, 4, (size_t)l.max_seqs * m->n_kv_heads, l.max_slots, &b.row) &&
-              take(c, 5, q_rows * l.block_size, l.n_snapshot_pages, &b.snapshots) &&
-              take(c, 6, l.max_seqs, m->n_vocab, &b.logits);
+              take(c, 5, l.max_seqs, m->n_vocab, &b.logits);
     if (!ok) {
         free_buffers(c);
-        return kvf__fail(err, KVF_E_NO_MEMORY,
-                         "engine: buffers could not be allocated; lower max_running or max_context");
+        return kvf__fail(
+            err, KVF_E_NO_MEMORY,
+            "engine: buffers could not be allocated; lower max_running, max_prefill_tokens or max_context");
+    }
+    if (!take(c, 6, q_rows * l.block_size, l.n_snapshot_pages, &b.snapshots)) {
+        free_buffers(c);
+        return kvf__fail(
+            err, KVF_E_NO_MEMORY,
+            "prefix cache: %u pages of snapshots of %zu bytes could not be allocated; lower snapshot_bytes",
+            l.n_snapshot_pages, q_rows * l.block_size * sizeof(float));
     }
     for (int i = 0; i < 3; i++)
         kvf__sparse(c->memory[i], c->bytes[i]); /* a prompt writes its columns of each layer and head */

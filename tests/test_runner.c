@@ -1,6 +1,7 @@
 /* Runners under the engine (kvfold/runner.h): the null runner makes the decisions of one that computes. */
 #define _GNU_SOURCE
 #include "tests/engine_model.h"
+#include "tests/failing.h"
 
 TestSuite(runner, .init = open_model, .fini = close_model);
 
@@ -158,4 +159,71 @@ Test(runner, bad_tables) {
     kvf_runner_destroy(&runner);
     null.token_s = -1;
     cr_assert_eq(kvf_runner_create_null(&null, &runner, &err), KVF_E_INVALID);
+}
+
+/* The next turn of a dialogue needs given tokens as its first one does. */
+Test(runner, turns_without_logits_are_given) {
+    kvf_error err = {""};
+    kvf_runner runner = {.struct_size = sizeof runner};
+    const kvf_runner_null_config null = {.struct_size = sizeof null,
+                                         .shape = {N_LAYERS, 4, 2, 16, 300, 512, 0, 0, NULL}};
+    cr_assert_eq(kvf_runner_create_null(&null, &runner, &err), KVF_OK, "%s", err.text);
+    kvf_engine_config c = model_config(200, 2);
+    c.model = NULL, c.runner = &runner;
+    kvf_engine *e = create(&c);
+    uint32_t tokens[20] = {0}, forced[8] = {0};
+    answer a = {0};
+    const kvf_generate g = {.struct_size = sizeof g,
+                            .tokens = tokens,
+                            .n_tokens = 20,
+                            .max_tokens = 8,
+                            .forced = forced,
+                            .keep_open = 1,
+                            .user = &a,
+                            .on_finish = on_finish};
+    kvf_request id;
+    cr_assert_eq(kvf_engine_submit(e, &g, &id, &err), KVF_OK, "%s", err.text);
+    int more;
+    for (a.n_tokens = 0; !a.n_tokens;) step(e, &more);
+    cr_assert_eq(a.n_tokens, 8u);
+    kvf_turn turn = {.struct_size = sizeof turn, .tokens = tokens, .n_tokens = 5, .max_tokens = 3};
+    cr_assert_eq(kvf_engine_extend(e, id, &turn, &err), KVF_E_UNSUPPORTED);
+    cr_assert(strstr(err.text, "no logits"), "%s", err.text);
+    turn.forced = forced;
+    cr_assert_eq(kvf_engine_extend(e, id, &turn, &err), KVF_OK, "%s", err.text);
+    for (a.n_tokens = 0; !a.n_tokens;) step(e, &more);
+    cr_assert_eq(a.n_tokens, 3u);
+    cr_assert_eq(kvf_engine_abort(e, id), KVF_OK);
+    run(e);
+    kvf_engine_destroy(e);
+    kvf_runner_destroy(&runner);
+}
+
+/* Each allocation of the CPU's runner may fail. The error names what is to be lowered. */
+Test(runner, buffers_that_cannot_be_allocated) {
+    struct failing f = {INT64_MAX, 0};
+    const kvf_allocator allocator = {failing_alloc, failing_free, &f};
+    kvf_error err = {""};
+    kvf_runner runner = {.struct_size = sizeof runner};
+    const kvf_runner_limits limits = {.struct_size = sizeof limits,
+                                      .max_tokens = 64,
+                                      .max_seqs = 2,
+                                      .max_slots = 100,
+                                      .max_prompt_tokens = 100,
+                                      .block_size = 16,
+                                      .n_snapshot_pages = 7};
+    kvf_runner_buffers buffers = {.struct_size = sizeof buffers};
+    cr_assert_eq(kvf_runner_create_cpu(model, NULL, &allocator, &runner, &err), KVF_OK, "%s", err.text);
+    int64_t before = f.alive;
+    int n_running = 0, n_snapshots = 0;
+    for (int64_t n = 0;; n++) {
+        f.left = n;
+        if (!runner.begin(runner.ctx, &limits, &buffers, &err)) break;
+        n_running += strstr(err.text, "lower max_running") != NULL;
+        n_snapshots += strstr(err.text, "7 pages of snapshots") && strstr(err.text, "lower snapshot_bytes");
+        cr_assert_eq(f.alive, before, "allocation %lld leaks", (long long)n);
+    }
+    cr_expect(n_running == 6 && n_snapshots == 1, "%d, %d", n_running, n_snapshots);
+    kvf_runner_destroy(&runner);
+    cr_expect_eq(f.alive, 0);
 }
