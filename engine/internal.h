@@ -327,17 +327,20 @@ bool kvf__beams_ready(const kvf__group *g);
 kvf_status kvf__beams_advance(kvf_engine *e, kvf__group *g, kvf_error *err);
 void kvf__beams_stop(kvf_engine *e, kvf__group *g, kvf_finish finish, const char *error);
 
+/* result.c. A result is built in three steps: without its KV part, the KV part, the callback. */
+kvf_result kvf__live_result(const kvf_engine *e, const kvf__live *r, kvf_finish finish, const char *error);
+void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result);
+void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result);
+void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result); /* only the callback */
+/* Before a step: keeps what the only running request holds, for the case that the scheduler ends it in this step. */
+void kvf__live_note_single(kvf_engine *e);
+
 /* request.c */
 void kvf__live_lost(kvf_engine *e, kvf__live *r);                   /* the scheduler has taken its blocks: resets it */
 void kvf__live_preempted(kvf_engine *e, kvf__live *r, int swapped); /* the same, counted and logged */
 void kvf__live_link(kvf_engine *e, kvf__live *r);
 void kvf__live_unlink(kvf_engine *e, kvf__live *r);
 void kvf__live_free(kvf_engine *e, kvf__live *r);
-/* A result is built in three steps: without its KV part, the KV part, the callback. */
-kvf_result kvf__live_result(const kvf_engine *e, const kvf__live *r, kvf_finish finish, const char *error);
-void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result);
-void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result);
-void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result); /* only the callback */
 kvf_status kvf__engine_check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what,
                                  kvf_error *err);
 /* Makes room for n tokens after the prompt. false: out of memory, and nothing has changed. */
@@ -347,7 +350,6 @@ bool kvf__live_take_arrays(kvf_engine *e, kvf__live *r,
 void kvf__live_free_arrays(kvf_engine *e, kvf__live *r);
 bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more); /* false: out of memory */
 kvf__prompt_needs kvf__live_needs(const kvf__live *r);
-void kvf__live_note_single(kvf_engine *e);
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request);
 void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error);
 /* Appends the token's bytes to the text. Returns 1 when a stop string is complete (the text is then cut before it), -1 when out of
