@@ -80,7 +80,7 @@ static kvf_status check_items(const kvf_pages *p, const kvf_score_pages *s, cons
     for (uint32_t i = 0; i < copies->n; i++) {
         const kvf_copy *c = &copies->items[i];
         if (c->kind != KVF_COPY_BLOCK && c->kind != KVF_COPY_SCORE_PAGE)
-            return fail(err, KVF_E_INVALID, "copy kind", c->kind, "must be a kvf_copy_kind");
+            return fail(err, KVF_E_INVALID, "copy kind", c->kind, "must be KVF_COPY_BLOCK or KVF_COPY_SCORE_PAGE");
         if (c->kind == KVF_COPY_BLOCK ? !p->k || !p->v : !s || !s->base)
             return fail(err, KVF_E_INVALID, "copy", i, "its kind of page is not given");
         uint32_t n = c->kind == KVF_COPY_BLOCK ? p->n_blocks : s->n_pages;
