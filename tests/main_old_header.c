@@ -84,6 +84,12 @@ static void try_prefix(kvf_manager *m, kvf_seq seq) {
     SIZED(s);
     MUST("r8 kvf_prefix_stats_read", kvf_prefix_stats_read(m, s.of) == 0);
     GUARD_HOLDS("r8 kvf_prefix_stats_read", s);
+    GUARDED(kvf_prefix_options, o, 1);
+    kvf_prefix_options_init(o.of, sizeof *o.of);
+    GUARD_HOLDS("r8 kvf_prefix_options_init", o);
+    o.of->max_tokens = BS;
+    MUST("r8 shorter options", kvf_prefix_lookup(m, &key, o.of, f.of) == 0 && f.of->n_tokens == BS);
+    GUARD_HOLDS("r8 kvf_prefix_lookup, options", f);
     f.of->struct_size = 0;
     MUST("r8 struct_size 0", kvf_prefix_lookup(m, &key, NULL, f.of) != 0);
 }
@@ -120,6 +126,44 @@ static void try_batch(kvf_manager *m, kvf_seq seq) {
     free(whole), free(view), free(b);
 }
 
+/* The items of a step are as far apart as the library says, not as the program's struct is long. */
+static void try_scheduler(void) {
+    GUARDED(kvf_policy_options, o, 1);
+    GUARDED(kvf_sched_config, c, 1);
+    kvf_manager *m = make_manager();
+    const kvf_policy_state_config pc = {sizeof pc, LAYERS, 2, 2, 0, 0, 8, BS, 256, 8192};
+    kvf_policy_state *state = NULL;
+    kvf_sched *s = NULL;
+    uint64_t names[2] = {0};
+    if (!m) return;
+    MUST("r8 kvf_policy_options_init", kvf_policy_options_init(o.of, sizeof *o.of, "full", NULL, NULL) == 0);
+    MUST("r8 kvf_policy_state_create", kvf_policy_state_create(&pc, &state, NULL) == 0);
+    kvf_sched_config_init(c.of, sizeof *c.of);
+    GUARD_HOLDS("r8 kvf_sched_config_init", c);
+    c.of->manager = m, c.of->policies = state, c.of->max_running = 2;
+    MUST("r8 kvf_sched_create", kvf_sched_create(c.of, &s, NULL) == 0);
+    for (uint32_t i = 0; s && i < 2; i++) {
+        kvf_sched_request *r = calloc(1, sizeof *r); /* in the heap: read no farther */
+        *r = (kvf_sched_request){sizeof *r, TOKENS + i, 4, o.of};
+        MUST("r8 kvf_sched_submit", kvf_sched_submit(s, r, &names[i]) == 0);
+        free(r);
+    }
+    GUARDED(kvf_step, step, 1);
+    SIZED(step);
+    if (s) {
+        MUST("r8 kvf_sched_plan", kvf_sched_plan(s, step.of) == 0 && step.of->n_items == 2 && step.of->n_decode == 0);
+        GUARD_HOLDS("r8 kvf_sched_plan", step);
+    }
+    for (uint32_t i = 0; s && i < step.of->n_items; i++) {
+        const kvf_step_item *item = KVF_AT(kvf_step_item, step.of->items, i, step.of->item_bytes);
+        MUST("r8 items", item->request == names[i] && item->n_tokens == TOKENS + i && item->prompt_ends);
+    }
+    MUST("r8 kvf_sched_done", kvf_sched_done(s) == 0 && kvf_sched_prompt_done(s, names[1]) == 0);
+    kvf_sched_destroy(s);
+    kvf_policy_state_destroy(state);
+    kvf_manager_destroy(m);
+}
+
 int main(void) {
     kvf_manager *m = make_manager();
     kvf_seq seq = 0;
@@ -130,6 +174,7 @@ int main(void) {
     try_prefix(m, seq);
     try_options();
     try_batch(m, seq);
+    try_scheduler();
     kvf_manager_destroy(m);
     unsigned major = 0, minor = 0, patch = 0;
     MUST("version", sscanf(kvf_version(), "%u.%u.%u", &major, &minor, &patch) == 3 &&

@@ -105,6 +105,41 @@ typedef struct kvf_policy_batch { /* before the sums of prompts */
     const void *mass;
 } kvf_policy_batch;
 
+typedef struct kvf_prefix_options { /* before partial */
+    size_t struct_size;
+    uint32_t max_tokens;
+    int need_snapshot;
+} kvf_prefix_options;
+
+typedef struct kvf_sched kvf_sched;
+typedef struct kvf_sched_config { /* before max_prefill_tokens */
+    size_t struct_size;
+    kvf_manager *manager;
+    kvf_policy_state *policies;
+    uint32_t max_running, max_waiting, max_batch_tokens, chunk;
+} kvf_sched_config;
+
+typedef struct kvf_sched_request { /* before user and samples */
+    size_t struct_size;
+    uint32_t n_prompt, max_new;
+    const kvf_policy_options *options;
+} kvf_sched_request;
+
+typedef struct kvf_step_item { /* before prefill_offset */
+    uint64_t request;
+    kvf_seq seq;
+    void *user;
+    uint32_t kind, token_begin, n_tokens;
+    int prompt_ends, samples;
+} kvf_step_item;
+
+#define KVF_AT(type, array, i, bytes) ((const type *)(const void *)((const char *)(array) + (size_t)(i) * (bytes)))
+typedef struct kvf_step { /* before ends */
+    size_t struct_size, item_bytes, end_bytes;
+    const kvf_step_item *items;
+    uint32_t n_items, n_decode;
+} kvf_step;
+
 typedef struct whole_view { /* kvf_view as it is today */
     kvf_view old;
     const uint32_t *next_pos, *seq_index;
@@ -127,6 +162,7 @@ int kvf_prefix_store(kvf_manager *manager, kvf_seq seq, const kvf_prefix_key *ke
                      const void *options, uint32_t *n_stored);
 int kvf_prefix_lookup(const kvf_manager *manager, const kvf_prefix_key *key, const void *options,
                       kvf_prefix_match *match);
+void kvf_prefix_options_init(kvf_prefix_options *options, size_t struct_size);
 int kvf_prefix_stats_read(const kvf_manager *manager, kvf_prefix_stats *out);
 int kvf_policy_options_init(kvf_policy_options *options, size_t struct_size, const char *policy, const char *preset,
                             void *err);
@@ -139,5 +175,12 @@ void kvf_policy_state_destroy(kvf_policy_state *state);
 int kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_policy_options *options, void *err);
 int kvf_policy_metric(kvf_policy_state *state, void *stream, const kvf_policy_batch *batch, uint32_t row,
                       uint32_t n_tokens, double *values, void *err);
+void kvf_sched_config_init(kvf_sched_config *config, size_t struct_size);
+int kvf_sched_create(const kvf_sched_config *config, kvf_sched **out, void *err);
+void kvf_sched_destroy(kvf_sched *sched);
+int kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, uint64_t *out);
+int kvf_sched_plan(kvf_sched *sched, kvf_step *step);
+int kvf_sched_done(kvf_sched *sched);
+int kvf_sched_prompt_done(kvf_sched *sched, uint64_t request);
 
 #endif
