@@ -71,6 +71,7 @@ static void append_token(const kvf__call *c, uint32_t i, uint32_t r) {
         p->pos[meta] = c->view.next_pos[i] - behind;
         if (p->weight) p->weight[meta] = 1.0f;
         if (p->bias) p->bias[meta] = 0.0f;
+        if (p->score) p->score[meta] = INFINITY;
     }
 }
 

@@ -1,7 +1,7 @@
 /* Copy lists, within a tier or between two: converted to copies of a device, or carried out on host memory. */
 #include "attention/call.h"
 
-enum { MOST_COPIES = 6 }; /* of a block: K, V and the slots' metadata */
+enum { MOST_COPIES = 7 }; /* of a block: K, V and the slots' metadata */
 
 static bool of_blocks(uint32_t kind) {
     return kind == KVF_COPY_BLOCK || kind == KVF_COPY_BLOCK_OUT || kind == KVF_COPY_BLOCK_IN;
@@ -39,7 +39,8 @@ static uint32_t give_block(kvf_device_copy *out, const kvf_pages *to, const kvf_
     n += give_rows(out + n, to->pos, dst, from->pos, src, heads, bs, c->n_slots, sizeof *to->pos);
     n += give_rows(out + n, to->key_norm, dst, from->key_norm, src, heads, bs, c->n_slots, sizeof *to->key_norm);
     n += give_rows(out + n, to->weight, dst, from->weight, src, heads, bs, c->n_slots, sizeof *to->weight);
-    return n + give_rows(out + n, to->bias, dst, from->bias, src, heads, bs, c->n_slots, sizeof *to->bias);
+    n += give_rows(out + n, to->bias, dst, from->bias, src, heads, bs, c->n_slots, sizeof *to->bias);
+    return n + give_rows(out + n, to->score, dst, from->score, src, heads, bs, c->n_slots, sizeof *to->score);
 }
 
 static uint32_t give_score_page(kvf_device_copy *out, const kvf_score_pages *to, const kvf_score_pages *from,
@@ -80,7 +81,7 @@ static bool same_shapes(const kvf_copies_source *t, bool pages, bool scores) {
     const kvf_score_pages *x = &t->scores[0], *y = &t->scores[1];
     if (pages && (a->dtype != b->dtype || a->block_size != b->block_size || a->heads_per_group != b->heads_per_group ||
                   a->head_dim != b->head_dim || !a->pos != !b->pos || !a->key_norm != !b->key_norm ||
-                  !a->weight != !b->weight || !a->bias != !b->bias))
+                  !a->weight != !b->weight || !a->bias != !b->bias || !a->score != !b->score))
         return false;
     return !scores ||
            (x->n_arrays == y->n_arrays && x->heads_per_group == y->heads_per_group && x->block_size == y->block_size);

@@ -21,6 +21,7 @@ enum { /* the planes of a block, then the one of a score page */
        KVF__PLANE_KEY_NORM,
        KVF__PLANE_WEIGHT,
        KVF__PLANE_BIAS,
+       KVF__PLANE_SCORE,
        KVF__PLANE_SCORES,
        KVF__N_PLANES
 };

@@ -2,7 +2,7 @@
  * than 2^32 slots, and a block's offset more than 2^32 bytes.
  *
  *     K, V       block -> [head in group][slot][head_dim], blocks k_block_stride or v_block_stride bytes apart
- *     metadata   [block][head in group][slot]: pos, key_norm, weight, bias
+ *     metadata   [block][head in group][slot]: pos, key_norm, weight, bias, score
  *     scores     [page][array][head in group][slot]
  */
 #ifndef KVF_BASE_PAGE_INDEX_H

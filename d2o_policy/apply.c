@@ -95,6 +95,14 @@ static double attention_masses(const kvf__fold *w, uint32_t entry, uint32_t targ
     return fmin(own * times, MAX_WEIGHT);
 }
 
+/* Of the slots that are merged the largest score from the model counts. */
+static void fold_score(const kvf__fold *w, uint32_t entry, uint32_t target) {
+    float *score = w->old.pages->score, most = score[kvf__slot_index(&w->old, target)];
+    for (uint32_t e = entry; e != KVF__NONE; e = w->x.next[e])
+        most = fmaxf(most, score[kvf__slot_index(&w->old, w->entries[e].slot)]); /* a number rather than NaN */
+    score[kvf__slot_index(&w->to, kvf__fold_slot(w, target))] = most;
+}
+
 /* Merges the chain of entries that starts at entry into its target. */
 static void fold(const kvf__fold *w, uint32_t entry) {
     const kvf_pages *p = w->old.pages;
@@ -111,6 +119,7 @@ static void fold(const kvf__fold *w, uint32_t entry) {
     double wc = kvf__merge_weights(w->options->merge, w->x.u, w->x.mass, n, w->x.weights);
     if (w->options->merge_keys) fold_row(w, w->old, true, target, entry, wc);
     fold_row(w, w->old, false, target, entry, wc);
+    if (p->score) fold_score(w, entry, target);
     if (kvf_policy_needs_weights(w->options)) {
         size_t i = kvf__slot_index(&w->to, kvf__fold_slot(w, target));
         p->weight[i] = (float)mass;
@@ -186,12 +195,13 @@ static uint32_t plan_moves(const kvf__fold *w) {
 }
 
 /* The per-slot arrays beside K and V; those that are not kept are NULL. */
-static uint32_t metadata(const kvf_pages *p, uint32_t *arrays[4]) {
+static uint32_t metadata(const kvf_pages *p, uint32_t *arrays[5]) {
     uint32_t n = 0;
     arrays[n++] = p->pos;
     if (p->key_norm) arrays[n++] = (uint32_t *)(void *)p->key_norm;
     if (p->weight) arrays[n++] = (uint32_t *)(void *)p->weight;
     if (p->bias) arrays[n++] = (uint32_t *)(void *)p->bias;
+    if (p->score) arrays[n++] = (uint32_t *)(void *)p->score;
     return n;
 }
 
@@ -218,7 +228,7 @@ static void move_scores(const kvf__fold *w, const kvf_score_pages *scores, uint3
 static void move_in_place(const kvf__fold *w, uint32_t n) {
     const kvf_pages *p = w->old.pages;
     size_t row_bytes = p->head_dim * kvf_dtype_bytes(p->dtype);
-    uint32_t *arrays[4], n_arrays = metadata(p, arrays);
+    uint32_t *arrays[5], n_arrays = metadata(p, arrays);
     for (int keys = 0; keys < 2; keys++)
         for (uint32_t i = 0; i < n; i++) {
             uint32_t src = w->x.moves[2 * i], dst = w->x.moves[2 * i + 1];
@@ -239,7 +249,7 @@ static void move_in_place(const kvf__fold *w, uint32_t n) {
 static void copy_to_fresh(const kvf__fold *w) {
     const kvf_pages *p = w->old.pages;
     size_t row_bytes = p->head_dim * kvf_dtype_bytes(p->dtype);
-    uint32_t *arrays[4], n_arrays = metadata(p, arrays);
+    uint32_t *arrays[5], n_arrays = metadata(p, arrays);
     for (uint32_t i = 0; i < w->n_keep; i++) {
         uint32_t src = w->x.order[i];
         w->x.slots[src] = i;

@@ -100,6 +100,7 @@ static bool take_pages(kvf_engine *e, kvf_memory kind, kvf_pages *p, kvf_score_p
         p->weight = kvf__engine_take_of_device(e, kind, slots, sizeof *p->weight);
         p->bias = kvf__engine_take_of_device(e, kind, slots, sizeof *p->bias);
     }
+    if (e->config.want_scores) p->score = kvf__engine_take_of_device(e, kind, slots, sizeof *p->score);
     *scores = (kvf_score_pages){.struct_size = sizeof *scores,
                                 .n_pages = p->n_blocks,
                                 .n_arrays = e->config.n_score_arrays,
@@ -107,7 +108,7 @@ static bool take_pages(kvf_engine *e, kvf_memory kind, kvf_pages *p, kvf_score_p
                                 .block_size = p->block_size};
     scores->base = kvf__engine_take_of_device(e, kind, slots, e->config.n_score_arrays * sizeof(float));
     return p->k && p->v && p->pos && p->key_norm && scores->base &&
-           (!e->config.want_mass_bias || (p->weight && p->bias));
+           (!e->config.want_mass_bias || (p->weight && p->bias)) && (!e->config.want_scores || p->score);
 }
 
 static kvf_status no_pages(const kvf_engine *e, const char *what, uint64_t bytes, const char *option, kvf_error *err) {

@@ -12,7 +12,15 @@
 
 #include "engine/internal.h"
 
-enum { VERSION = 1, IDENTITY_MAX = 64, FLAG_SUMS = 1, FLAG_DETERMINISTIC = 2, FLAG_FAST = 4, FLAGS = 7 };
+enum {
+    VERSION = 1,
+    IDENTITY_MAX = 64,
+    FLAG_SUMS = 1,
+    FLAG_DETERMINISTIC = 2,
+    FLAG_FAST = 4,
+    FLAG_SCORES = 8,
+    FLAGS = 15
+};
 static const char magic[8] = "KVFPROMP";
 
 /* Little endian, as the machines are that this builds for. */
@@ -30,10 +38,14 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file is written a
 
 static size_t row_bytes(const kvf_engine *e) { return (size_t)e->shape.head_dim * kvf_dtype_bytes(e->config.kv_dtype); }
 
-/* Tokens; for each (layer, KV head) K rows, V rows, key norms; column sums for each (layer, query head). */
+/* Numbers of each (layer, KV head) beside K and V: the key norms, then the scores from the model. */
+static int n_numbers(uint32_t flags) { return flags & FLAG_SCORES ? 2 : 1; }
+
+/* Tokens; for each (layer, KV head) K rows, V rows, key norms, scores; column sums for each (layer, query head). */
 static uint64_t payload_bytes(const kvf_engine *e, uint32_t n_tokens, uint32_t flags) {
     const kvf_runner_shape *m = &e->shape;
-    uint64_t token = sizeof(uint32_t) + (uint64_t)m->n_layers * m->n_kv_heads * (2 * row_bytes(e) + sizeof(float));
+    uint64_t head = 2 * row_bytes(e) + (uint64_t)n_numbers(flags) * sizeof(float);
+    uint64_t token = sizeof(uint32_t) + (uint64_t)m->n_layers * m->n_kv_heads * head;
     if (flags & FLAG_SUMS) token += (uint64_t)m->n_layers * m->n_q_heads * sizeof(float);
     return token * n_tokens;
 }
@@ -99,9 +111,9 @@ static kvf_prefix_key key_of(const kvf_prompt_file *f, const uint32_t *tokens, u
 
 /* A run of slots of one (layer, KV head) within one block. */
 typedef struct run {
-    unsigned char *k, *v;
-    float *norm;
-    uint32_t *pos;
+    void *rows[4]; /* K, V, key norms, scores; NULL: the pages have none */
+    size_t row_bytes[4];
+    uint64_t at; /* of the first slot in the metadata arrays */
     uint32_t n;
 } run;
 
@@ -112,8 +124,11 @@ static run run_at(const kvf_engine *e, kvf_seq seq, uint32_t layer, uint32_t hea
     kvf_status st = kvf_seq_table(e->manager, seq, layer, head / p->heads_per_group, NULL, NULL, &blocks);
     if (st) return (run){0};
     size_t block = blocks[begin / bs], at = kvf__meta_at(p, block, in_group, slot);
-    return (run){kvf__k_at(p, block, in_group, slot), kvf__v_at(p, block, in_group, slot), p->key_norm + at,
-                 p->pos + at, KVF__MIN(bs - slot, end - begin)};
+    return (run){{kvf__k_at(p, block, in_group, slot), kvf__v_at(p, block, in_group, slot), p->key_norm + at,
+                  p->score ? p->score + at : NULL},
+                 {row_bytes(e), row_bytes(e), sizeof *p->key_norm, sizeof *p->score},
+                 at,
+                 KVF__MIN(bs - slot, end - begin)};
 }
 
 /* ---- Saving ---------------------------------------------------------------------------------------------------- */
@@ -138,16 +153,13 @@ static void put_from(writer *w, const void *from, size_t bytes) {
     if (!w->status) put(w, w->rows, bytes);
 }
 
-static void put_rows(kvf_engine *e, writer *w, kvf_seq seq, uint32_t n_tokens) {
+static void put_rows(kvf_engine *e, writer *w, kvf_seq seq, uint32_t n_tokens, uint32_t flags) {
     for (uint32_t layer = 0; layer < e->shape.n_layers; layer++)
         for (uint32_t head = 0; head < e->shape.n_kv_heads; head++)
-            for (int what = 0; what < 3; what++)
+            for (int what = 0; what < 2 + n_numbers(flags); what++)
                 for (uint32_t t = 0; t < n_tokens;) {
                     run r = run_at(e, seq, layer, head, t, n_tokens);
-                    if (what == 2)
-                        put_from(w, r.norm, r.n * sizeof *r.norm);
-                    else
-                        put_from(w, what ? r.v : r.k, r.n * row_bytes(e));
+                    put_from(w, r.rows[what], r.n * r.row_bytes[what]);
                     t += r.n;
                 }
 }
@@ -176,7 +188,7 @@ static kvf_status write_file(kvf_engine *e, const kvf_prompt_file *f, FILE *file
         w.failed = fwrite(h, sizeof *h, 1, file) != 1;
         (void)XXH3_128bits_reset(hash);
         put(&w, tokens, h->n_tokens * sizeof *tokens);
-        put_rows(e, &w, seq, h->n_tokens);
+        put_rows(e, &w, seq, h->n_tokens, h->flags);
         if (h->flags & FLAG_SUMS) put_sums(e, &w, h->n_tokens);
         finish_checksum(hash, h);
         if (w.status)
@@ -270,7 +282,7 @@ kvf_status kvf_engine_prompt_save(kvf_engine *e, const kvf_prompt_file *file, co
                                                 kvf__ceil_div(e->config.max_context, e->config.block_size), &n)))) {
         kvf__fail(err, st, "%s: %s", f.path, kvf_manager_error(e->manager));
     } else {
-        header h = header_of(e, &f, match.n_tokens, flags);
+        header h = header_of(e, &f, match.n_tokens, flags | (e->pages.score ? FLAG_SCORES : 0u));
         st = replace_file(e, &f, &h, seq, tokens, err);
         if (!st && n_saved) *n_saved = match.n_tokens;
     }
@@ -335,6 +347,10 @@ static kvf_status check_fits(const kvf_engine *e, const kvf_prompt_file *f, cons
     if ((h->flags ^ mode_of(e)) & FLAG_FAST)
         return kvf__fail(err, KVF_E_FORMAT, "%s: was made %s fast_activations", f->path,
                          h->flags & FLAG_FAST ? "with" : "without");
+    if (e->pages.score && !(h->flags & FLAG_SCORES))
+        return kvf__fail(err, KVF_E_FORMAT,
+                         "%s: was made without want_scores: it lacks the scores that this engine's pages have",
+                         f->path);
     if (mode_of(e) & ~h->flags & FLAG_DETERMINISTIC)
         return kvf__fail(err, KVF_E_FORMAT,
                          "%s: was made without deterministic: this engine would not have the same bits", f->path);
@@ -355,29 +371,27 @@ static kvf_status put_back(const kvf_engine *e, void *to, const void *from, size
 
 /* A run's positions, and weight 1 and bias 0 as at birth. */
 static kvf_status put_metadata(const kvf_engine *e, const run *r, uint32_t first, kvf_error *err) {
+    const kvf_pages *p = &e->pages;
     enum { SLOTS = 256 }; /* of the largest block */
     uint32_t pos[SLOTS];
     float ones[SLOTS], zeros[SLOTS];
     for (uint32_t i = 0; i < r->n; i++) pos[i] = first + i, ones[i] = 1, zeros[i] = 0;
-    ptrdiff_t at = r->pos - e->pages.pos;
-    kvf_status st = put_back(e, r->pos, pos, r->n * sizeof *pos, err);
-    if (!st && e->pages.weight) st = put_back(e, e->pages.weight + at, ones, r->n * sizeof *ones, err);
-    if (!st && e->pages.bias) st = put_back(e, e->pages.bias + at, zeros, r->n * sizeof *zeros, err);
+    kvf_status st = put_back(e, p->pos + r->at, pos, r->n * sizeof *pos, err);
+    if (!st && p->weight) st = put_back(e, p->weight + r->at, ones, r->n * sizeof *ones, err);
+    if (!st && p->bias) st = put_back(e, p->bias + r->at, zeros, r->n * sizeof *zeros, err);
     return st;
 }
 
-static kvf_status get_rows(kvf_engine *e, kvf_seq seq, uint32_t n_tokens, const unsigned char **from, kvf_error *err) {
+/* Scores that the pages do not keep are left out. */
+static kvf_status get_rows(kvf_engine *e, kvf_seq seq, uint32_t n_tokens, uint32_t flags, const unsigned char **from,
+                           kvf_error *err) {
     for (uint32_t layer = 0; layer < e->shape.n_layers; layer++)
         for (uint32_t head = 0; head < e->shape.n_kv_heads; head++)
-            for (int what = 0; what < 3; what++)
+            for (int what = 0; what < 2 + n_numbers(flags); what++)
                 for (uint32_t t = 0; t < n_tokens;) {
                     run r = run_at(e, seq, layer, head, t, n_tokens);
-                    size_t bytes = r.n * (what == 2 ? sizeof *r.norm : row_bytes(e));
-                    kvf_status st = put_back(e,
-                                             what == 2 ? (unsigned char *)r.norm
-                                             : what    ? r.v
-                                                       : r.k,
-                                             *from, bytes, err);
+                    size_t bytes = r.n * r.row_bytes[what];
+                    kvf_status st = r.rows[what] ? put_back(e, r.rows[what], *from, bytes, err) : KVF_OK;
                     if (!st && what == 2) st = put_metadata(e, &r, t, err);
                     if (st) return st;
                     *from += bytes;
@@ -418,7 +432,7 @@ static kvf_status fill(kvf_engine *e, const kvf_prompt_file *f, const header *h,
         kvf__fail(err, st, "%s: %u tokens: %s", f->path, h->n_tokens, kvf_manager_error(e->manager));
     } else {
         const unsigned char *from = (const unsigned char *)(tokens + h->n_tokens);
-        st = get_rows(e, seq, h->n_tokens, &from, err);
+        st = get_rows(e, seq, h->n_tokens, h->flags, &from, err);
         kvf_prefix_key key = key_of(f, tokens, h->n_tokens);
         kvf_prefix_store_options options = {.struct_size = sizeof options,
                                             .flags = h->flags & FLAG_SUMS ? KVF_PREFIX_PARTIAL : 0};

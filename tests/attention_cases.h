@@ -108,6 +108,7 @@ static inline void make_pages(world *w, uint32_t n_blocks) {
     p->pos = zeros(slots, sizeof *p->pos);
     p->key_norm = zeros(slots, sizeof(float));
     p->weight = zeros(slots, sizeof(float));
+    p->score = zeros(slots, sizeof(float));
     if (s->bias) p->bias = zeros(slots, sizeof(float));
 }
 
@@ -213,9 +214,9 @@ static inline world *make_world(shape s, uint64_t seed) {
 
 static inline void free_world(world *w) {
     void *all[] = {
-        w->q,         w->k,        w->v,          w->dense_k, w->dense_v,   w->bias,           w->rows,
-        w->n_slots,   w->next_pos, w->row_offset, w->pages.k, w->pages.pos, w->pages.key_norm, w->pages.weight,
-        w->pages.bias};
+        w->q,          w->k,          w->v,          w->dense_k, w->dense_v,   w->bias,           w->rows,
+        w->n_slots,    w->next_pos,   w->row_offset, w->pages.k, w->pages.pos, w->pages.key_norm, w->pages.weight,
+        w->pages.bias, w->pages.score};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     free(w);
 }

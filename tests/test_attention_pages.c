@@ -47,6 +47,7 @@ Test(attention_pages, append_writes_rows_and_metadata) {
                                  "positions go on from next_pos, not from slots");
                     cr_assert_eq(w->pages.weight[at], 1.0f);
                     cr_assert_eq(w->pages.bias[at], 0.0f);
+                    cr_assert(isinf(w->pages.score[at]) && w->pages.score[at] > 0);
                 }
         kvf_stream_destroy(stream);
         free_world(w);
@@ -67,6 +68,7 @@ Test(attention_pages, append_touches_nothing_else) {
             cr_assert_arr_eq((char *)w->pages.k + at, (char *)before->pages.k + at, 32);
             cr_assert_arr_eq((char *)w->pages.v + at, (char *)before->pages.v + at, 32);
             cr_assert_eq(w->pages.weight[b * 8 + slot], 0.0f);
+            cr_assert_eq(w->pages.score[b * 8 + slot], 0.0f);
         }
     free_world(w);
     free_world(before);
@@ -130,11 +132,12 @@ static kvf_pages tier_pages(uint32_t n_blocks, uint32_t head_dim, unsigned char 
     p.key_norm = (float *)(void *)(p.pos + slots);
     p.weight = p.key_norm + slots;
     p.bias = p.weight + slots;
+    p.score = p.bias + slots;
     return p;
 }
 
 Test(attention_pages, copies_go_to_the_host_and_back) {
-    enum { N = 4 * 16 * (2 * 16 + 4) };
+    enum { N = 4 * 16 * (2 * 16 + 5) };
     static _Alignas(64) unsigned char device[N * 4], host[N * 4];
     static float device_scores[4 * 48], host_scores[2 * 48];
     for (uint32_t i = 0; i < N; i++) {
@@ -171,6 +174,8 @@ Test(attention_pages, copies_go_to_the_host_and_back) {
             cr_assert_eq(d.weight[in] == d.weight[from], back);
             cr_assert_eq(h.bias[out], d.bias[from]);
             cr_assert_eq(d.bias[in] == d.bias[from], back);
+            cr_assert_eq(h.score[out], d.score[from]);
+            cr_assert_eq(d.score[in] == d.score[from], back);
             for (size_t c = 0; c < 16; c++) {
                 cr_assert_eq(((float *)h.k)[out * 16 + c], ((float *)d.k)[from * 16 + c]);
                 cr_assert_eq(((float *)h.v)[out * 16 + c], ((float *)d.v)[from * 16 + c]);
@@ -193,6 +198,9 @@ Test(attention_pages, copies_go_to_the_host_and_back) {
     other = h;
     other.bias = NULL;
     cr_assert_eq(kvf_copies_run(&d, &ds, &other, &hs, &list), KVF_E_INVALID, "an array that the host lacks");
+    other = h;
+    other.score = NULL;
+    cr_assert_eq(kvf_copies_run(&d, &ds, &other, &hs, &list), KVF_E_INVALID, "scores that the host lacks");
     hs.n_arrays = 2;
     cr_assert_eq(kvf_copies_run(&d, &ds, &h, &hs, &list), KVF_E_INVALID, "fewer scores");
 }

@@ -36,7 +36,7 @@ static void area_create(const kvf__cuda_ops *cuda, area *a, kvf_dtype dtype, uin
                            .heads_per_group = heads,
                            .head_dim = dim};
     size_t half = (size_t)kvf_pages_block_bytes(&a->pages) / 2, meta = (size_t)BLOCKS * heads * block_size * 4;
-    a->n_bytes = BLOCKS * half * 2 + meta * 6;
+    a->n_bytes = BLOCKS * half * 2 + meta * 7;
     kvf_status st = cuda->alloc(a->n_bytes, (void **)&a->bytes, NULL);
     cr_assert_eq(st, KVF_OK);
     unsigned char *at = a->bytes;
@@ -48,8 +48,9 @@ static void area_create(const kvf__cuda_ops *cuda, area *a, kvf_dtype dtype, uin
     a->pages.key_norm = all_metadata ? (float *)(void *)(at + meta) : NULL;
     a->pages.weight = all_metadata ? (float *)(void *)(at + 2 * meta) : NULL;
     a->pages.bias = all_metadata ? (float *)(void *)(at + 3 * meta) : NULL;
+    a->pages.score = all_metadata ? (float *)(void *)(at + 4 * meta) : NULL;
     a->scores = (kvf_score_pages){.struct_size = sizeof a->scores,
-                                  .base = (float *)(void *)(at + 4 * meta),
+                                  .base = (float *)(void *)(at + 5 * meta),
                                   .n_pages = BLOCKS,
                                   .n_arrays = 2,
                                   .heads_per_group = heads,
@@ -71,10 +72,10 @@ static uint32_t random_copies(uint64_t *seed, uint32_t block_size, kvf_copy *ite
 static void forget_idle_slots(area *a, const kvf_copy *c) {
     uint32_t bs = a->pages.block_size, end = (c->n_slots + 3) / 4 * 4;
     int block = c->kind == KVF_COPY_BLOCK;
-    float *planes[4] = {block ? (float *)(void *)a->pages.pos : a->scores.base, a->pages.key_norm, a->pages.weight,
-                        a->pages.bias};
+    float *planes[5] = {block ? (float *)(void *)a->pages.pos : a->scores.base, a->pages.key_norm, a->pages.weight,
+                        a->pages.bias, a->pages.score};
     uint32_t rows = a->pages.heads_per_group * (block ? 1 : a->scores.n_arrays);
-    for (int i = 0; i < (block ? 4 : 1); i++)
+    for (int i = 0; i < (block ? 5 : 1); i++)
         for (uint32_t r = 0; planes[i] && r < rows; r++)
             for (uint32_t s = c->n_slots; s < end; s++) memset(&planes[i][(c->dst * rows + r) * bs + s], 0, 4);
 }

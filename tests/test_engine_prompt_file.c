@@ -253,3 +253,37 @@ Test(prompt_file, how_it_was_computed_counts) {
             kvf_engine_destroy(e);
         }
 }
+
+/* Scores from the model are in the file, by token; an engine whose pages have scores takes no file without. */
+Test(prompt_file, scores_are_saved_and_loaded) {
+    for (int saved = 0; saved < 2; saved++)
+        for (int loads = 0; loads < 2; loads++) {
+            kvf_engine_config c = caching();
+            kvf_error err = {""};
+            struct answer a;
+            uint32_t prompt[MAX_TOKENS], n = 96, n_right = 0;
+            kvf_prompt_file f = file_of("tiny");
+            c.want_scores = saved;
+            kvf_engine *e = create(&c);
+            answer_in(e, &a, n, "full");
+            for (uint32_t i = 0; saved && i < e->pages.n_blocks * 2 * BLOCK; i++)
+                e->pages.score[i] = (float)e->pages.pos[i] + 0.25f;
+            (void)request_of(prompt, n, 1, 1, NULL);
+            cr_assert_eq(kvf_engine_prompt_save(e, &f, prompt, n, NULL, &err), KVF_OK, "%s", err.text);
+            kvf_engine_destroy(e);
+            c.want_scores = loads;
+            c.block_size = 16;
+            c.heads_per_group = 1;
+            e = create(&c);
+            for (uint32_t i = 0; loads && i < e->pages.n_blocks * 16; i++) e->pages.score[i] = 0;
+            if (loads && !saved) {
+                expect_refused(e, &f, KVF_E_FORMAT, "without want_scores");
+            } else {
+                cr_expect_eq(kvf_engine_prompt_load(e, &f, NULL, &err), KVF_OK, "%s", err.text);
+                for (uint32_t i = 0; loads && i < e->pages.n_blocks * 16; i++)
+                    n_right += e->pages.score[i] > 0 && e->pages.score[i] == (float)e->pages.pos[i] + 0.25f;
+                cr_expect_eq(n_right, loads ? n * e->shape.n_layers * e->shape.n_kv_heads : 0, "%u slots", n_right);
+            }
+            kvf_engine_destroy(e);
+        }
+}

@@ -10,6 +10,7 @@ enum { MAX_D = 128, MAX_SLOTS = 400, MAX_HEADS = 8, MAX_LAYERS = 3 };
 typedef struct token {
     uint32_t pos;
     double k[MAX_D], v[MAX_D], prompt, current, weight;
+    float score; /* from the model */
 } token;
 
 typedef struct list {
@@ -181,6 +182,7 @@ static void naive_fold(const naive *m, list *x, uint32_t target) {
     if (weighs) own = x->t[target].weight;
     z = m->o.merge == KVF_MERGE_AUTHORS ? n + 1.0 : z + own;
     token *t = &x->t[target];
+    for (uint32_t i = 0; i < n; i++) t->score = fmaxf(t->score, x->t[from[i]].score);
     for (uint32_t e = 0; e < m->d; e++) {
         double k = own * t->k[e], v = own * t->v[e];
         for (uint32_t i = 0; i < n; i++) {
@@ -264,6 +266,7 @@ static void run_close(run *x) {
 /* Appends one token to every layer. Keys lie around a few directions, so that cosines spread. */
 static void run_token(run *x) {
     float k[MAX_D], v[MAX_D];
+    uint64_t score_seed = x->seed + x->m.next_pos;
     for (uint32_t l = 0; l < x->c.n_layers; l++) {
         for (uint32_t h = 0; h < x->c.n_kv; h++) {
             uint64_t direction = rig_random(&x->seed) % 5, s = direction * 77 + h;
@@ -272,9 +275,14 @@ static void run_token(run *x) {
                 v[e] = (float)rig_normal(&x->seed);
             }
             list *t = list_of(&x->m, l, h);
-            for (int i = 0; i < N_RIGS; i++) rig_put(x->r[i], 0, l, h, t->n, x->m.next_pos, k, v);
+            float score = rig_random(&score_seed) % 9 ? (float)rig_normal(&score_seed) : INFINITY;
+            for (int i = 0; i < N_RIGS; i++) {
+                rig_put(x->r[i], 0, l, h, t->n, x->m.next_pos, k, v);
+                kvf__head head = rig_head(x->r[i], 0, l, h);
+                x->r[i]->pages.score[kvf__slot_index(&head, t->n)] = score;
+            }
             token *new = &t->t[t->n++];
-            *new = (token){.pos = x->m.next_pos, .weight = 1};
+            *new = (token){.pos = x->m.next_pos, .weight = 1, .score = score};
             for (uint32_t e = 0; e < x->c.d; e++) {
                 new->k[e] = x->m.dtype == KVF_F32 ? k[e] : kvf__widen(x->m.dtype, kvf__narrow(x->m.dtype, k[e]));
                 new->v[e] = x->m.dtype == KVF_F32 ? v[e] : kvf__widen(x->m.dtype, kvf__narrow(x->m.dtype, v[e]));
@@ -314,6 +322,8 @@ static void run_compare(run *x) {
                     norm += k * k;
                 }
                 cr_assert_float_eq(r->pages.key_norm[i], sqrt(norm), 1e-5 * sqrt(norm));
+                cr_assert_eq(r->pages.score[i], t->t[s].score, "layer %u head %u slot %u: score %g, expected %g", l, h,
+                             s, (double)r->pages.score[i], (double)t->t[s].score);
                 if (x->c.mass) {
                     cr_assert_float_eq(r->pages.weight[i], t->t[s].weight, 1e-5 * t->t[s].weight);
                     cr_assert_float_eq(r->pages.bias[i], log(t->t[s].weight), 1e-5);

@@ -103,7 +103,8 @@ static inline void rig_memory(rig *r) {
                            .k_block_stride = 2 * block,
                            .v_block_stride = 2 * block,
                            .pos = rig_nan(slots * 4),
-                           .key_norm = rig_nan(slots * 4)};
+                           .key_norm = rig_nan(slots * 4),
+                           .score = rig_nan(slots * 4)};
     if (c.mass) {
         r->pages.weight = rig_nan(slots * 4);
         r->pages.bias = rig_nan(slots * 4);
@@ -166,9 +167,9 @@ static inline rig *rig_new(rig_config c) {
 }
 
 static inline void rig_free(rig *r) {
-    void *all[] = {r->rows,       r->score_rows,  r->n_slots,   r->next_pos,   r->seq_index,      r->spare,
-                   r->row_offset, r->prompt_sums, r->pages.k,   r->pages.pos,  r->pages.key_norm, r->pages.weight,
-                   r->pages.bias, r->scores.base, r->workspace, r->prompt_last};
+    void *all[] = {r->rows,       r->score_rows,  r->n_slots,   r->next_pos,    r->seq_index,      r->spare,
+                   r->row_offset, r->prompt_sums, r->pages.k,   r->pages.pos,   r->pages.key_norm, r->pages.weight,
+                   r->pages.bias, r->scores.base, r->workspace, r->prompt_last, r->pages.score};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     kvf_policy_state_destroy(r->state);
     kvf_plan_destroy(r->plan);
@@ -217,6 +218,7 @@ static inline void rig_put(rig *r, uint32_t row, uint32_t layer, uint32_t h, uin
     }
     r->pages.pos[i] = pos;
     r->pages.key_norm[i] = (float)sqrt(norm);
+    r->pages.score[i] = INFINITY;
     if (r->c.mass) {
         r->pages.weight[i] = 1.0f;
         r->pages.bias[i] = 0.0f;
@@ -324,7 +326,7 @@ static inline unsigned char *rig_dump(const rig *r, uint32_t row, size_t *n) {
     size_t row_bytes = r->c.d * kvf_dtype_bytes(r->c.dtype), cap = 0;
     for (uint32_t l = 0; l < r->c.n_layers; l++)
         for (uint32_t h = 0; h < r->c.n_kv; h++)
-            cap += 16 + r->n_slots[kvf__table_index(&r->view, row, l, h)] * (2 * row_bytes + 16 + 4 * r->c.n_arrays);
+            cap += 16 + r->n_slots[kvf__table_index(&r->view, row, l, h)] * (2 * row_bytes + 20 + 4 * r->c.n_arrays);
     unsigned char *out = malloc(cap), *p = out;
     for (uint32_t l = 0; l < r->c.n_layers; l++)
         for (uint32_t h = 0; h < r->c.n_kv; h++) {
@@ -336,13 +338,14 @@ static inline unsigned char *rig_dump(const rig *r, uint32_t row, size_t *n) {
             p += 12;
             for (uint32_t s = 0; s < x.n_slots; s++) {
                 size_t i = kvf__slot_index(&x, s);
-                const void *parts[6] = {kvf__k_row(&x, s),
+                const void *parts[7] = {kvf__k_row(&x, s),
                                         kvf__v_row(&x, s),
                                         &r->pages.pos[i],
                                         &r->pages.key_norm[i],
+                                        &r->pages.score[i],
                                         r->c.mass ? &r->pages.weight[i] : NULL,
                                         r->c.mass ? &r->pages.bias[i] : NULL};
-                for (int k = 0; k < 6; k++)
+                for (int k = 0; k < 7; k++)
                     if (parts[k]) {
                         memcpy(p, parts[k], k < 2 ? row_bytes : 4);
                         p += k < 2 ? row_bytes : 4;

@@ -67,6 +67,7 @@ static kvf_status plan_planes(const kvf_pages *p, const kvf_score_pages *s, kvf_
     planes[KVF__PLANE_KEY_NORM] = slot_plane(p->key_norm, heads, block_size);
     planes[KVF__PLANE_WEIGHT] = slot_plane(p->weight, heads, block_size);
     planes[KVF__PLANE_BIAS] = slot_plane(p->bias, heads, block_size);
+    planes[KVF__PLANE_SCORE] = slot_plane(p->score, heads, block_size);
     if (s) planes[KVF__PLANE_SCORES] = slot_plane(s->base, s->n_arrays * s->heads_per_group, block_size);
     for (int i = 0; i < KVF__N_PLANES; i++)
         if (planes[i].block_stride % KVF__VECTOR_BYTES || (uintptr_t)planes[i].base % KVF__VECTOR_BYTES)

@@ -60,6 +60,7 @@ typedef struct kvf_pages {
     float *key_norm; /* same shape: norm of the stored key; NULL: not kept */
     float *weight;   /* same shape: tokens merged into the slot, 1 for a new token; NULL: not kept */
     float *bias;     /* same shape: added to the slot's logit, 0 for a new token; NULL: none */
+    float *score;    /* same shape: the slot's score from the model itself, +INFINITY: none yet; NULL: not kept */
 } kvf_pages;
 
 /** Bytes of K and V of one block, heads_per_group * block_size * head_dim * 2 elements; 0 when a field is 0 or sizes wrap.
@@ -142,7 +143,7 @@ KVF_API KVF_CHECK kvf_status kvf_attention_workspace_bytes(uint32_t n_threads, u
                                                            uint32_t max_tokens, size_t *bytes);
 
 /** Writes K and V of the sequences' new tokens into the newest slots of their tables, with positions next_pos - n ..
- *  next_pos - 1, key norms, weight 1 and bias 0. kvf_append has added these slots before.
+ *  next_pos - 1, key norms, weight 1, bias 0 and score +INFINITY. kvf_append has added these slots before.
  *  @param stream where it runs. @param a k, v, kv_stride, q_begin, view, pages, layer and the range of sequences are read.
  *  @param err detail, or NULL.
  *  @own nothing is kept. @threads one call on a stream at a time; two streams must not use pages that one of them writes.

@@ -98,6 +98,7 @@ typedef struct kvf_engine_config {
     /* What computes, in place of model (runner.h); the table is copied, its ctx must outlive the engine. */
     const kvf_runner *runner;
     const kvf_tokenizer *tokenizer; /* with runner: text, stop strings and end tokens; NULL: answers are tokens alone */
+    int want_scores;                /* 1: pages have scores from the model itself, for score repeat and probe */
 } kvf_engine_config;
 
 typedef enum kvf_finish {
