@@ -187,6 +187,12 @@ void kvf__policy_size(kvf_policy_state *state, kvf__policy_seq *s, bool clamp) {
 
 static uint64_t blocks(uint64_t tokens, uint32_t block_size) { return (tokens + block_size - 1) / block_size; }
 
+/* Most tokens of a repetition of the prompt that are held beside it. */
+static uint32_t piece_tokens(const kvf_policy_options *o, uint32_t n_prompt) {
+    if (!(kvf_policy_needs(o) & KVF_NEEDS_REPEAT)) return 0;
+    return KVF_MAX_INSTRUCTION_TOKENS + (o->repeat_piece ? KVF__MIN(o->repeat_piece, n_prompt) : n_prompt);
+}
+
 kvf_status kvf_policy_project(const kvf_policy_options *options, uint32_t n_layers, uint32_t n_groups,
                               uint32_t block_size, uint32_t n_prompt, uint32_t max_new, kvf_policy_need *need,
                               kvf_error *err) {
@@ -207,7 +213,8 @@ kvf_status kvf_policy_project(const kvf_policy_options *options, uint32_t n_laye
     bool fits = b >= n_prompt; /* append only until the overflow */
     bool grows = kvf__policy_flags(o) & KVF_POLICY_PROMPT_ONLY;
     uint64_t whole = blocks((uint64_t)n_prompt + max_new, block_size);
-    kvf_policy_need r = {.prompt_blocks = (uint64_t)n_layers * n_groups * blocks(n_prompt, block_size),
+    uint64_t at_end = (uint64_t)n_prompt + piece_tokens(o, n_prompt);
+    kvf_policy_need r = {.prompt_blocks = (uint64_t)n_layers * n_groups * blocks(at_end, block_size),
                          .budget_tokens = b};
     if (kvf__policy_never_evicts(o) || (grows && fits)) {
         r.steady_blocks = (uint64_t)n_layers * n_groups * whole;
@@ -222,7 +229,7 @@ kvf_status kvf_policy_project(const kvf_policy_options *options, uint32_t n_laye
             "others: list fewer layers or raise rho or budget_tokens",
             s.n_full, n_prompt, b, n_layers);
     if (o->defer_first_decode && !fits)
-        r.prompt_blocks = (uint64_t)n_layers * n_groups * blocks((uint64_t)n_prompt + 1, block_size);
+        r.prompt_blocks = (uint64_t)n_layers * n_groups * blocks(KVF__MAX(at_end, (uint64_t)n_prompt + 1), block_size);
     /* Groups of different sizes round up to whole blocks each by itself: of all tables together. */
     uint64_t steady, g = o->head_budget == KVF_HEAD_BUDGET_ADAPTIVE ? n_groups : 1;
     if (grows) /* each layer by all of max_new, from sizes that add up to the total */

@@ -16,12 +16,6 @@ uint32_t kvf_policy_flags(const kvf_policy_options *options) {
     return o ? kvf__policy_flags(o) : 0;
 }
 
-int kvf_policy_has_metric(const kvf_policy_options *options) {
-    kvf_policy_options copy;
-    const kvf_policy_options *o = kvf__options_of(options, &copy);
-    return o && kvf__policy_ops_resolve(o->ops).metric;
-}
-
 /* The sequence of a row that is observed, or NULL. */
 static kvf__policy_seq *observed(const kvf_policy_state *state, const kvf_policy_batch *b, uint32_t row) {
     kvf__policy_seq *s = kvf__policy_seq_get(state, b->view->seq_index[row]);

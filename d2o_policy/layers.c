@@ -145,7 +145,7 @@ static void own_weights(const kvf_policy_options *o, const kvf_policy_ops *ops, 
 static void weigh(const kvf_policy_state *state, kvf__policy_seq *s, const kvf_policy_ops *ops,
                   const double *variance) {
     uint32_t n = state->config.n_layers;
-    s->has_density = ops->metric && variance;
+    s->has_density = kvf_policy_has_metric(&s->options) && variance;
     if (s->has_density)
         kvf__layer_density(s->options.metric, variance, n, state->config.n_q_heads_total, s->density);
     else
@@ -165,7 +165,7 @@ kvf_status kvf__policy_budget(kvf_policy_state *state, uint32_t seq, const doubl
                          n_tokens, KVF__MAX_TOKENS, s->n_prompt);
     kvf_policy_ops ops = kvf__policy_ops_resolve(s->options.ops);
     bool first = !s->budgeted;
-    if (first && ops.metric && !variance && kvf_policy_needs(&s->options))
+    if (first && kvf_policy_has_metric(&s->options) && !variance && kvf_policy_needs(&s->options))
         return kvf__fail(err, KVF_E_INVALID, "variance: is NULL, but policy %s has a metric", s->options.ops->name);
     s->n_prompt = n_tokens;
     s->budget = kvf__budget_tokens(&s->options, n_tokens);

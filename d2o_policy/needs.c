@@ -17,6 +17,24 @@ kvf_policy_ops kvf__policy_ops_resolve(const kvf_policy_ops *ops) {
     return r;
 }
 
+enum {
+    FROM_ATTENTION = KVF_NEEDS_COL_SUMS | KVF_NEEDS_LAST_ROWS,
+    FROM_MODEL = KVF_NEEDS_REPEAT | KVF_NEEDS_PROBE,
+    SUMS = FROM_ATTENTION | KVF_NEEDS_ROW | KVF_NEEDS_SQUARES
+};
+
+bool kvf__policy_asks_model(const kvf_policy_options *o) {
+    kvf_policy_ops ops = kvf__policy_ops_resolve(o->ops);
+    return (o->score == KVF_SCORE_REPEAT || o->score == KVF_SCORE_PROBE) && !(ops.flags & KVF_POLICY_KEEPS_ALL) &&
+           ops.needs & (SUMS | FROM_MODEL);
+}
+
+int kvf_policy_has_metric(const kvf_policy_options *options) {
+    kvf_policy_options copy;
+    const kvf_policy_options *o = kvf__options_of(options, &copy);
+    return o && kvf__policy_ops_resolve(o->ops).metric && !kvf__policy_asks_model(o);
+}
+
 uint32_t kvf__policy_flags(const kvf_policy_options *o) { return kvf__policy_ops_resolve(o->ops).flags; }
 
 uint32_t kvf__policy_k(const kvf_policy_options *o, uint32_t block_size) {
@@ -43,12 +61,16 @@ uint32_t kvf_policy_needs(const kvf_policy_options *options) {
     const kvf_policy_options *o = kvf__options_of(options, &copy);
     if (!o || (!o->budget_may_change && kvf__policy_never_evicts(o))) return 0;
     kvf_policy_ops ops = kvf__policy_ops_resolve(o->ops);
-    uint32_t needs = ops.needs;
-    bool scores = needs & (KVF_NEEDS_COL_SUMS | KVF_NEEDS_LAST_ROWS);
-    /* The prompt's part of the scores, and what the metric sees beside it. */
-    needs &= ~(uint32_t)(KVF_NEEDS_COL_SUMS | KVF_NEEDS_LAST_ROWS);
-    if (scores) needs |= o->score == KVF_SCORE_WINDOW ? KVF_NEEDS_LAST_ROWS : KVF_NEEDS_COL_SUMS;
-    if (ops.metric) needs |= KVF_NEEDS_COL_SUMS;
+    uint32_t needs = ops.needs & ~(uint32_t)(FROM_ATTENTION | FROM_MODEL);
+    if (kvf__policy_asks_model(o)) {
+        needs &= ~(uint32_t)KVF_NEEDS_ROW;
+        needs |= o->score == KVF_SCORE_REPEAT ? KVF_NEEDS_REPEAT : KVF_NEEDS_PROBE;
+        if (o->merge == KVF_MERGE_ATTENTION) needs |= KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW;
+    } else if (ops.needs & (FROM_ATTENTION | FROM_MODEL)) {
+        needs |= o->score == KVF_SCORE_WINDOW ? KVF_NEEDS_LAST_ROWS : KVF_NEEDS_COL_SUMS;
+        if (ops.needs & FROM_MODEL) needs |= KVF_NEEDS_ROW;
+    }
+    if (kvf_policy_has_metric(o)) needs |= KVF_NEEDS_COL_SUMS; /* beside the scores of the last queries */
     if (ops.flags & KVF_POLICY_PROMPT_ONLY) needs &= ~(uint32_t)KVF_NEEDS_ROW;
     return needs;
 }
@@ -64,7 +86,7 @@ kvf__roles kvf__score_roles(const kvf_policy_options *o) {
     uint32_t needs = kvf_policy_needs(o), n = 0;
     kvf__roles r = {0, KVF__NONE, KVF__NONE, KVF__NONE, KVF__NONE, KVF__NONE, 0};
     if (!needs) return r;
-    if (needs & ~(uint32_t)KVF_NEEDS_LOGPROBS) {
+    if (needs & SUMS) {
         r.score = n++;
         if (o->score == KVF_SCORE_PROMPT_PLUS_CURRENT || o->score == KVF_SCORE_WINDOW) r.recent = n++;
     }

@@ -10,72 +10,79 @@ typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE 
 
 /* X(name, field, kind, least, most, values, summary), in the order of the docs. The words of a CHOICE are its enum in
  * order. A test keeps docs/options.md equal. */
-#define OPTIONS(X)                                                                                                    \
-    X(rho, rho, REAL, 0, 1, "(0, 1]",                                                                                 \
-      "Share of the prompt's tokens that a layer keeps, on average over the layers; 1 never evicts.")                 \
-    X(budget_tokens, budget_tokens, COUNT, 0, KVF__MAX_TOKENS, "0 or [16, 1073741824]",                               \
-      "Tokens that a layer keeps on average, in place of rho; 0 means rho.")                                          \
-    X(budget_bytes, budget_bytes, BYTES, 0, 0, "bytes, as 0 or 64MiB",                                                \
-      "Bytes of K and V that a sequence keeps over all layers, in place of rho; 0 means rho.")                        \
-    X(min_tokens, min_tokens, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]",                                           \
-      "Smallest budget, on average over the layers: one layer may get less; no effect with redistribute 0.")          \
-    X(metric, metric, CHOICE, 0, 0, "head_minmax|raw|layer_minmax|mass|entropy",                                      \
-      "How a layer's density follows from its column sums: their variance, scaled over its heads (head_minmax), "     \
-      "over the layers (layer_minmax) or not at all (raw; one-hot on long prompts), or a number of tokens "           \
-      "(mass, entropy).")                                                                                             \
-    X(metric_share, metric_share, REAL, 0, 1, "(0, 1]",                                                               \
-      "metric mass: the share of the column sums whose tokens it counts.")                                            \
-    X(layer_sign, layer_sign, SIGN, 0, 0, "1|-1",                                                                     \
-      "1: layers of high density get smaller budgets, as published; -1: larger ones.")                                \
-    X(layer_strength, layer_strength, REAL, 0, 1e6, "[0, 1000000]",                                                   \
-      "Factor of the density; 0 makes all layers equal.")                                                             \
-    X(redistribute, redistribute, FLAG, 0, 0, "0|1",                                                                  \
-      "1: layer sizes add up to the budget exactly; 0: the authors' clamped ratios.")                                 \
-    X(budget_unit, budget_unit, CHOICE, 0, 0, "token|block", "Unit of the layer sizes; block gives whole blocks.")    \
-    X(full_layers, full_layers, LAYERS, 0, 0, "none or a list as 0,1,last",                                           \
-      "Layers that are never compressed; the other layers get less for it, except with redistribute 0.")              \
-    X(head_budget, head_budget, CHOICE, 0, 0, "equal|adaptive",                                                       \
-      "How the head groups of a layer (heads_per_group) share its slots: equally, or by the scores of their "         \
-      "slots.")                                                                                                       \
-    X(head_floor, head_floor, REAL, 0, 1, "[0, 1]",                                                                   \
-      "head_budget adaptive: share of an equal budget that every group keeps at least.")                              \
-    X(nm, n_parts, PARTS, 0, 1000000, "N:M, N in [0, 1000000], M in [1, 1000000]",                                    \
-      "Ratio of heavy hitters (sinks included) to recent window; streaming ignores it.")                              \
-    X(window, window, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]", "Recent window in tokens; 0: by N:M.")            \
-    X(sinks, sinks, COUNT, 0, 1u << 20, "[0, 1048576]", "Number of first tokens that are always kept.")               \
-    X(sinks_extra, sinks_extra, FLAG, 0, 0, "0|1", "1: N:M divides the slots that remain after the sinks.")           \
-    X(score, score, CHOICE, 0, 0, "accumulate|prompt_plus_current|mean|sqrt|window",                                  \
-      "Query rows that add to a slot's score: all (accumulate); the prompt's and the newest; all, divided by "        \
-      "the number of queries that saw the token (mean) or its root (sqrt); the last ones (window).")                  \
-    X(score_window, score_window, COUNT, 1, 1u << 20, "[1, 1048576]",                                                 \
-      "score window: number w of last queries; in decode the last w to 2w - 1.")                                      \
-    X(score_norm, score_norm, CHOICE, 0, 0, "none|v", "v: the score is multiplied by the norm of the token's value.") \
-    X(score_pool, score_pool, COUNT, 1, KVF__MAX_POOL - 1, "odd, in [1, 63]",                                         \
-      "Number of neighbouring slots over which scores are averaged; 1: none.")                                        \
-    X(score_decay, score_decay, REAL, 0, 1, "[0, 1]",                                                                 \
-      "Factor of earlier scores at the end of a later prompt segment.")                                               \
-    X(gqa, gqa, CHOICE, 0, 0, "sum|max|first", "How the scores of a KV head's query heads are combined.")             \
-    X(merge, merge, CHOICE, 0, 0, "paper|authors|average|mass|none|attention",                                        \
-      "Weights of a merge; mass and attention need pages with weight and bias.")                                      \
-    X(merge_keys, merge_keys, FLAG, 0, 0, "0|1", "0: only values are merged.")                                        \
-    X(match, match, CHOICE, 0, 0, "key|value", "Vectors whose cosine matches evicted tokens with kept ones.")         \
-    X(scope, scope, CHOICE, 0, 0, "head|layer",                                                                       \
-      "Whether each head or the whole layer decides what merges, with one threshold.")                                \
-    X(beta_new, beta_new, REAL, 0, 1, "[0, 1]", "Weight of an event's mean cosine in the moving threshold tau.")      \
-    X(beta_old, beta_old, REAL, 0, 1, "[0, 1]", "Weight of the previous tau.")                                        \
-    X(gate, gate, GATE, -1, 1, "tau or [-1, 1]",                                                                      \
-      "Smallest cosine at which a token is merged: the moving tau, or a fixed number.")                               \
-    X(cam_tokens, cam_tokens, COUNT, 1, KVF__MAX_CAM_TOKENS, "[1, 128]",                                              \
-      "cam: number of following tokens that take in an evicted value.")                                               \
-    X(cam_mode, cam_mode, CHOICE, 0, 0, "expected|sample",                                                            \
-      "cam: an evicted value is scaled by its probability (expected), or taken in whole with that probability "       \
-      "(sample).")                                                                                                    \
-    X(cam_seed, cam_seed, COUNT, 0, UINT32_MAX, "[0, 4294967295]", "cam: seed of cam_mode sample.")                   \
-    X(evict_every, evict_every, COUNT, 0, 1u << 20, "[0, 1048576]",                                                   \
-      "k: a decode event evicts k tokens at once; 0 means half a block.")                                             \
-    X(defer_first_decode, defer_first_decode, FLAG, 0, 0, "0|1",                                                      \
-      "1: the prompt is compressed after the first decode step, as the authors do.")                                  \
-    X(budget_may_change, budget_may_change, FLAG, 0, 0, "0|1",                                                        \
+#define OPTIONS(X)                                                                                                  \
+    X(rho, rho, REAL, 0, 1, "(0, 1]",                                                                               \
+      "Share of the prompt's tokens that a layer keeps, on average over the layers; 1 never evicts.")               \
+    X(budget_tokens, budget_tokens, COUNT, 0, KVF__MAX_TOKENS, "0 or [16, 1073741824]",                             \
+      "Tokens that a layer keeps on average, in place of rho; 0 means rho.")                                        \
+    X(budget_bytes, budget_bytes, BYTES, 0, 0, "bytes, as 0 or 64MiB",                                              \
+      "Bytes of K and V that a sequence keeps over all layers, in place of rho; 0 means rho.")                      \
+    X(min_tokens, min_tokens, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]",                                         \
+      "Smallest budget, on average over the layers: one layer may get less; no effect with redistribute 0.")        \
+    X(metric, metric, CHOICE, 0, 0, "head_minmax|raw|layer_minmax|mass|entropy",                                    \
+      "How a layer's density follows from its column sums: their variance, scaled over its heads (head_minmax), "   \
+      "over the layers (layer_minmax) or not at all (raw; one-hot on long prompts), or a number of tokens "         \
+      "(mass, entropy).")                                                                                           \
+    X(metric_share, metric_share, REAL, 0, 1, "(0, 1]",                                                             \
+      "metric mass: the share of the column sums whose tokens it counts.")                                          \
+    X(layer_sign, layer_sign, SIGN, 0, 0, "1|-1",                                                                   \
+      "1: layers of high density get smaller budgets, as published; -1: larger ones.")                              \
+    X(layer_strength, layer_strength, REAL, 0, 1e6, "[0, 1000000]",                                                 \
+      "Factor of the density; 0 makes all layers equal.")                                                           \
+    X(redistribute, redistribute, FLAG, 0, 0, "0|1",                                                                \
+      "1: layer sizes add up to the budget exactly; 0: the authors' clamped ratios.")                               \
+    X(budget_unit, budget_unit, CHOICE, 0, 0, "token|block", "Unit of the layer sizes; block gives whole blocks.")  \
+    X(full_layers, full_layers, LAYERS, 0, 0, "none or a list as 0,1,last",                                         \
+      "Layers that are never compressed; the other layers get less for it, except with redistribute 0.")            \
+    X(head_budget, head_budget, CHOICE, 0, 0, "equal|adaptive",                                                     \
+      "How the head groups of a layer (heads_per_group) share its slots: equally, or by the scores of their "       \
+      "slots.")                                                                                                     \
+    X(head_floor, head_floor, REAL, 0, 1, "[0, 1]",                                                                 \
+      "head_budget adaptive: share of an equal budget that every group keeps at least.")                            \
+    X(nm, n_parts, PARTS, 0, 1000000, "N:M, N in [0, 1000000], M in [1, 1000000]",                                  \
+      "Ratio of heavy hitters (sinks included) to recent window; streaming ignores it.")                            \
+    X(window, window, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]", "Recent window in tokens; 0: by N:M.")          \
+    X(sinks, sinks, COUNT, 0, 1u << 20, "[0, 1048576]", "Number of first tokens that are always kept.")             \
+    X(sinks_extra, sinks_extra, FLAG, 0, 0, "0|1", "1: N:M divides the slots that remain after the sinks.")         \
+    X(score, score, CHOICE, 0, 0, "accumulate|prompt_plus_current|mean|sqrt|window|repeat|probe",                   \
+      "Query rows that add to a slot's score: all (accumulate); the prompt's and the newest; all, divided by "      \
+      "the number of queries that saw the token (mean) or its root (sqrt); the last ones (window). Or a score "     \
+      "that needs no attention of these rows: from a repetition of the prompt (repeat), or from a probe of the "    \
+      "token's hidden state (probe).")                                                                              \
+    X(repeat_piece, repeat_piece, COUNT, 0, KVF__MAX_TOKENS, "0 or [64, 1073741824]",                               \
+      "score repeat: most prompt tokens of one piece of the repetition; 0: the whole prompt, or what fits the "     \
+      "context.")                                                                                                   \
+    X(score_window, score_window, COUNT, 1, 1u << 20, "[1, 1048576]",                                               \
+      "score window: number w of last queries; in decode the last w to 2w - 1.")                                    \
+    X(score_norm, score_norm, CHOICE, 0, 0, "none|v|output",                                                        \
+      "v: a score by attention is multiplied by the norm of the token's value; output: score repeat is multiplied " \
+      "by the norm of the value after the output projection, and divided by that of the query's residual.")         \
+    X(score_pool, score_pool, COUNT, 1, KVF__MAX_POOL - 1, "odd, in [1, 63]",                                       \
+      "Number of neighbouring slots over which scores are averaged; 1: none.")                                      \
+    X(score_decay, score_decay, REAL, 0, 1, "[0, 1]",                                                               \
+      "Factor of earlier scores at the end of a later prompt segment.")                                             \
+    X(gqa, gqa, CHOICE, 0, 0, "sum|max|first", "How the scores of a KV head's query heads are combined.")           \
+    X(merge, merge, CHOICE, 0, 0, "paper|authors|average|mass|none|attention",                                      \
+      "Weights of a merge; mass and attention need pages with weight and bias.")                                    \
+    X(merge_keys, merge_keys, FLAG, 0, 0, "0|1", "0: only values are merged.")                                      \
+    X(match, match, CHOICE, 0, 0, "key|value", "Vectors whose cosine matches evicted tokens with kept ones.")       \
+    X(scope, scope, CHOICE, 0, 0, "head|layer",                                                                     \
+      "Whether each head or the whole layer decides what merges, with one threshold.")                              \
+    X(beta_new, beta_new, REAL, 0, 1, "[0, 1]", "Weight of an event's mean cosine in the moving threshold tau.")    \
+    X(beta_old, beta_old, REAL, 0, 1, "[0, 1]", "Weight of the previous tau.")                                      \
+    X(gate, gate, GATE, -1, 1, "tau or [-1, 1]",                                                                    \
+      "Smallest cosine at which a token is merged: the moving tau, or a fixed number.")                             \
+    X(cam_tokens, cam_tokens, COUNT, 1, KVF__MAX_CAM_TOKENS, "[1, 128]",                                            \
+      "cam: number of following tokens that take in an evicted value.")                                             \
+    X(cam_mode, cam_mode, CHOICE, 0, 0, "expected|sample",                                                          \
+      "cam: an evicted value is scaled by its probability (expected), or taken in whole with that probability "     \
+      "(sample).")                                                                                                  \
+    X(cam_seed, cam_seed, COUNT, 0, UINT32_MAX, "[0, 4294967295]", "cam: seed of cam_mode sample.")                 \
+    X(evict_every, evict_every, COUNT, 0, 1u << 20, "[0, 1048576]",                                                 \
+      "k: a decode event evicts k tokens at once; 0 means half a block.")                                           \
+    X(defer_first_decode, defer_first_decode, FLAG, 0, 0, "0|1",                                                    \
+      "1: the prompt is compressed after the first decode step, as the authors do.")                                \
+    X(budget_may_change, budget_may_change, FLAG, 0, 0, "0|1",                                                      \
       "1: observe attention even with rho 1, so that the budget can be tightened later.")
 
 static const kvf_policy_option_info infos[] = {
@@ -282,6 +289,8 @@ static kvf_status check_one(const kvf_policy_options *o, uint32_t i, const char 
     if (ok && details[i].offset == offsetof(kvf_policy_options, rho)) ok = o->rho > 0.0;
     if (ok && details[i].offset == offsetof(kvf_policy_options, metric_share)) ok = o->metric_share > 0.0;
     if (ok && details[i].offset == offsetof(kvf_policy_options, score_pool)) ok = o->score_pool % 2;
+    if (ok && details[i].offset == offsetof(kvf_policy_options, repeat_piece))
+        ok = o->repeat_piece == 0 || o->repeat_piece >= KVF_MIN_PIECE_TOKENS;
     if (ok && details[i].offset == offsetof(kvf_policy_options, budget_tokens))
         ok = o->budget_tokens == 0 || o->budget_tokens >= KVF_MIN_BUDGET_TOKENS;
     if (ok) return KVF_OK;
@@ -345,7 +354,26 @@ static kvf_status check_attention(const kvf_policy_options *o, kvf_error *err) {
                          o->ops->name);
     if (o->score == KVF_SCORE_PROMPT_PLUS_CURRENT || o->score == KVF_SCORE_WINDOW)
         return kvf__fail(err, KVF_E_INVALID,
-                         "merge attention: score must be accumulate, mean or sqrt, whose sums are of all queries");
+                         "merge attention: score must not be prompt_plus_current or window: it goes by sums of all "
+                         "queries");
+    return KVF_OK;
+}
+
+/* What does not go with a score from the model, or only with one. */
+static kvf_status check_model_score(const kvf_policy_options *o, kvf_error *err) {
+    kvf_policy_ops ops = kvf__policy_ops_resolve(o->ops);
+    const char *score = o->score == KVF_SCORE_REPEAT ? "repeat" : "probe";
+    if (!kvf__policy_asks_model(o))
+        return o->score_norm != KVF_SCORE_NORM_OUTPUT || ops.flags & KVF_POLICY_KEEPS_ALL
+                   ? KVF_OK
+                   : kvf__fail(err, KVF_E_INVALID,
+                               "score_norm output: needs score repeat; a score by attention takes v");
+    if ((ops.worth && !(ops.needs & (KVF_NEEDS_REPEAT | KVF_NEEDS_PROBE))) || kvf__policy_folds(o->ops))
+        return kvf__fail(err, KVF_E_INVALID, "score %s: policy %s goes by attention alone: use a score by attention",
+                         score, ops.name);
+    if (o->score_norm == KVF_SCORE_NORM_V || (o->score_norm == KVF_SCORE_NORM_OUTPUT && o->score == KVF_SCORE_PROBE))
+        return kvf__fail(err, KVF_E_INVALID, "score %s: score_norm must be none%s", score,
+                         o->score == KVF_SCORE_REPEAT ? " or output" : "");
     return KVF_OK;
 }
 
@@ -383,6 +411,7 @@ kvf_status kvf_policy_options_check(const kvf_policy_options *options, uint32_t 
         return kvf__fail(err, KVF_E_INVALID, "merge %s: policy %s hands values on by a rule of its own: use merge none",
                          merge, o->ops->name);
     st = check_attention(o, err);
+    if (!st) st = check_model_score(o, err);
     if (st) return st;
     if (o->head_budget == KVF_HEAD_BUDGET_ADAPTIVE && o->scope == KVF_SCOPE_LAYER)
         return kvf__fail(err, KVF_E_INVALID,

@@ -82,6 +82,7 @@ typedef struct kvf__scratch {
     uint8_t *done;                      /* [max_slots] */
     float *score[KVF_MAX_SCORE_ARRAYS]; /* [max_slots] */
     float *worth;                       /* [max_slots] */
+    float *model;                       /* [max_slots] scores from the model */
     uint32_t *pos;                      /* [max_slots] */
     uint64_t *work;                     /* [max_slots] scratch of a policy's worth */
     double *weights;                    /* [max_slots] */

@@ -105,6 +105,8 @@ kvf_status kvf__policy_ops_check(const kvf_policy_ops *ops, kvf_error *err);
 /* ---- needs.c --------------------------------------------------------------------------------- */
 
 uint32_t kvf__policy_flags(const kvf_policy_options *o);
+/* Whether slots are ranked by kvf_pages.score: score repeat or probe, in a policy that ranks by scores. */
+bool kvf__policy_asks_model(const kvf_policy_options *o);
 uint32_t kvf__policy_k(const kvf_policy_options *o, uint32_t block_size);
 /* Slots above S that a layer gains before it evicts: k, or 0 if only the prompt is compressed. */
 uint32_t kvf__policy_room(const kvf_policy_options *o, uint32_t block_size);

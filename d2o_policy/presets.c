@@ -133,7 +133,7 @@ kvf_status kvf_policy_options_init(kvf_policy_options *options, size_t struct_si
 
 kvf_status kvf__policy_ops_check(const kvf_policy_ops *ops, kvf_error *err) {
     const uint32_t needs = KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW | KVF_NEEDS_SQUARES | KVF_NEEDS_LAST_ROWS |
-                           KVF_NEEDS_LOGPROBS,
+                           KVF_NEEDS_LOGPROBS | KVF_NEEDS_REPEAT | KVF_NEEDS_PROBE,
                    flags = KVF_POLICY_PROMPT_ONLY | KVF_POLICY_EQUAL_LAYERS | KVF_POLICY_RECENT | KVF_POLICY_KEEPS_ALL;
     kvf_policy_ops copy;
     kvf_status st = kvf__config_read(&copy, sizeof copy, ops, "kvf_policy_ops", err);

@@ -34,7 +34,7 @@ static void pool(const kvf_policy_slots *s, float *worth) {
 void kvf_policy_worth(const kvf_policy_slots *s, float *worth) {
     if (!s || !s->options || !worth) return;
     const kvf_policy_options *o = s->options;
-    const float *base = s->score ? s->score : s->surprise;
+    const float *base = s->model ? s->model : s->score ? s->score : s->surprise;
     uint32_t n = s->n_slots;
     for (uint32_t i = 0; i < n; i++) worth[i] = base ? base[i] : 0.0f;
     if (s->recent)
@@ -47,6 +47,20 @@ void kvf_policy_worth(const kvf_policy_slots *s, float *worth) {
     if (s->v_norm)
         for (uint32_t i = 0; i < n; i++) worth[i] *= s->v_norm[i];
     if (o->score_pool > 1) pool(s, worth);
+}
+
+/* The scores from the model. A slot that has none yet counts as the mean of the others. */
+static void read_model(const kvf__head *h, const kvf__scratch *x) {
+    double sum = 0.0;
+    uint32_t n = 0, n_slots = h->n_slots, bs = h->pages->block_size;
+    for (uint32_t begin = 0; begin < n_slots; begin += bs)
+        memcpy(x->model + begin, h->pages->score + kvf__slot_index(h, begin),
+               KVF__MIN(bs, n_slots - begin) * sizeof *x->model);
+    for (uint32_t slot = 0; slot < n_slots; slot++)
+        if (isfinite(x->model[slot])) sum += (double)x->model[slot], n++;
+    float mean = n ? (float)(sum / n) : 0.0f;
+    for (uint32_t slot = 0; slot < n_slots; slot++)
+        if (isinf(x->model[slot]) && x->model[slot] > 0) x->model[slot] = mean;
 }
 
 void kvf__slots_fill(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__scratch *x,
@@ -76,7 +90,8 @@ void kvf__slots_fill(const kvf__call *c, const kvf_event *e, uint32_t kv_head, c
                               .v_norm = r->v_norm == KVF__NONE ? NULL : a[r->v_norm],
                               .arrays = a,
                               .n_arrays = r->n,
-                              .scratch = (float *)(void *)x->work};
+                              .scratch = (float *)(void *)x->work,
+                              .model = kvf__policy_asks_model(&s->options) ? x->model : NULL};
 }
 
 const float *kvf__event_worth(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__scratch *x) {
@@ -84,8 +99,14 @@ const float *kvf__event_worth(const kvf__call *c, const kvf_event *e, uint32_t k
     void (*worth)(const kvf_policy_slots *, float *) = kvf__policy_ops_resolve(o->ops).worth;
     kvf__roles r = kvf__score_roles(o);
     kvf__event_scores(c, e, kv_head, x);
+    bool model = kvf__policy_asks_model(o);
+    if (model) {
+        kvf__head h = kvf__head_of(c->batch->view, c->batch->pages, e->row, e->layer, kv_head);
+        read_model(&h, x);
+        if (!worth && o->score_pool <= 1) return x->model;
+    }
     /* Accumulated scores are used as they are: nothing is copied. */
-    bool plain = !worth && o->score == KVF_SCORE_ACCUMULATE && o->score_pool <= 1 && r.v_norm == KVF__NONE;
+    bool plain = !worth && !model && o->score == KVF_SCORE_ACCUMULATE && o->score_pool <= 1 && r.v_norm == KVF__NONE;
     if (plain && r.n) return x->score[r.score == KVF__NONE ? r.surprise : r.score];
     kvf_policy_slots slots;
     kvf__slots_fill(c, e, kv_head, x, &r, &slots);

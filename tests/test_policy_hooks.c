@@ -82,7 +82,7 @@ Test(policy_hooks, misuse_is_refused) {
     REFUSED(bad.struct_size = 0, "struct_size 0");
     REFUSED(bad.name = NULL, "name must be set");
     REFUSED(bad.name = "", "name must be set");
-    REFUSED(bad.needs = 0x20, "policy bare: needs 0x20");
+    REFUSED(bad.needs = 0x80, "policy bare: needs 0x80");
     REFUSED(bad.flags = 0x10, "flags 0x10");
     FAILS(kvf_policy_options_init_ops(&o, sizeof o, NULL, err), KVF_E_INVALID, "ops must be set");
     FAILS(kvf_policy_options_init_ops(NULL, sizeof o, &bare, err), KVF_E_INVALID, "must be set");

@@ -21,7 +21,7 @@ Test(policy_options, every_value_reads_back_as_itself) {
                                              {"d2o", NULL}};
     uint32_t n;
     const kvf_policy_option_info *list = kvf_policy_option_list(&n);
-    cr_assert_eq(n, 36);
+    cr_assert_eq(n, 37);
     for (size_t p = 0; p < sizeof presets / sizeof *presets; p++) {
         kvf_policy_options o = init(presets[p][0], presets[p][1]), copy = init("d2o", "paper");
         copy.ops = o.ops;
@@ -99,7 +99,7 @@ Test(policy_options, bad_values_name_option_value_and_remedy) {
         {"score_pool", "4", "score_pool 4: must be odd, in [1, 63]"},
         {"score_pool", "65", "must be"},
         {"score_window", "0", "score_window 0: must be in [1, 1048576]"},
-        {"score_norm", "k", "must be none|v"},
+        {"score_norm", "k", "must be none|v|output"},
         {"score_decay", "1.5", "must be in [0, 1]"},
         {"min_tokens", "-1", "must be"},
         {"min_tokens", "4294967296", "must be"},
@@ -167,13 +167,70 @@ Test(policy_options, check_finds_what_was_set_by_field) {
     BAD((bad.budget_unit = KVF_BUDGET_BLOCK, bad.redistribute = 0), "budget_unit block: needs redistribute 1");
     BAD(bad.ops = kvf_policy_find("cam"),
         "merge paper: policy cam hands values on by a rule of its own: use merge none");
-    BAD((bad.merge = KVF_MERGE_ATTENTION, bad.score = KVF_SCORE_WINDOW), "merge attention: score must be accumulate");
-    BAD((bad.merge = KVF_MERGE_ATTENTION, bad.score = KVF_SCORE_PROMPT_PLUS_CURRENT), "merge attention: score must be");
+    BAD((bad.merge = KVF_MERGE_ATTENTION, bad.score = KVF_SCORE_WINDOW), "merge attention: score must not be");
+    BAD((bad.merge = KVF_MERGE_ATTENTION, bad.score = KVF_SCORE_PROMPT_PLUS_CURRENT),
+        "merge attention: score must not");
     BAD((bad.merge = KVF_MERGE_ATTENTION, bad.ops = kvf_policy_find("streaming")),
         "merge attention: policy streaming sees no attention");
+    BAD(bad.repeat_piece = 63, "repeat_piece 63: must be 0 or [64, 1073741824]");
+    BAD(bad.score_norm = KVF_SCORE_NORM_OUTPUT, "score_norm output: needs score repeat");
+    BAD((bad.score = KVF_SCORE_REPEAT, bad.score_norm = KVF_SCORE_NORM_V),
+        "score repeat: score_norm must be none or output");
+    BAD((bad.score = KVF_SCORE_PROBE, bad.score_norm = KVF_SCORE_NORM_OUTPUT), "score probe: score_norm must be none");
+    BAD((bad.score = KVF_SCORE_PROBE, bad.merge = KVF_MERGE_NONE, bad.ops = kvf_policy_find("roco")),
+        "score probe: policy roco goes by attention alone");
+    BAD((bad.score = KVF_SCORE_REPEAT, bad.merge = KVF_MERGE_NONE, bad.ops = kvf_policy_find("cam")),
+        "score repeat: policy cam goes by attention alone");
     BAD(bad.ops = NULL, "kvf_policy_options_init");
     FAILS(kvf_policy_options_check(&o, 0, 16, err), KVF_E_INVALID, "n_layers 0");
     OK(kvf_policy_options_check(&o, 1, 16, err));
+}
+
+/* A score from the model takes the place of all that attention would give, but for what a merge weighs by. */
+Test(policy_options, scores_from_the_model_need_no_attention) {
+    for (uint32_t i = 0; kvf_policy_name(i); i++)
+        for (int probe = 0; probe < 2; probe++) {
+            kvf_policy_options o = init(kvf_policy_name(i), NULL), before = o;
+            uint32_t own = before.ops->needs & ~(uint32_t)(KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW | KVF_NEEDS_LAST_ROWS),
+                     want = probe ? KVF_NEEDS_PROBE : KVF_NEEDS_REPEAT;
+            o.score = probe ? KVF_SCORE_PROBE : KVF_SCORE_REPEAT;
+            o.score_norm = KVF_SCORE_NORM_NONE;
+            o.merge = KVF_MERGE_NONE;
+            if (kvf_policy_options_check(&o, 4, 16, NULL)) continue;
+            if (!kvf__policy_asks_model(&o)) { /* it ranks by no score */
+                cr_assert_eq(kvf_policy_needs(&o), kvf_policy_needs(&before), "%s", o.ops->name);
+                continue;
+            }
+            cr_assert_eq(kvf_policy_needs(&o), want | own, "%s", o.ops->name);
+            cr_assert(!kvf_policy_has_metric(&o) && !kvf_policy_observes(&o) && kvf_policy_n_arrays(&o) == 0);
+            o.merge = KVF_MERGE_ATTENTION;
+            OK(kvf_policy_options_check(&o, 4, 16, err));
+            bool rows = !(kvf__policy_flags(&o) & KVF_POLICY_PROMPT_ONLY);
+            cr_assert_eq(kvf_policy_needs(&o), want | own | KVF_NEEDS_COL_SUMS | (rows ? KVF_NEEDS_ROW : 0u));
+            cr_assert_eq(kvf_policy_n_arrays(&o), 1);
+            o.rho = 1;
+            cr_assert_eq(kvf_policy_needs(&o), 0);
+        }
+}
+
+/* A piece of the repetition is held beside the prompt. */
+Test(policy_options, a_repetition_counts_with_the_prompt) {
+    static const struct {
+        uint32_t piece, n_prompt, tokens;
+    } cases[] = {{0, 1000, 2032}, {64, 1000, 1096}, {2000, 1000, 2032}, {100, 30, 92}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kvf_policy_options o = init("h2o", NULL);
+        kvf_policy_need without, need;
+        OK(kvf_policy_project(&o, 5, 3, 16, cases[i].n_prompt, 10, &without, err));
+        o.score = KVF_SCORE_REPEAT;
+        o.repeat_piece = cases[i].piece;
+        OK(kvf_policy_project(&o, 5, 3, 16, cases[i].n_prompt, 10, &need, err));
+        cr_assert_eq(need.prompt_blocks, 15u * ((cases[i].tokens + 15) / 16), "case %zu", i);
+        cr_assert_eq(need.steady_blocks, without.steady_blocks);
+        o.score = KVF_SCORE_PROBE;
+        OK(kvf_policy_project(&o, 5, 3, 16, cases[i].n_prompt, 10, &need, err));
+        cr_assert_eq(need.prompt_blocks, without.prompt_blocks);
+    }
 }
 
 Test(policy_options, presets_are_those_of_the_papers) {

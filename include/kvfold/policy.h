@@ -64,9 +64,16 @@ typedef enum kvf_score {
     KVF_SCORE_PROMPT_PLUS_CURRENT, /* the prompt's column sums plus the newest decode row only */
     KVF_SCORE_MEAN,                /* accumulate, divided by the number of queries that saw the token */
     KVF_SCORE_SQRT,                /* accumulate, divided by the square root of that number */
-    KVF_SCORE_WINDOW               /* the rows of the last score_window queries only */
+    KVF_SCORE_WINDOW,              /* the rows of the last score_window queries only */
+    KVF_SCORE_REPEAT, /* kvf_pages.score: the highest probability that a repetition of the prompt gave the token */
+    KVF_SCORE_PROBE   /* kvf_pages.score: a linear probe of the token's hidden state */
 } kvf_score;
-typedef enum kvf_score_norm { KVF_SCORE_NORM_NONE, KVF_SCORE_NORM_V } kvf_score_norm;
+typedef enum kvf_score_norm {
+    KVF_SCORE_NORM_NONE,
+    KVF_SCORE_NORM_V, /* scores by attention, times the norm of the token's value */
+    KVF_SCORE_NORM_OUTPUT /* score repeat: times the norm of the value after the output projection, divided by the norm of the
+                           * querying token's residual */
+} kvf_score_norm;
 typedef enum kvf_cam_mode { KVF_CAM_EXPECTED, KVF_CAM_SAMPLE } kvf_cam_mode;
 typedef enum kvf_match { KVF_MATCH_KEY, KVF_MATCH_VALUE } kvf_match;
 typedef enum kvf_scope { KVF_SCOPE_HEAD, KVF_SCOPE_LAYER } kvf_scope; /* what decides which tokens merge */
@@ -84,6 +91,8 @@ typedef enum kvf_merge {
 #define KVF_MAX_FULL_LAYERS 64
 #define KVF_MIN_BUDGET_TOKENS 16u
 #define KVF_MAX_SCORE_ARRAYS 8u
+#define KVF_MIN_PIECE_TOKENS 64u       /* of the prompt, in a piece of its repetition */
+#define KVF_MAX_INSTRUCTION_TOKENS 32u /* before each piece */
 
 /* Fill it with kvf_policy_options_init, then change single fields, or use kvf_policy_option_set. Unlike in a config, zero does
  * not mean a default here. docs/options.md explains each option. */
@@ -128,6 +137,9 @@ typedef struct kvf_policy_options {
     kvf_match match;   /* which cosines find the nearest kept token, and are gated and weighed: of keys, or of values */
     kvf_head_budget head_budget; /* how the head groups of a layer share its slots */
     double head_floor; /* head_budget adaptive: each group keeps at least this share of an equal one, [0, 1] */
+    uint32_t
+        repeat_piece; /* score repeat: most prompt tokens of one piece, at least KVF_MIN_PIECE_TOKENS; 0: the whole prompt, or
+                            * what fits the context */
 } kvf_policy_options;
 
 typedef struct kvf_policy_option_info {
@@ -214,12 +226,12 @@ KVF_API int kvf_policy_evicts(const kvf_policy_options *options);
 KVF_API uint32_t kvf_policy_flags(const kvf_policy_options *options);
 
 /** Whether the layers' sizes depend on a metric, which the ranks must sum up: not where all layers weigh the same
- *  (KVF_POLICY_EQUAL_LAYERS, or no KVF_NEEDS_COL_SUMS).
+ *  (KVF_POLICY_EQUAL_LAYERS, no KVF_NEEDS_COL_SUMS, or score repeat and probe, which need no attention).
  *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). Returns 0 or 1. */
 KVF_API int kvf_policy_has_metric(const kvf_policy_options *options);
 
 /** Which sums of attention probabilities, and which other inputs, a sequence with these options needs: KVF_NEEDS_* of the
- *  policy and of its options. 0 when nothing is ever evicted, unless budget_may_change is set.
+ *  policy and of its options. With score repeat or probe no attention, unless merge attention weighs by it. 0 when nothing is ever evicted, unless budget_may_change is set.
  *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). */
 KVF_API uint32_t kvf_policy_needs(const kvf_policy_options *options);
 
@@ -246,7 +258,7 @@ typedef struct kvf_layer_size {
 
 /* The memory that a request will need, estimated before its sizes are known. Blocks over all layers and groups of this rank. */
 typedef struct kvf_policy_need {
-    uint64_t prompt_blocks; /* while its prompt runs */
+    uint64_t prompt_blocks; /* while its prompt runs; with score repeat also a piece of its repetition */
     uint64_t steady_blocks; /* afterwards; for a policy that never evicts: with all max_new tokens */
     uint32_t budget_tokens; /* B */
     int bounded;            /* 1: every layer evicts, so its tables never outgrow these blocks */
@@ -494,7 +506,9 @@ enum {
     KVF_NEEDS_ROW = 2,       /* the row of probabilities of every decode step */
     KVF_NEEDS_SQUARES = 4,   /* prompt: sums of squares (kvf_mass.sq_sums) */
     KVF_NEEDS_LAST_ROWS = 8, /* prompt: column sums of its last score_window queries only (with score window) */
-    KVF_NEEDS_LOGPROBS = 16  /* log p of each token given those before it */
+    KVF_NEEDS_LOGPROBS = 16, /* log p of each token given those before it */
+    KVF_NEEDS_REPEAT = 32,   /* kvf_pages.score, from a repetition of each prompt */
+    KVF_NEEDS_PROBE = 64     /* kvf_pages.score, from a probe in each forward pass */
 };
 
 enum {
@@ -522,6 +536,9 @@ typedef struct kvf_policy_slots {
         *arrays; /* [n_arrays]: the arrays above that are not NULL, in their order, then the policy's own */
     uint32_t n_arrays;
     float *scratch; /* [2 * n_slots], free to use during the call */
+    const float *
+        model; /* the score from the model, with the mean of the others for slots that have none yet; NULL without score
+                         * repeat or probe */
 } kvf_policy_slots;
 
 /* A policy. It sets only the functions in which it differs: NULL means the library's own. observe to apply, n_arrays and weights
