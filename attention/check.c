@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "base/view_stamp.h"
+
 static kvf_status check_pages(const kvf__call *c, kvf_error *err) {
     const kvf_pages *p = &c->pages;
     uint32_t bs = p->block_size;
@@ -54,6 +56,8 @@ static kvf_status check_view(const kvf__call *c, kvf_error *err) {
                                           : "n_slots");
     if (v->n_groups == 0 || v->n_groups > 1024)
         return kvf__fail(err, KVF_E_INVALID, "n_groups %u: must be in [1, 1024]", v->n_groups);
+    if (!kvf__view_is_current(v))
+        return kvf__fail(err, KVF_E_STALE, "view: its buffer has been filled again since; use the view of that fill");
     if (c->a.layer >= v->n_layers)
         return kvf__fail(err, KVF_E_INVALID, "layer %u: the view has %u layers", c->a.layer, v->n_layers);
     if (c->a.seq_begin > c->a.seq_end || c->a.seq_end > v->n_seqs)
@@ -63,9 +67,10 @@ static kvf_status check_view(const kvf__call *c, kvf_error *err) {
     return KVF_OK;
 }
 
-/* Lengths, query rows and block ids of every table of the range. */
+/* Lengths and query rows of every table of the range, and block ids that are not known to be in range. */
 static kvf_status check_tables(kvf__call *c, kvf__call_kind kind, kvf_error *err) {
     const uint32_t *q_begin = c->a.q_begin;
+    const bool known = kvf__view_ids_below(&c->view, c->pages.n_blocks);
     c->max_slots = 0;
     for (uint32_t i = c->a.seq_begin; i < c->a.seq_end; i++) {
         if (q_begin[i + 1] < q_begin[i])
@@ -81,7 +86,7 @@ static kvf_status check_tables(kvf__call *c, kvf__call_kind kind, kvf_error *err
                 return kvf__fail(err, KVF_E_INVALID, "sequence %u, group %u: %u query rows over %u slots: append first",
                                  i, g, n, slots);
             const uint32_t *row = c->view.rows + c->view.row_offset[t];
-            for (uint32_t b = 0, n_blocks = kvf__ceil_div(slots, c->pages.block_size); b < n_blocks; b++)
+            for (uint32_t b = 0, n_blocks = kvf__ceil_div(slots, c->pages.block_size); b < n_blocks && !known; b++)
                 if (row[b] >= c->pages.n_blocks)
                     return kvf__fail(err, KVF_E_INVALID, "sequence %u, group %u, block %u: id %u: there are %u blocks",
                                      i, g, b, row[b], c->pages.n_blocks);

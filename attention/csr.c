@@ -1,6 +1,7 @@
 /* One layer of a view as CSR arrays (compressed rows), as other attention kernels take them. */
 #include "base/base.h"
 #include "base/page_index.h"
+#include "base/view_stamp.h"
 
 static kvf_status check(const kvf_view *v, const kvf_pages *p, uint32_t layer, uint32_t group, const kvf_csr *csr,
                         kvf_error *err) {
@@ -12,6 +13,8 @@ static kvf_status check(const kvf_view *v, const kvf_pages *p, uint32_t layer, u
     if (!v->rows || !v->row_offset || !v->n_slots || !v->block_size)
         return kvf__fail(err, KVF_E_INVALID,
                          "view: rows, row_offset, n_slots and block_size must be set: fill it with kvf_view_fill");
+    if (!kvf__view_is_current(v))
+        return kvf__fail(err, KVF_E_STALE, "view: its buffer has been filled again since; use the view of that fill");
     if (layer >= v->n_layers) return kvf__fail(err, KVF_E_INVALID, "layer %u: the view has %u", layer, v->n_layers);
     if (group >= v->n_groups) return kvf__fail(err, KVF_E_INVALID, "group %u: the view has %u", group, v->n_groups);
     if (p && p->bias)

@@ -43,6 +43,7 @@
 #define KVF_BLOCKMGR_MANAGER_H
 
 #include "base/base.h"
+#include "base/view_stamp.h"
 #include "blockmgr/cache.h"
 #include "blockmgr/pool.h"
 #include "kvfold/blockmgr.h"
@@ -111,6 +112,7 @@ typedef struct kvf__view_buffer {
     kvf_view_range *ranges;
     uint32_t n_ranges;
     uint64_t n_bytes;
+    struct kvf_view_stamp stamp;
 } kvf__view_buffer;
 
 struct kvf_manager {
@@ -227,7 +229,11 @@ void kvf__views_cut(kvf_manager *m, uint32_t t, uint32_t n_blocks, uint32_t n_pa
 kvf_status kvf__views_audit(const kvf_manager *m, kvf_error *err);
 /* Reports that of table t only the first n_blocks entries of the row and n_pages of the score row are unchanged. */
 static inline void kvf__row_cut(kvf_manager *m, uint32_t t, uint32_t n_blocks, uint32_t n_pages) {
-    if (m->config.view_copies) kvf__views_cut(m, t, n_blocks, n_pages);
+    if (m->config.view_copies) {
+        kvf__views_cut(m, t, n_blocks, n_pages);
+    } else { /* views read the rows themselves */
+        m->views[0].stamp.n_blocks = m->views[1].stamp.n_blocks = KVF__IDS_UNKNOWN;
+    }
 }
 
 /* ---- Windows (window.c) ------------------------------------------------------------------------------ */

@@ -43,6 +43,7 @@ static void init_buffer(const kvf_manager *m, kvf__view_buffer *v) {
     memset(v->seq_index, 0xff, n_seqs * sizeof *v->seq_index);
     v->n_ranges = 0;
     v->n_bytes = 0;
+    v->stamp.generation++; /* views of it are stale: the ids are gone */
 }
 
 void kvf__views_init(kvf_manager *m) {
@@ -159,7 +160,8 @@ kvf_status kvf_view_fill(kvf_manager *manager, uint32_t which, const kvf_seq *se
     } else {
         fill(manager, v, seqs, n_seqs);
     }
-    const kvf_view view = {.n_seqs = n_seqs,
+    const kvf_view view = {.struct_size = sizeof view,
+                           .n_seqs = n_seqs,
                            .n_layers = manager->config.n_layers,
                            .n_groups = manager->n_groups,
                            .heads_per_group = manager->config.heads_per_group,
@@ -169,7 +171,10 @@ kvf_status kvf_view_fill(kvf_manager *manager, uint32_t which, const kvf_seq *se
                            .row_offset = v->row_offset,
                            .n_slots = v->n_slots,
                            .next_pos = v->next_pos,
-                           .seq_index = v->seq_index};
+                           .seq_index = v->seq_index,
+                           .stamp = &v->stamp,
+                           .generation = v->stamp.generation + 1};
+    v->stamp = (struct kvf_view_stamp){view.generation, manager->config.n_blocks, view};
     kvf__output(out, &view, sizeof view);
     return KVF_OK;
 }

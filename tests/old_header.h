@@ -140,7 +140,7 @@ typedef struct kvf_step { /* before ends */
     uint32_t n_items, n_decode;
 } kvf_step;
 
-typedef struct whole_view { /* kvf_view as it is today */
+typedef struct whole_view { /* before the stamp */
     kvf_view old;
     const uint32_t *next_pos, *seq_index;
 } whole_view;

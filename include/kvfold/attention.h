@@ -147,15 +147,17 @@ KVF_API KVF_CHECK kvf_status kvf_attention_workspace_bytes(uint32_t n_threads, u
  *  @param stream where it runs. @param a k, v, kv_stride, q_begin, view, pages, layer and the range of sequences are read.
  *  @param err detail, or NULL.
  *  @own nothing is kept. @threads one call on a stream at a time; two streams must not use pages that one of them writes.
- *  @errors KVF_E_INVALID (what is NULL, out of range, or no block of the pages). @cost O(tokens * heads * head_dim); no
- *  allocation; returns when done. */
+ *  @errors KVF_E_INVALID (what is NULL, out of range, or no block of the pages). KVF_E_STALE (the view's buffer has been filled
+ *  again). @cost O(tokens * heads * head_dim); block ids are read only of a view that kvf_view_fill did not make; no allocation;
+ *  returns when done. */
 KVF_API KVF_CHECK kvf_status kvf_attention_append(kvf_stream *stream, const kvf_attention *a, kvf_error *err);
 
 /** Causal attention of a chunk's queries over all slots of their tables. The n tokens of a sequence are its newest n
  *  slots; a query sees all earlier slots, and those of the chunk up to and including its own.
  *  @param stream where it runs. @param a all fields but k, v. @param err detail, or NULL.
  *  @own nothing is kept. @threads as kvf_attention_append.
- *  @errors KVF_E_INVALID (a shape, a stride, a workspace too small: the text says how much). KVF_E_UNSUPPORTED (path).
+ *  @errors KVF_E_INVALID (a shape, a stride, a workspace too small: the text says how much). KVF_E_STALE as kvf_attention_append.
+ *  KVF_E_UNSUPPORTED (path).
  *  @cost O(tokens * slots * heads * head_dim), twice the key products when column sums are wanted; no allocation.
  *  @source online softmax: Milakov and Gimelshein, arXiv 1805.02867; tiles: FlashAttention, arXiv 2205.14135. */
 KVF_API KVF_CHECK kvf_status kvf_attention_prefill(kvf_stream *stream, const kvf_attention *a, kvf_error *err);
@@ -195,8 +197,8 @@ typedef struct kvf_csr {
  *  the caller makes sure that slots have no bias. @param layer layer. @param group head group.
  *  @param csr buffers and capacity set by the caller, n_indices filled. @param err detail, or NULL.
  *  @own the caller's buffers. @threads as the view's manager.
- *  @errors KVF_E_INVALID; KVF_E_LIMIT (capacity: n_indices says what is needed, nothing else is written); KVF_E_UNSUPPORTED (the
- *  pages have a bias per slot, which other kernels would leave out). @cost O(blocks), no allocation. */
+ *  @errors KVF_E_INVALID; KVF_E_LIMIT (capacity: n_indices says what is needed, nothing else is written); KVF_E_STALE (the
+ *  view's buffer has been filled again); KVF_E_UNSUPPORTED (the pages have a bias per slot, which other kernels would leave out). @cost O(blocks), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_view_csr(const kvf_view *view, const kvf_pages *pages, uint32_t layer, uint32_t group,
                                           kvf_csr *csr, kvf_error *err);
 

@@ -403,6 +403,8 @@ KVF_API KVF_CHECK kvf_status kvf_compact_cancel(kvf_manager *manager);
  * t = (i * n_layers + layer) * n_groups + group. rows[row_offset[t] + b] is the id of the table's b-th block; slot s lies in
  * block b = s / block_size. A row has room for max_slots (without view_copies for at most n_blocks blocks). Its offset
  * depends only on kvf_seq_index. The entries after a table's last block are KVF_NO_BLOCK. */
+struct kvf_view_stamp; /* internal */
+
 typedef struct kvf_view {
     size_t struct_size;
     uint32_t n_seqs, n_layers, n_groups, heads_per_group, block_size;
@@ -412,12 +414,16 @@ typedef struct kvf_view {
     const uint32_t *n_slots;    /* [n_seqs][n_layers][n_groups] */
     const uint32_t *next_pos;   /* [n_seqs] */
     const uint32_t *seq_index;  /* [n_seqs], kvf_seq_index */
+    /* Set by kvf_view_fill. By them a call that takes the view knows without reading the rows that all ids are in range, and refuses a
+     * view whose buffer has been filled again. stamp NULL, as in a view of your own: the call reads all ids itself. */
+    const struct kvf_view_stamp *stamp; /* in the manager */
+    uint64_t generation;
 } kvf_view;
 
 /** Fills one of the manager's two view buffers. A step may use one buffer while the other is filled for the next step.
  *  @param manager a manager. @param which 0 or 1. @param seqs the batch, in the order kernels will see.
  *  @param n_seqs at most max_seqs. @param out the view, its struct_size set by the caller. Its arrays are valid until the
- *  same buffer is filled again. n_slots does not follow later calls. rows does, except with view_copies.
+ *  same buffer is filled again; calls refuse it from then on (KVF_E_STALE). n_slots does not follow later calls. rows does, except with view_copies.
  *  @own the manager's. @threads as the manager.
  *  @errors KVF_E_STALE, KVF_E_INVALID (which), KVF_E_LIMIT (n_seqs), KVF_E_STATE (a sequence is swapped out).
  *  @cost O(n_seqs * tables), with view_copies plus the changed entries; no allocation. */
