@@ -60,6 +60,36 @@ static void bias_and_rope_row(const kvf__pass *p, uint32_t row) {
         kvf__rope(qkv, n_heads, info->head_dim, rotation, p->m->n_rot / 2);
 }
 
+/* The scores of a token's KV heads at the layer at hand. Always the same bits, whatever else is in the batch. */
+static void probe_row(const kvf__pass *p, uint32_t row) {
+    const kvf_probe_data *d = &p->probe;
+    const kvf_pages *pages = p->f.pages;
+    const kvf_view *v = &p->view;
+    uint32_t seq = p->a->seq_of[row], layer = p->attention.layer;
+    float scores[KVF__GEMV_ROWS];
+    for (uint32_t head = 0, n; head < d->n_kv_heads; head += n) {
+        size_t first = (size_t)layer * d->n_kv_heads + head;
+        n = KVF__MIN(d->n_kv_heads - head, (uint32_t)KVF__GEMV_ROWS);
+        kvf__dots dots = {.w = d->weight + first * d->n_embd,
+                          .x = p->a->norm + (size_t)row * d->n_embd,
+                          .y = scores,
+                          .w_stride = d->n_embd,
+                          .x_stride = d->n_embd,
+                          .y_stride = n,
+                          .n_w = n,
+                          .m = 1,
+                          .n = d->n_embd};
+        p->gemv_ops->dots(&dots);
+        for (uint32_t i = 0; i < n; i++) {
+            uint64_t table = kvf__view_table(v, seq, layer, (head + i) / v->heads_per_group);
+            uint32_t slot = v->n_slots[table] - (p->f.q_begin[seq + 1] - row);
+            uint32_t block = v->rows[v->row_offset[table] + slot / pages->block_size];
+            pages->score[kvf__meta_at(pages, block, (head + i) % v->heads_per_group, slot % pages->block_size)] =
+                scores[i] + d->bias[first + i];
+        }
+    }
+}
+
 static void swiglu_row(const kvf__pass *p, uint32_t row) {
     uint32_t n_ff = p->m->info.n_ff;
     float *gate = p->a->gate_up + (size_t)row * n_ff * 2;
@@ -80,6 +110,12 @@ static kvf_status rms_norm(kvf__pass *p, const float *weight) {
 static kvf_status rope(kvf__pass *p, const float *bias) {
     p->qkv_bias = bias;
     each_row(p, bias_and_rope_row);
+    return KVF_OK;
+}
+
+static kvf_status probe(kvf__pass *p, uint32_t layer) {
+    (void)layer; /* the attention's */
+    each_row(p, probe_row);
     return KVF_OK;
 }
 
@@ -256,8 +292,9 @@ static kvf_status logprobs(kvf__pass *p, const float *logits, const uint32_t *ro
 static void undo(kvf__pass *p) { keep_sums(p, true); }
 
 kvf_status kvf__cpu_begin(kvf__pass *p) {
-    static const kvf__forward_ops cpu_ops = {embed,     rms_norm, product,      rope,     attention,       swiglu,
-                                             keep_rows, gather,   check_logits, logprobs, note_not_finite, undo};
+    static const kvf__forward_ops cpu_ops = {embed,    rms_norm,        product,   rope,   attention,
+                                             probe,    swiglu,          keep_rows, gather, check_logits,
+                                             logprobs, note_not_finite, undo};
     const kvf_forward *f = &p->f;
     const kvf_activations *a = p->a;
     const kvf_model_info *info = &p->m->info;

@@ -105,6 +105,23 @@ static kvf_status check_shapes(const kvf__pass *p) {
     return KVF_OK;
 }
 
+/* The probe of the model, and a place for its scores. */
+static kvf_status check_probe(kvf__pass *p) {
+    const kvf_model_info *info = &p->m->info;
+    kvf_probe_data *d = &p->probe;
+    d->struct_size = sizeof *d;
+    if (!p->f.probe) return KVF_OK;
+    kvf_status st = kvf_probe_get(p->f.probe, d);
+    if (st) return kvf__fail(p->err, st, "forward: the probe cannot be read");
+    if (!p->f.pages->score)
+        return kvf__fail(p->err, KVF_E_INVALID, "forward: a probe without pages.score, where its scores go");
+    if (d->n_layers != info->n_layers || d->n_kv_heads != info->n_kv_heads || d->n_embd != info->n_embd)
+        return kvf__fail(p->err, KVF_E_INVALID,
+                         "forward: a probe of %u layers of %u KV heads, %u wide: the model has %u, %u, %u", d->n_layers,
+                         d->n_kv_heads, d->n_embd, info->n_layers, info->n_kv_heads, info->n_embd);
+    return KVF_OK;
+}
+
 /* Rows, ids and positions; sets n_rows. */
 static kvf_status check_rows(kvf__pass *p) {
     const kvf_forward *f = &p->f;
@@ -154,6 +171,7 @@ static kvf_status begin(kvf__pass *p, const kvf_forward *forward) {
     if (missing) return kvf__fail(p->err, KVF_E_INVALID, "kvf_forward: %s is NULL", missing);
     st = check_shapes(p);
     if (!st) st = check_rows(p);
+    if (!st) st = check_probe(p);
     if (st) return st;
     p->q = p->m->info.n_q_heads * p->m->info.head_dim;
     p->kv = p->m->info.n_kv_heads * p->m->info.head_dim;
@@ -195,6 +213,8 @@ static kvf_status run_layer(kvf__pass *p, uint32_t layer) {
     p->checked = layer;
     if ((st = ops->product(p, &(kvf__product){&w->qkv, a->norm, a->qkv, n_embd, qkv, false}))) return st;
     if ((st = ops->rope(p, w->qkv_bias)) || (st = ops->attention(p, layer))) return st;
+    if (p->f.probe && (st = ops->probe(p, layer))) return st;
+    if (p->f.hidden && (st = p->f.hidden(p->f.ctx, layer, a->norm))) return st;
     if (layer + 1 == info->n_layers && (st = keep_wanted_rows(p))) return st;
     if (p->n_rows == 0) return KVF_OK;
     if ((st = ops->product(p, &(kvf__product){&w->attn_output, a->attention, a->x, p->q, n_embd, true}))) return st;

@@ -63,6 +63,8 @@ typedef struct kvf__forward_ops {
     kvf_status (*rope)(kvf__pass *p, const float *bias);
     /* [qkv -> attention] Appends K and V to the layer's pages, attends, fills the mass. */
     kvf_status (*attention)(kvf__pass *p, uint32_t layer);
+    /* [norm -> pages->score] The probe's scores of the new tokens. */
+    kvf_status (*probe)(kvf__pass *p, uint32_t layer);
     /* [gate_up -> its first half] */
     kvf_status (*swiglu)(kvf__pass *p);
     /* [x, attention] Row wanted[i] becomes row i, for n ascending rows; n becomes n_rows. */
@@ -98,6 +100,7 @@ struct kvf__pass {
     const kvf__ops *row_ops;
     const kvf__gemv_ops *gemv_ops;
     const kvf__fast_ops *fast_ops;       /* or NULL */
+    kvf_probe_data probe;                /* of f.probe, cleared without one */
     const float *norm_weight, *qkv_bias; /* of the operation at hand; qkv_bias may be NULL */
     const float *logits;                 /* likewise, and the next two */
     const uint32_t *at;

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ENGINE_HEADERS = ("model.h", "runner.h", "engine.h")
+ENGINE_HEADERS = ("model.h", "probe.h", "runner.h", "engine.h")
 TAGS = ("own", "threads", "errors", "cost")
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
 DECLARATION = re.compile(r"(?P<comment>/\*\*(?:[^*]|\*(?!/))*\*/\s*)?^KVF_API\s(?P<text>[^;{]*);", re.M)

@@ -36,6 +36,8 @@ static struct {
     _Alignas(8) unsigned char scratch[64];
     kvf_runner runner;
     kvf_runner_null_config null_config;
+    kvf_probe_data probe_data;
+    kvf_probe *probe, *new_probe;
 } w;
 
 static forward_rig rig;
@@ -78,6 +80,10 @@ static void begin(void) {
     w.file = (kvf_prompt_file){.struct_size = sizeof w.file, .path = w.path, .identity = "m", .identity_bytes = 1};
     w.model_config = (kvf_model_config){.struct_size = sizeof w.model_config};
     NEED(kvf_activations_create(model, 8, 2, 64, 1, &w.activations, &w.err));
+    static const float number = 1;
+    w.probe_data = (kvf_probe_data){.struct_size = sizeof w.probe_data, .n_layers = 1, .n_kv_heads = 1, .n_embd = 1};
+    w.probe_data.weight = w.probe_data.bias = &number;
+    NEED(kvf_probe_create(&w.probe_data, NULL, &w.probe, &w.err));
     w.words = kvf_model_tokenizer(model);
     w.messages[0] = (kvf_message){"user", "hi", 2};
     w.sampling.temperature = 1;
@@ -94,6 +100,8 @@ static void end(void) {
     kvf_activations_destroy(w.activations);
     kvf_activations_destroy(w.new_activations);
     kvf_model_close(w.new_model);
+    kvf_probe_close(w.probe);
+    kvf_probe_close(w.new_probe);
     kvf_model_close(model);
     model = NULL;
     unlink(w.path);
@@ -119,6 +127,15 @@ static const char *model_file(void) {
     gw_temp_path(w.model_path, sizeof w.model_path);
     cr_assert_eq(kvf_test_write_tiny_model(w.model_path, &(struct tiny_model_params){.n_layers = 1, .seed = 3}), 0);
     return w.model_path;
+}
+static kvf_probe *taken_probe(void) {
+    kvf_probe *p = w.probe;
+    w.probe = NULL;
+    return p;
+}
+static const char *saved_probe(void) {
+    NEED(kvf_probe_save(w.probe, w.path, &w.err));
+    return w.path;
 }
 static const kvf_prompt_file *saved(void) {
     NEED(kvf_engine_prompt_save(w.engine, &w.file, w.prompt, 24, &w.n, &w.err));
@@ -148,6 +165,11 @@ static const kvf_prompt_file *saved(void) {
     S('n', kvf_engine_prompt_save, "iii-oe", w.engine, &w.file, w.prompt, 24u, &w.n, &w.err) \
     S('n', kvf_engine_prompt_load, "iioe", w.engine, saved(), &w.n, &w.err) \
     S('n', kvf_model_open, "ioie", model_file(), &w.model_config, &w.new_model, &w.err) \
+    S('n', kvf_probe_create, "ioie", &w.probe_data, NULL, &w.new_probe, &w.err) \
+    S('n', kvf_probe_save, "iie", w.probe, (const char *)w.path, &w.err) \
+    S('n', kvf_probe_open, "ioie", saved_probe(), NULL, &w.new_probe, &w.err) \
+    S('n', kvf_probe_get, "ii", w.probe, &w.probe_data) \
+    V(kvf_probe_close, "a", taken_probe()) \
     V(kvf_model_close, "a", w.new_model) \
     V(kvf_model_get_info, "a", model) \
     V(kvf_model_layer_window, "aa", model, 0u) \

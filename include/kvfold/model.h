@@ -26,6 +26,7 @@
 #include "kvfold/attention.h"
 #include "kvfold/base.h"
 #include "kvfold/blockmgr.h"
+#include "kvfold/probe.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -153,6 +154,11 @@ typedef struct kvf_forward {
     /* 0: if the pass fails, prompt_sums, prompt_last and prompt_squares are as before. The pass copies them first, to memory that the
      * activations allocate as needed. 1: they may be lost on failure, and are not copied. */
     int sums_may_be_lost;
+    /* Scores of the new tokens, written to pages->score after each layer's attention; NULL: they have none. */
+    const kvf_probe *probe;
+    /* Called after each layer's attention with the state that entered it, [n_tokens][n_embd] after the first RMSNorm, in CPU
+     * memory; or NULL. For those who fit a probe. */
+    kvf_status (*hidden)(void *ctx, uint32_t layer, const float *state);
 } kvf_forward;
 
 #define KVF_FINITE UINT32_MAX /* kvf_forward.not_finite */
