@@ -49,6 +49,24 @@ static kvf_status take_runner(kvf_engine *e, kvf_error *err) {
     return kvf__device_resolve(r->device, &e->device, err);
 }
 
+/* The probe is this model's, as far as shapes tell. */
+static kvf_status check_probe(kvf_engine *e, kvf_error *err) {
+    kvf_engine_config *c = &e->config;
+    const kvf_model_info *m = c->model && !c->runner ? kvf_model_get_info(c->model) : NULL;
+    kvf_probe_data d = {.struct_size = sizeof d};
+    if (m && c->want_scores && !c->probe)
+        return kvf__fail(err, KVF_E_INVALID, "want_scores: needs a probe, or a runner that writes scores itself");
+    if (!c->probe) return KVF_OK;
+    kvf_status st = kvf_probe_get(c->probe, &d);
+    if (st) return kvf__fail(err, st, "probe: cannot be read");
+    if (d.n_layers != e->shape.n_layers || d.n_kv_heads != e->shape.n_kv_heads || (m && d.n_embd != m->n_embd))
+        return kvf__fail(err, KVF_E_INVALID,
+                         "probe: was fitted to %u layers of %u KV heads, %u wide: the model has %u, %u, %u", d.n_layers,
+                         d.n_kv_heads, d.n_embd, e->shape.n_layers, e->shape.n_kv_heads, m ? m->n_embd : d.n_embd);
+    c->want_scores = 1;
+    return KVF_OK;
+}
+
 static kvf_status resolve(kvf_engine *e, kvf_error *err) {
     kvf_engine_config *c = &e->config;
     const kvf_runner_shape *info = &e->shape;
@@ -293,9 +311,10 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
     e->allocator = a;
     e->stats.struct_size = sizeof e->stats;
     e->view.struct_size = e->other_rows.view.struct_size = sizeof e->view;
-    if ((st = take_runner(e, err)) || (st = resolve(e, err)) || (st = create_pages(e, err)) ||
-        (st = create_host(e, err)) || (st = create_snapshots(e, err)) || (st = create_parts(e, err)) ||
-        (st = create_buffers(e, err)) || (st = create_small(e, err)) || (st = kvf__engine_create_transfers(e, err))) {
+    if ((st = take_runner(e, err)) || (st = check_probe(e, err)) || (st = resolve(e, err)) ||
+        (st = create_pages(e, err)) || (st = create_host(e, err)) || (st = create_snapshots(e, err)) ||
+        (st = create_parts(e, err)) || (st = create_buffers(e, err)) || (st = create_small(e, err)) ||
+        (st = kvf__engine_create_transfers(e, err))) {
         kvf_engine_destroy(e);
         return st;
     }

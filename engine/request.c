@@ -194,9 +194,8 @@ static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_e
             "policy %s: the model's layers have a sliding window of %u, which lets go of all beyond it: use "
             "policy full, or create the engine with a max_context of at most %u",
             o->ops->name, e->window, e->window);
-    if (kvf_policy_needs(o) & (KVF_NEEDS_REPEAT | KVF_NEEDS_PROBE) && e->runner.device && !e->pages.score)
-        return kvf__fail(err, KVF_E_INVALID,
-                         "score repeat or probe: needs scores beside the pages; create the engine with want_scores");
+    if (kvf_policy_needs(o) & KVF_NEEDS_PROBE && e->runner.device && !e->pages.score)
+        return kvf__fail(err, KVF_E_INVALID, "score probe: needs a probe of the model; create the engine with one");
     if (kvf_policy_needs_weights(o) && !e->pages.bias)
         return kvf__fail(
             err, KVF_E_INVALID,

@@ -265,7 +265,8 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
                      .targets = e->n_targets ? e->targets : NULL,
                      .logprobs = e->target_logprobs,
                      .not_finite = e->not_finite,
-                     .sums_may_be_lost = 1};
+                     .sums_may_be_lost = 1,
+                     .probe = e->config.probe};
     double begin = kvf__engine_clock(e);
     e->observe_error = err;
     kvf_status st = e->runner.run(e->runner.ctx, &f, err);

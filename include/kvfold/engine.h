@@ -98,7 +98,10 @@ typedef struct kvf_engine_config {
     /* What computes, in place of model (runner.h); the table is copied, its ctx must outlive the engine. */
     const kvf_runner *runner;
     const kvf_tokenizer *tokenizer; /* with runner: text, stop strings and end tokens; NULL: answers are tokens alone */
-    int want_scores;                /* 1: pages have scores from the model itself, for score repeat and probe */
+    /* For score probe: the probe of this model, which gives every token a score of its own; pages then keep it. It must outlive
+     * the engine. NULL: score probe is refused. */
+    const kvf_probe *probe;
+    int want_scores; /* 1: pages keep scores that a runner of your own writes (kvf_pages.score); set by probe */
 } kvf_engine_config;
 
 typedef enum kvf_finish {

@@ -4,12 +4,15 @@
  * libkvfold_engine.
  *
  * Simple use
- *     kvf_status with_probe(kvf_engine_config *config, const char *path, kvf_probe **probe, kvf_error *err) {
- *         kvf_status status = kvf_probe_open(path, NULL, probe, err); // a file of `kvfold calibrate`
+ *     kvf_status threshold_of(const char *path, float rho, float *threshold, kvf_error *err) {
+ *         kvf_probe *probe = NULL;
+ *         kvf_status status = kvf_probe_open(path, NULL, &probe, err); // a file of `kvfold calibrate`
  *         if (status) return status;
- *         config->probe = *probe; // read by the engine until it is destroyed
- *         config->want_scores = 1;
- *         return KVF_OK; // then policies with score probe may be used; kvf_probe_close at the end
+ *         kvf_probe_data data = {.struct_size = sizeof data};
+ *         status = kvf_probe_get(probe, &data);
+ *         for (uint32_t i = 0; i < data.n_rhos && data.rhos[i] <= rho; i++) *threshold = data.thresholds[i];
+ *         kvf_probe_close(probe); // with an engine: kvf_engine_config.probe, and close it after the engine
+ *         return status;
  *     }
  *
  * Words
