@@ -1,286 +1,7 @@
-/* The blocks that a request may need, its reservations, its admission and release. */
-#include <stdio.h>
-
+/* Admission, and release: what a request holds while it runs. */
 #include "scheduler/sched.h"
 
-/* Whether a preempted request must repeat its first run step by step. With a policy that never evicts, and needs no sums of the
- * prompt alone, prefill gives the same pages as decode within rounding. */
-static bool evicts(const kvf__req *r) { return r->bounded || kvf_policy_evicts(&r->options) || r->needs.extent; }
-
-/* Most blocks that a layer's table of so many slots holds, when it grows chunk by chunk. With a sliding window earlier blocks are
- * freed. */
-static uint32_t blocks_of(const kvf_sched *s, uint32_t layer, uint32_t slots) {
-    uint32_t window = s->windows ? s->windows[layer] : 0;
-    uint64_t most = (uint64_t)window + s->config.chunk + s->block_size - 2;
-    if (window == KVF_LAYER_NONE) return 0;
-    return kvf__ceil_div(window ? (uint32_t)KVF__MIN(slots, most) : slots, s->block_size);
-}
-
-/* The same for all tables. */
-static uint64_t blocks_for(const kvf_sched *s, uint32_t slots) {
-    uint64_t n = 0;
-    if (!s->windows) return (uint64_t)kvf__ceil_div(slots, s->block_size) * s->n_tables;
-    for (uint32_t l = 0; l < s->n_layers; l++) n += (uint64_t)blocks_of(s, l, slots) * s->n_groups;
-    return n;
-}
-
-/* The most slots, in whole blocks, for which n_blocks are enough. */
-static uint64_t slots_for(const kvf_sched *s, uint32_t n_blocks) {
-    uint32_t low = 0, high = s->max_slots / s->block_size;
-    while (low < high) {
-        uint32_t middle = high - (high - low) / 2;
-        if (blocks_for(s, middle * s->block_size) <= n_blocks) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    return (uint64_t)low * s->block_size;
-}
-
-/* what: "blocks" or "score pages". by_budget: the budget asks for more than the prompt. */
-static kvf_status never_fits(kvf_sched *s, uint32_t n_prompt, const char *what, uint64_t need, uint32_t there_are,
-                             bool by_budget) {
-    char remedy[96];
-    if (by_budget)
-        snprintf(remedy, sizeof remedy, "lower the budget (rho, min_tokens, budget_tokens) or max_new");
-    else
-        snprintf(remedy, sizeof remedy, "shorten the prompt to at most %llu tokens",
-                 (unsigned long long)slots_for(s, there_are));
-    return kvf__fail(&s->error, KVF_E_NEVER_FITS,
-                     "n_prompt %u: needs %llu %s, the pool has %u: give it at least %llu, or %s", n_prompt,
-                     (unsigned long long)need, what, there_are, (unsigned long long)need, remedy);
-}
-
-/* Blocks to count for a further sample of the same prompt. Bounded: its whole reservation, which the prompt's end sets; if the
- * sizes are not known by then, the prompt's own. Not bounded: the reservation of the layers that evict, and one block a
- * table to grow by. */
-static uint64_t child_blocks(const kvf_sched *s, const kvf__req *r, const kvf_policy_need *need) {
-    const kvf_policy_options *o = &r->options;
-    if (r->bounded) {
-        bool sized = need->budget_tokens < r->n_prompt && !o->defer_first_decode;
-        return sized ? KVF__MIN(need->steady_blocks, blocks_for(s, r->max_table_slots)) : r->n_blocks;
-    }
-    if (!kvf_policy_evicts(o)) return s->n_tables;
-    uint64_t slots = (uint64_t)need->budget_tokens + KVF__MAX(o->evict_every, s->block_size / 2);
-    return s->n_tables + blocks_for(s, (uint32_t)KVF__MIN(slots, r->max_table_slots));
-}
-
-static void size_needs(kvf__req *r) {
-    uint32_t needs = kvf_policy_needs(&r->options);
-    r->needs = (kvf__needs){.sums = (needs & KVF_NEEDS_COL_SUMS) != 0,
-                            .all = (needs & (KVF_NEEDS_SQUARES | KVF_NEEDS_LOGPROBS)) != 0,
-                            .n_last = needs & KVF_NEEDS_LAST_ROWS ? r->options.score_window : 0};
-    r->needs.extent = r->needs.sums || r->needs.all || r->needs.n_last;
-}
-
-/* Sets the fields that follow from n_prompt, max_new and options; refuses a request that could not even run alone. */
-kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
-    kvf_policy_need need = {0};
-    kvf_status status = kvf_policy_options_check(&r->options, s->n_layers, s->block_size, &s->error);
-    if (status == KVF_OK)
-        status = kvf_policy_project(&r->options, s->n_layers, s->n_groups, s->block_size, r->n_prompt, r->max_new,
-                                    &need, &s->error);
-    if (status != KVF_OK) return status;
-    if (s->windows) need.prompt_blocks = KVF__MIN(need.prompt_blocks, blocks_for(s, r->n_prompt + 1));
-    r->bounded = need.bounded != 0 && !r->n_segments;
-    r->budget = kvf_policy_evicts(&r->options) ? need.budget_tokens : UINT32_MAX;
-    size_needs(r);
-    r->needs_scores = kvf_policy_n_arrays(&r->options) > 0;
-    r->evicts = evicts(r);
-    r->replays = r->evicts || s->config.replay_all;
-    /* The last token is sampled and never computed. */
-    uint64_t last = (uint64_t)r->n_prompt + KVF__MAX(r->max_new, 1) - 1;
-    r->max_table_slots = (uint32_t)KVF__MIN(last, s->config.max_context - 1);
-    if (r->needs.extent && r->n_prompt > s->config.max_prefill_tokens)
-        return kvf__fail(
-            &s->error, KVF_E_NEVER_FITS,
-            "n_prompt %u: policy %s keeps figures of the prompt, for which there is room for max_prefill_tokens %u: "
-            "raise that, shorten the prompt, or use a policy that needs no such figures",
-            r->n_prompt, r->options.ops->name, s->config.max_prefill_tokens);
-    uint64_t blocks = need.prompt_blocks;
-    if (r->bounded) {
-        blocks = KVF__MAX(blocks, need.steady_blocks);
-        /* A prompt within the budget: until the overflow each table may hold the budget, whatever the sizes will be. */
-        if (need.budget_tokens >= r->n_prompt) blocks = KVF__MAX(blocks, blocks_for(s, need.budget_tokens));
-        blocks = KVF__MIN(blocks, blocks_for(s, r->max_table_slots));
-    }
-    bool by_budget = blocks > need.prompt_blocks;
-    if (blocks > s->n_blocks) return never_fits(s, r->n_prompt, "blocks", blocks, s->n_blocks, by_budget);
-    if (r->needs_scores && blocks > s->n_score_pages)
-        return never_fits(s, r->n_prompt, "score pages", blocks, s->n_score_pages, by_budget);
-    if (r->bounded) {
-        r->n_blocks = (uint32_t)blocks;
-        r->n_steady = (uint32_t)KVF__MIN(need.steady_blocks, blocks);
-    }
-    r->child_blocks = (uint32_t)KVF__MIN(child_blocks(s, r, &need), s->n_blocks);
-    return KVF_OK;
-}
-
-/* ---- Reservations -------------------------------------------------------------------------------- */
-
-/* What admission counts, over all tables. Unbounded: what is prefilled and the next token, and not less than it needed
- * when it was preempted: else it would come back into the room that it has just made. */
-uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r) {
-    if (r->bounded) return r->n_blocks;
-    uint64_t blocks = blocks_for(s, KVF__MAX(r->n_prefill, KVF__MIN(r->n_prefill + 1, r->max_table_slots)));
-    return KVF__MAX(blocks, r->n_blocks);
-}
-
-uint64_t kvf__sched_prompt_blocks(const kvf_sched *s, const kvf__req *r) { return blocks_for(s, r->n_prompt); }
-
-/* Spreads blocks evenly over the tables, the remainder over the first. Which table will need them is not known yet, but only the sum
- * counts in the pool. A table with a sliding window gets no more than it can ever hold; the others share what that leaves. */
-static void want_blocks(kvf_sched *s, uint64_t n_blocks) {
-    uint32_t n_open = s->n_tables;
-    memset(s->want, 0, s->n_tables * sizeof *s->want);
-    for (bool first = true; n_blocks && n_open; first = false) {
-        uint64_t base = n_blocks / n_open, extra = n_blocks % n_open;
-        n_open = 0;
-        for (uint32_t t = 0, k = 0; t < s->n_tables; t++) {
-            uint32_t most = blocks_of(s, t / s->n_groups, s->max_slots);
-            if (!first && s->want[t] == most) continue;
-            uint64_t share = base + (k++ < extra), more = KVF__MIN(share, most - s->want[t]);
-            s->want[t] += (uint32_t)more;
-            n_blocks -= more;
-            n_open += s->want[t] < most;
-        }
-    }
-    for (uint32_t t = 0; t < s->n_tables; t++)
-        s->want[t] = (uint32_t)KVF__MIN((uint64_t)s->want[t] * s->block_size, s->max_slots);
-}
-
-/* The size of a table: of its head group if the groups have different sizes, else of its layer. */
-static kvf_layer_size size_of(const kvf_sched *s, const kvf_layer_size *sizes, const kvf_layer_size *groups,
-                              uint32_t t) {
-    return groups ? groups[t] : sizes[t / s->n_groups];
-}
-
-/* Sets want by the sizes: S + k in each layer that evicts, 0 in one that never does. Returns false if a table still holds more,
- * because its first event is deferred: its want is then one more token, until that event. */
-static bool want_sized(kvf_sched *s, const kvf__req *r, const kvf_layer_size *sizes, const kvf_layer_size *groups) {
-    bool sized = true;
-    for (uint32_t t = 0; t < s->n_tables; t++) {
-        uint32_t layer = t / s->n_groups, n_slots = 0, reserve = size_of(s, sizes, groups, t).reserve;
-        s->want[t] = 0;
-        if (reserve == UINT32_MAX) continue;
-        kvf_status status = kvf_seq_table(s->config.manager, r->seq, layer, t % s->n_groups, &n_slots, NULL, NULL);
-        if (status != KVF_OK) return false;
-        if (n_slots >= reserve) {
-            reserve = n_slots + 1;
-            sized = false;
-        }
-        s->want[t] = KVF__MAX(KVF__MIN(reserve, r->max_table_slots), n_slots);
-    }
-    return sized;
-}
-
-static kvf_reserve reserve_of(const kvf_sched *s, const kvf__req *r) {
-    return (kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = s->want, .with_scores = r->needs_scores};
-}
-
-static kvf_status reserve_want(kvf_sched *s, const kvf__req *r) {
-    kvf_reserve reserve = reserve_of(s, r);
-    return kvf_seq_reserve(s->config.manager, r->seq, &reserve);
-}
-
-/* Attaches the prefix hit to a new sequence and makes its reservation. A policy that never evicts reserves only blocks behind the
- * hit. So does one that evicts if no other sequence holds the hit's blocks, since its first event can then write in place. Otherwise
- * the event needs a fresh block for each block that stays, after the rest of the prompt is appended. In no case is more
- * reserved, besides the hit, than the request needs without the cache. */
-kvf_status kvf__sched_take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks) {
-    kvf_reserve reserve = reserve_of(s, r);
-    uint64_t found = (uint64_t)kvf__ceil_div(r->match.n_tokens, s->block_size) * s->n_tables;
-    if (found && !r->bounded) {
-        reserve.growth = 1;
-    } else if (kvf__sched_shared_blocks(s, r)) {
-        reserve.growth = 1;
-        if (!r->own_options || !r->n_held)
-            blocks = KVF__MIN(blocks_for(s, r->n_prefill) + r->n_steady, found + r->n_blocks);
-    }
-    want_blocks(s, blocks);
-    return kvf__sched_attach(s, r, &reserve);
-}
-
-kvf_status kvf__sched_reserve_blocks(kvf_sched *s, const kvf__req *r, kvf_seq seq, uint64_t n_blocks) {
-    want_blocks(s, n_blocks);
-    return kvf_seq_reserve(
-        s->config.manager, seq,
-        &(kvf_reserve){.struct_size = sizeof(kvf_reserve), .n_slots = s->want, .with_scores = r->needs_scores});
-}
-
-/* While the sizes are unknown, a bounded request keeps the reservation of its admission, which covers its budget; any other request
- * grows from the free pool. */
-kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
-    const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
-    if (!sizes && r->bounded) return KVF_OK;
-    bool sized = false;
-    if (sizes)
-        sized = want_sized(s, r, sizes, kvf_policy_group_sizes(s->config.policies, r->seq_index));
-    else
-        want_blocks(s, 0);
-    kvf_status status = reserve_want(s, r);
-    if (status != KVF_OK) return status;
-    r->sized = sized;
-    r->unreserved = false;
-    if (sizes && r->tightened) r->bounded = true;
-    return KVF_OK;
-}
-
-/* Before the first event: reserves the fresh blocks for each table that shares a block with another sequence. */
-kvf_status kvf__sched_reserve_event(kvf_sched *s, kvf__req *r) {
-    const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
-    if (!sizes) return KVF_OK;
-    const kvf_layer_size *groups = kvf_policy_group_sizes(s->config.policies, r->seq_index);
-    for (uint32_t t = 0; t < s->n_tables; t++) {
-        kvf_layer_size size = size_of(s, sizes, groups, t);
-        uint32_t reserve = size.reserve == UINT32_MAX ? size.keep : size.reserve; /* it may grow after its event */
-        s->want[t] = reserve == UINT32_MAX ? 0 : KVF__MIN(reserve, r->max_table_slots);
-    }
-    kvf_reserve reserve = reserve_of(s, r);
-    reserve.fresh = 1;
-    return kvf_seq_reserve(s->config.manager, r->seq, &reserve);
-}
-
-/* Makes the reservation that a running request has under the budget of `to`. sized: s->sizes are its layers' sizes. With a budget
- * that never evicts it reserves nothing. */
-kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to, bool sized) {
-    bool in_prompt = r->state != KVF__REQ_DECODE && r->state != KVF__REQ_PAUSED;
-    if (in_prompt && !to->bounded) return KVF_OK; /* the reservation for its prompt stays */
-    if (!in_prompt && sized)
-        (void)want_sized(s, r, s->sizes, NULL); /* the event gives the groups their sizes */
-    else
-        want_blocks(s, to->bounded ? to->n_blocks : 0);
-    return reserve_want(s, r);
-}
-
-/* Undoes kvf__sched_reserve_change: gives up what the current budget does not need. */
-void kvf__sched_reserve_back(kvf_sched *s, kvf__req *r) {
-    kvf__group_reserve_back(s, r);
-    bool known = kvf_policy_sizes(s->config.policies, r->seq_index) != NULL;
-    kvf_status status = KVF_OK;
-    if (r->state == KVF__REQ_DECODE && (known || !r->bounded))
-        status = kvf__sched_reserve_sized(s, r);
-    else
-        status = kvf__sched_reserve_blocks(s, r, r->seq, kvf__sched_admission_blocks(s, r));
-    (void)status; /* no more than it has */
-}
-
-/* For a request alone in the pool. Its reservation would only keep one of its tables from blocks that another needs now. */
-kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r) {
-    kvf_status status = kvf__sched_reserve_blocks(s, r, r->seq, 0);
-    if (status != KVF_OK) return status;
-    for (kvf__req *h = kvf__sched_at(s, r->held); h && status == KVF_OK; h = kvf__sched_at(s, h->next))
-        if (h->seq) status = kvf__sched_reserve_blocks(s, r, h->seq, 0); /* it keeps its place */
-    if (status != KVF_OK) return status;
-    r->sized = false;
-    r->unreserved = true;
-    return KVF_OK;
-}
-
-/* ---- Admission, release -------------------------------------------------------------------------- */
-
-void kvf__sched_give_sequence(kvf_sched *s, kvf__req *r) {
+static void give_sequence(kvf_sched *s, kvf__req *r) {
     kvf_policy_close(s->config.policies, r->seq_index);
     kvf_status status = kvf_seq_free(s->config.manager, r->seq);
     (void)status; /* stale only if the caller freed it, which leaves nothing to free */
@@ -291,8 +12,9 @@ void kvf__sched_give_sequence(kvf_sched *s, kvf__req *r) {
 static kvf_status reserve_admission(kvf_sched *s, kvf__req *r) {
     if (r->n_held) return kvf__group_reserve(s, r);
     kvf_status status = kvf__sched_take_admission(s, r, kvf__sched_admission_blocks(s, r));
-    if (status == KVF_E_NO_BLOCKS && !r->bounded && s->running.n == 0) /* alone it needs no more than to begin */
-        status = kvf__sched_take_admission(s, r, blocks_for(s, r->n_prefill));
+    if (status == KVF_E_NO_BLOCKS && r->bound == KVF__GROWS &&
+        s->running.n == 0) /* alone it needs no more than to begin */
+        status = kvf__sched_take_admission(s, r, kvf__sched_begin_blocks(s, r));
     return status;
 }
 
@@ -315,7 +37,7 @@ undo:
 
 /* All or nothing: without room the request stays as it is. */
 kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
-    if (kvf__group_needs(s, r).extent && (s->lacks_extent || !kvf__sched_take_extent(s, r, r->n_prompt)))
+    if (kvf__sched_needs(s, r).extent && (s->lacks_extent || !kvf__sched_take_extent(s, r, r->n_prompt)))
         return KVF__ADMIT_LATER;
     kvf__admission result = open_sequence(s, r);
     if (result == KVF__ADMIT_NO_BLOCKS && r->match.n_tokens && s->running.n == 0) {
@@ -329,51 +51,36 @@ kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
     kvf__sched_move(s, r, KVF__MOVE_PREFILL);
     r->segment = 0;
     r->n_computed = r->match.n_tokens;
-    r->sized = r->unreserved = r->forked = r->awaits_token = false;
     return KVF__ADMITTED;
 }
 
-void kvf__sched_release(kvf_sched *s, kvf__req *r) {
+static void release(kvf_sched *s, kvf__req *r) {
     kvf__sched_give_extent(s, r);
     kvf__group_unreserve(s, r);
-    kvf__sched_give_sequence(s, r);
+    give_sequence(s, r);
+    if (r->bound == KVF__TIGHTENED) r->bound = KVF__BOUNDED;
+    r->reserved = KVF__AS_ADMITTED;
     r->n_computed = 0;
-    r->again = true;
+    r->match.again = 1;
 }
 
-/* The blocks that its tables need to continue: by the sizes, or if these are unknown for one more token. */
-static uint32_t present_blocks(kvf_sched *s, const kvf__req *r) {
-    const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
-    const kvf_layer_size *groups = kvf_policy_group_sizes(s->config.policies, r->seq_index);
-    uint32_t n = 0;
-    for (uint32_t t = 0; t < s->n_tables; t++) {
-        uint32_t layer = t / s->n_groups, n_slots = 0;
-        uint32_t reserve = sizes ? size_of(s, sizes, groups, t).reserve : UINT32_MAX;
-        kvf_status status = kvf_seq_table(s->config.manager, r->seq, layer, t % s->n_groups, &n_slots, NULL, NULL);
-        if (status != KVF_OK) return 0;
-        if (reserve == UINT32_MAX || reserve <= n_slots) reserve = n_slots + 1;
-        n += kvf__ceil_div(KVF__MIN(reserve, r->max_table_slots), s->block_size);
-    }
-    return n;
+void kvf__sched_put_back(kvf_sched *s, kvf__req *r, kvf__move move) {
+    release(s, r);
+    kvf__sched_move(s, r, move);
+    kvf__parting_enter(s, r);
 }
 
 void kvf__sched_requeue(kvf_sched *s, kvf__req *r) {
-    if (r->tightened)
-        r->bounded = true;
-    else if (!r->bounded)
-        r->n_blocks = KVF__MAX(r->n_blocks, present_blocks(s, r));
-    r->tightened = false;
-    kvf__sched_release(s, r);
-    kvf__sched_move(s, r, KVF__MOVE_PREEMPT);
+    if (r->bound == KVF__GROWS) r->n_blocks = KVF__MAX(r->n_blocks, kvf__sched_present_blocks(s, r));
+    kvf__sched_put_back(s, r, KVF__MOVE_PREEMPT);
 }
 
 static void leave(kvf_sched *s, kvf__req *r) {
     if (r->state == KVF__REQ_HELD)
         kvf__group_leave(s, r);
-    else if (r->state == KVF__REQ_SWAPPED)
-        kvf__sched_give_sequence(s, r);
-    else if (r->state != KVF__REQ_WAITING && r->state != KVF__REQ_PAUSED_PREEMPTED)
-        kvf__sched_release(s, r);
+    else if (r->seq)
+        release(s, r);
+    kvf__parting_leave(s, r);
     kvf__sched_give_slot(s, r);
 }
 

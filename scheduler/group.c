@@ -33,33 +33,22 @@ void kvf__group_leave(kvf_sched *s, kvf__req *held) {
     drop_reservation(s, held);
 }
 
-kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader) {
+static kvf__req *unhold(kvf_sched *s, kvf__req *leader) {
     kvf__req *held = kvf__sched_at(s, leader->held);
     if (held) kvf__group_leave(s, held);
     return held;
 }
 
 void kvf__group_dissolve(kvf_sched *s, kvf__req *leader) {
-    for (kvf__req *r; (r = kvf__group_unhold(s, leader));) {
-        r->bounded |= r->tightened;
-        r->tightened = false;
-        r->again = true; /* the leader's look-up was the prompt's first */
+    for (kvf__req *r; (r = unhold(s, leader));) {
+        if (r->bound == KVF__TIGHTENED) r->bound = KVF__BOUNDED;
+        r->match.again = 1; /* the leader's look-up was the prompt's first */
         kvf__sched_move(s, r, KVF__MOVE_QUEUE);
+        kvf__parting_enter(s, r);
     }
 }
 
 /* ---- Their reservations -------------------------------------------------------------------------- */
-
-kvf__needs kvf__group_needs(kvf_sched *s, const kvf__req *leader) {
-    kvf__needs needs = leader->needs;
-    for (kvf__req *r = kvf__sched_at(s, leader->held); r; r = kvf__sched_at(s, r->next)) {
-        needs.extent |= r->needs.extent;
-        needs.sums |= r->needs.sums;
-        needs.all |= r->needs.all;
-        needs.n_last = KVF__MAX(needs.n_last, r->needs.n_last);
-    }
-    return needs;
-}
 
 /* With options of their own all samples share the uncompressed prompt, and then each moves to blocks of its own. */
 uint64_t kvf__group_own_options_blocks(const kvf_sched *s, const kvf__req *leader) {
@@ -78,13 +67,13 @@ bool kvf__group_takes(const kvf_sched *s, const kvf__req *leader, const kvf__req
  * every two of them. */
 static uint64_t leader_blocks(const kvf_sched *s, const kvf__req *r, uint32_t n) {
     uint64_t own = kvf__sched_admission_blocks(s, r);
-    if (r->own_options && n > 1) return kvf__group_own_options_blocks(s, r);
-    uint32_t n_bases = n < 2 || !r->bounded ? 0 : r->forks ? n / 2 : 1;
+    if (r->samples == KVF__OWN_OPTIONS && n > 1) return kvf__group_own_options_blocks(s, r);
+    uint32_t n_bases = n < 2 || r->bound != KVF__BOUNDED ? 0 : r->samples == KVF__FORKS ? n / 2 : 1;
     return KVF__MAX(own, (uint64_t)r->child_blocks * (n_bases ? 1 + n_bases : 0));
 }
 
 uint32_t kvf__group_fit(const kvf_sched *s, const kvf__req *r, uint32_t n, uint64_t *needed) {
-    uint32_t there_are = r->needs_scores ? KVF__MIN(s->n_blocks, s->n_score_pages) : s->n_blocks, most = 1;
+    uint32_t there_are = r->needs.scores ? KVF__MIN(s->n_blocks, s->n_score_pages) : s->n_blocks, most = 1;
     kvf__req alone = *r;
     alone.n_prefill = r->n_prompt;
     for (uint32_t m = 2; m <= n; m++) {
@@ -142,14 +131,12 @@ void kvf__group_reserve_back(kvf_sched *s, const kvf__req *leader) {
 void kvf__group_take_budget(kvf__req *r, const kvf__req *to) {
     r->options = to->options;
     r->budget = to->budget;
-    r->bounded = to->bounded;
+    r->bound = to->bound;
     r->n_blocks = to->n_blocks;
     r->n_steady = to->n_steady;
     r->child_blocks = to->child_blocks;
     r->evicts = to->evicts;
-    r->replays = to->replays;
     r->needs = to->needs;
-    r->needs_scores = to->needs_scores;
 }
 
 /* ---- Forks --------------------------------------------------------------------------------------- */
@@ -193,11 +180,8 @@ static void drop_copies(kvf_sched *s, uint32_t first) {
 static void run_fork(kvf_sched *s, kvf__req *parent, kvf__req *child) {
     child->n_computed = parent->n_computed;
     child->n_prefill = parent->n_prefill;
-    child->sized = parent->sized;
-    child->unreserved = parent->unreserved;
-    child->bounded = parent->bounded;
-    child->tightened = parent->tightened;
-    child->forked = parent->forked = true;
+    child->bound = parent->bound;
+    child->reserved = parent->reserved = KVF__AS_SHARED;
     kvf__sched_move(s, child, KVF__MOVE_DECODE);
 }
 
@@ -205,7 +189,7 @@ static void run_fork(kvf_sched *s, kvf__req *parent, kvf__req *child) {
  * until the next plan; an event may then find too few blocks, which kvf_sched_shed is for. */
 static void reserve_again(kvf_sched *s, kvf__req *parent) {
     bool known = kvf_policy_sizes(s->config.policies, parent->seq_index) != NULL;
-    kvf_status status = !known && parent->bounded
+    kvf_status status = !known && parent->bound == KVF__BOUNDED
                             ? kvf__sched_reserve_blocks(s, parent, parent->seq, parent->child_blocks)
                             : kvf__sched_reserve_sized(s, parent);
     (void)status;
@@ -217,7 +201,7 @@ kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader) {
     bool known = kvf_policy_sizes(s->config.policies, leader->seq_index) != NULL;
     uint32_t first_copy = copies(s)->n;
     kvf_status status = KVF_OK;
-    if (!known && leader->bounded) /* a child's reservation, without what admission counted in addition */
+    if (!known && leader->bound == KVF__BOUNDED) /* a child's reservation, without what admission counted in addition */
         status = kvf__sched_reserve_blocks(s, leader, leader->seq, leader->child_blocks);
     for (kvf__req *r = kvf__sched_at(s, leader->held); r && status == KVF_OK; r = kvf__sched_at(s, r->next))
         status = fork_state(s, leader, r);
@@ -259,11 +243,10 @@ static void release_samples(kvf_sched *s, kvf__req *leader) {
         r->seq = seq;
         r->n_computed = leader->n_computed;
         r->n_prefill = leader->n_prefill;
-        r->sized = r->unreserved = false;
-        r->forked = true;
+        r->reserved = KVF__AS_SHARED;
         kvf__sched_move(s, r, KVF__MOVE_PROMPT_END);
     }
-    leader->forked = true;
+    leader->reserved = KVF__AS_SHARED;
 }
 
 /* The reservations of admission are dropped while the forks are made; then each gets its own. */
@@ -287,29 +270,27 @@ kvf_status kvf__group_fork_prompt(kvf_sched *s, kvf__req *leader) {
 
 /* The new leader's options: its own stay; in a group with common options it takes the old leader's, which may have changed. */
 static void take_options(kvf_sched *s, const kvf__req *leader, kvf__req *r) {
-    if (r->own_options && r->seq) {
+    bool own = r->samples == KVF__OWN_OPTIONS;
+    if (own && r->seq) {
         kvf_status status = kvf_policy_open(s->config.policies, r->seq_index, &r->options, &s->error);
         (void)status; /* they were checked at the submission, for the same sizes */
     }
-    if (r->own_options) return;
+    if (own) return;
     r->n_blocks = leader->n_blocks;
-    r->bounded = leader->bounded;
-    r->tightened = leader->tightened;
+    r->bound = leader->bound;
 }
 
 /* The first held one takes the leader's place, with all that it has: the prompt is computed once. */
 bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
-    kvf__req *r = kvf__group_unhold(s, leader);
+    kvf__req *r = unhold(s, leader);
     if (!r) return false;
     r->n_computed = leader->n_computed;
     r->n_prefill = leader->n_prefill;
     r->extent_begin = leader->extent_begin;
-    r->unreserved = leader->unreserved;
-    r->sized = leader->sized;
+    r->reserved = leader->reserved;
     r->seq = leader->seq;
     r->seq_index = leader->seq_index;
     r->match = leader->match;
-    r->again = leader->again;
     take_options(s, leader, r);
     r->held = leader->held;
     r->n_held = leader->n_held;
@@ -318,6 +299,7 @@ bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
                     leader->state == KVF__REQ_WAITING   ? KVF__MOVE_QUEUE
                     : leader->state == KVF__REQ_PREFILL ? KVF__MOVE_PREFILL
                                                         : KVF__MOVE_PROMPT_END);
+    kvf__parting_enter(s, r);
     for (uint32_t i = 0; i < s->n_items; i++) {
         if (s->items[i].request != leader->name) continue;
         s->items[i].request = r->name;
@@ -325,6 +307,7 @@ bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
         if (s->items[i].match) s->items[i].match = &r->match;
         if (s->items[i].n_held) s->items[i].n_held--;
     }
+    kvf__parting_leave(s, leader);
     kvf__sched_give_slot(s, leader);
     return true;
 }
@@ -335,11 +318,11 @@ static kvf_status check_parent(kvf_sched *s, const kvf__req *r, kvf_request name
     const char *why = NULL;
     if (s->planned && s->n_items)
         why = "a step is planned: fork between kvf_sched_done and the next plan";
-    else if (!r->forks)
+    else if (r->samples != KVF__FORKS)
         why = "it was not submitted with `forks`: nothing is counted for its forks";
     else if (r->state != KVF__REQ_DECODE || r->n_computed != r->n_known)
         why = "has known tokens that are not computed: fork it when it could be told a token";
-    else if (r->ended)
+    else if (kvf__req_is_complete(s, r))
         why = "has its last token";
     if (why) return kvf__fail(&s->error, KVF_E_STATE, "request %llu: %s", (unsigned long long)name, why);
     if (s->n_slots_used - s->n_in[KVF__REQ_FREE] == s->n_slots)
@@ -358,7 +341,7 @@ kvf_status kvf_sched_fork(kvf_sched *sched, kvf_request parent, void *user, kvf_
     kvf__req candidate = *r;
     candidate.user = user;
     candidate.seq = 0;
-    candidate.again = true; /* what it shares was looked up and computed by the parent */
+    candidate.match.again = 1; /* what it shares was looked up and computed by the parent */
     kvf__req *child = kvf__sched_take_slot(sched, &candidate);
     bool room = sched->running.n + sched->n_reserved < sched->config.max_running;
     if (room && fork_state(sched, r, child) == KVF_OK) {
@@ -366,8 +349,9 @@ kvf_status kvf_sched_fork(kvf_sched *sched, kvf_request parent, void *user, kvf_
         reserve_again(sched, r);
     } else {
         child->n_computed = 0;
-        child->awaits_token = true;
-        kvf__sched_move(sched, child, KVF__MOVE_QUEUE);
+        if (child->bound == KVF__TIGHTENED) child->bound = KVF__BOUNDED;
+        kvf__sched_move(sched, child, KVF__MOVE_FORK);
+        kvf__parting_enter(sched, child);
     }
     *out = child->name;
     return KVF_OK;
@@ -379,21 +363,4 @@ kvf_seq kvf_sched_seq(const kvf_sched *sched, kvf_request request) {
     if (!sched) return 0;
     const kvf__req *r = kvf__sched_find((kvf_sched *)sched, request);
     return r && r->state != KVF__REQ_HELD && r->state != KVF__REQ_SWAPPED ? r->seq : 0;
-}
-
-kvf_status kvf_sched_shed(kvf_sched *sched, kvf_step_item *preempted) {
-    if (!sched) return KVF_E_INVALID;
-    if (!preempted) return kvf__fail(&sched->error, KVF_E_INVALID, "preempted: is NULL");
-    if (sched->planned && sched->n_items)
-        return kvf__fail(&sched->error, KVF_E_STATE, "a step is planned: call this after kvf_sched_done");
-    if (kvf__sched_preempt_paused(sched)) {
-        *preempted = sched->preempted[--sched->n_preempted];
-        return KVF_OK;
-    }
-    if (sched->running.n < 2)
-        return kvf__fail(&sched->error, KVF_E_NO_BLOCKS, "fewer than two requests run: none can make room");
-    kvf__req *r = kvf__sched_at(sched, sched->running.tail);
-    *preempted = (kvf_step_item){.request = r->name, .user = r->user};
-    kvf__sched_requeue(sched, r);
-    return KVF_OK;
 }

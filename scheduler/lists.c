@@ -1,4 +1,5 @@
-/* The states of a request and its moves, the queue and the running list, slots and names, extents of the accumulators. */
+/* The states of a request, its moves and what is legal in each, the queue and the running list, slots and names, extents of the
+ * accumulators. */
 #include <assert.h>
 
 #include "scheduler/sched.h"
@@ -33,13 +34,13 @@ kvf__req *kvf__sched_take_slot(kvf_sched *s, const kvf__req *request) {
     r->state = KVF__REQ_FREE;
     r->name = ++s->serial << s->slot_bits | slot;
     r->prev = r->next = r->extent_begin = r->held = r->leader = KVF__SLOT_NONE;
+    r->reserved = KVF__AS_ADMITTED;
     r->parting = false;
     if (!r->arrival) r->arrival = r->name;
     return r;
 }
 
 void kvf__sched_give_slot(kvf_sched *s, kvf__req *r) {
-    kvf__parting_leave(s, r);
     kvf__sched_move(s, r, KVF__MOVE_END);
     r->name = 0;
     r->next = s->free_slot;
@@ -67,7 +68,6 @@ static void insert(kvf_sched *s, kvf__list *list, kvf__req *r) {
     else
         s->slots[r->next].prev = slot;
     list->n++;
-    kvf__parting_enter(s, r);
 }
 
 static void take_out(kvf_sched *s, kvf__list *list, kvf__req *r) {
@@ -83,35 +83,87 @@ static void take_out(kvf_sched *s, kvf__list *list, kvf__req *r) {
     list->n--;
 }
 
-enum { FREE = KVF__REQ_FREE, WAITING, PREFILL, PROMPT_END, DECODE, SWAPPED, PAUSED, PAUSED_PREEMPTED, HELD };
+enum { FREE = KVF__REQ_FREE, WAITING, FORKED, PREFILL, PROMPT_END, DECODE, SWAPPED, PAUSED, PAUSED_PREEMPTED, HELD };
 static_assert((int)HELD == (int)KVF__REQ_HELD, "in the order of kvf__req_state");
 
 /* [state][move]: the state that follows; 0: the move is illegal. */
 static const unsigned char moves[KVF__N_REQ_STATES][KVF__N_MOVES] = {
-    /* QUEUE, HOLD, PREFILL, PROMPT_END, DECODE, SWAP_OUT, SWAP_IN, PREEMPT, PAUSE, END */
-    [FREE] = {WAITING, HELD, 0, 0, DECODE, 0, 0, 0, 0, 0},
-    [WAITING] = {0, 0, PREFILL, 0, 0, 0, 0, 0, 0, FREE},
-    [PREFILL] = {0, 0, 0, PROMPT_END, 0, 0, 0, WAITING, 0, FREE},
-    [PROMPT_END] = {0, 0, PREFILL, 0, DECODE, 0, 0, WAITING, 0, FREE},
-    [DECODE] = {0, 0, PREFILL, 0, DECODE, SWAPPED, 0, WAITING, PAUSED, FREE},
-    [SWAPPED] = {WAITING, 0, 0, 0, 0, 0, DECODE, 0, 0, FREE},
-    [PAUSED] = {0, 0, PREFILL, 0, DECODE, 0, 0, PAUSED_PREEMPTED, 0, FREE},
-    [PAUSED_PREEMPTED] = {WAITING, 0, 0, 0, 0, 0, 0, 0, 0, FREE},
-    [HELD] = {WAITING, 0, PREFILL, PROMPT_END, DECODE, 0, 0, 0, 0, FREE},
+    /* QUEUE, FORK, HOLD, PREFILL, PROMPT_END, DECODE, SWAP_OUT, SWAP_IN, PREEMPT, PAUSE, TOKEN, END */
+    [FREE] = {WAITING, FORKED, HELD, 0, 0, DECODE, 0, 0, 0, 0, 0, 0},
+    [WAITING] = {0, 0, 0, PREFILL, 0, 0, 0, 0, 0, 0, 0, FREE},
+    [FORKED] = {0, 0, 0, PREFILL, 0, 0, 0, 0, 0, 0, WAITING, FREE},
+    [PREFILL] = {0, 0, 0, 0, PROMPT_END, 0, 0, 0, WAITING, 0, 0, FREE},
+    [PROMPT_END] = {0, 0, 0, PREFILL, 0, DECODE, 0, 0, WAITING, 0, PROMPT_END, FREE},
+    [DECODE] = {0, 0, 0, PREFILL, 0, DECODE, SWAPPED, 0, WAITING, PAUSED, DECODE, FREE},
+    [SWAPPED] = {WAITING, 0, 0, 0, 0, 0, 0, DECODE, 0, 0, 0, FREE},
+    [PAUSED] = {0, 0, 0, PREFILL, 0, DECODE, 0, 0, PAUSED_PREEMPTED, 0, 0, FREE},
+    [PAUSED_PREEMPTED] = {WAITING, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, FREE},
+    [HELD] = {WAITING, 0, 0, PREFILL, PROMPT_END, DECODE, 0, 0, 0, 0, 0, FREE},
 };
 
-kvf__req_state kvf__sched_next_state(kvf__req_state state, kvf__move move) {
-    return (kvf__req_state)moves[state][move];
+/* What a request has in each state: its list; which kvf__bound, kvf__reserved and kvf__samples it may have, as bits; its sequence
+ * (0: none, 1: has one, 2: either); whether it may have an extent, hold samples, and be in s->parting. n_computed lies between two
+ * of the counts: none, known - 1, known, n_prefill - 1, n_prefill. */
+enum { NOWHERE, QUEUE, RUNNING };
+enum { GROWS = 1 << KVF__GROWS, BOUNDED = 1 << KVF__BOUNDED, ANY_BOUND = 7 };
+enum { AS_ADMITTED = 1 << KVF__AS_ADMITTED, ANY_RESERVED = 15 };
+enum { ALIKE = 1 << KVF__ALIKE, FORKS = 1 << KVF__FORKS, OWN = 1 << KVF__OWN_OPTIONS, ANY_SAMPLES = 7 };
+enum { NONE, LAST, KNOWN, WITHIN, PREFILLED };
+static const struct rule {
+    unsigned char list, bound, reserved, samples, seq, extent, holds, parting, computed_from, computed_to;
+} rules[KVF__N_REQ_STATES] = {
+    [FREE] = {NOWHERE, ANY_BOUND, ANY_RESERVED, ANY_SAMPLES, 2, 0, 0, 0, NONE, KNOWN},
+    [WAITING] = {QUEUE, GROWS | BOUNDED, AS_ADMITTED, ANY_SAMPLES, 0, 0, 1, 1, NONE, NONE},
+    [FORKED] = {QUEUE, GROWS | BOUNDED, AS_ADMITTED, FORKS, 0, 0, 0, 1, NONE, NONE},
+    [PREFILL] = {RUNNING, ANY_BOUND, ANY_RESERVED, ANY_SAMPLES, 1, 1, 1, 1, NONE, WITHIN},
+    [PROMPT_END] = {RUNNING, ANY_BOUND, ANY_RESERVED, ANY_SAMPLES, 1, 1, 1, 0, PREFILLED, PREFILLED},
+    [DECODE] = {RUNNING, ANY_BOUND, ANY_RESERVED, ANY_SAMPLES, 1, 0, 0, 0, NONE, KNOWN},
+    [SWAPPED] = {QUEUE, ANY_BOUND, ANY_RESERVED, ALIKE | OWN, 1, 0, 0, 0, NONE, LAST},
+    [PAUSED] = {RUNNING, ANY_BOUND, ANY_RESERVED, ALIKE | OWN, 1, 0, 0, 0, LAST, KNOWN},
+    [PAUSED_PREEMPTED] = {NOWHERE, GROWS | BOUNDED, AS_ADMITTED, ALIKE | OWN, 0, 0, 0, 0, NONE, NONE},
+    [HELD] = {NOWHERE, ANY_BOUND, AS_ADMITTED, ANY_SAMPLES, 2, 0, 0, 0, NONE, NONE},
+};
+
+/* [kvf__bound]: the kvf__reserved that go with it. Sizes that have room make a tightened request bounded; only what grows can do without
+ * a reservation. */
+static const unsigned char reserved_of[] = {
+    [KVF__GROWS] = ANY_RESERVED,
+    [KVF__BOUNDED] = ANY_RESERVED & ~(1 << KVF__NOTHING),
+    [KVF__TIGHTENED] = ANY_RESERVED & ~(1 << KVF__AS_SIZED),
+};
+
+static uint32_t count_of(const kvf__req *r, unsigned count) {
+    switch (count) {
+    case LAST: return r->n_known - 1;
+    case KNOWN: return r->n_known;
+    case WITHIN: return r->n_prefill - 1;
+    case PREFILLED: return r->n_prefill;
+    default: return 0;
+    }
 }
 
+bool kvf__req_is_valid(const kvf_sched *s, const kvf__req *r) {
+    const struct rule *rule = &rules[r->state];
+    if (r->n_known < r->n_prompt || r->n_known - r->n_prompt > r->max_new || r->n_known > s->config.max_context)
+        return false;
+    if (!(rule->bound >> r->bound & 1) || !(rule->reserved >> r->reserved & 1) || !(rule->samples >> r->samples & 1) ||
+        !(reserved_of[r->bound] >> r->reserved & 1))
+        return false;
+    if ((rule->seq == 0 && r->seq) || (rule->seq == 1 && !r->seq) || (r->parting && !rule->parting)) return false;
+    if ((r->extent_begin != KVF__SLOT_NONE && !rule->extent) || (r->n_held && !rule->holds)) return false;
+    if (r->n_held && r->n_known != r->n_prompt) return false; /* they are forked before the first token */
+    if ((r->state == KVF__REQ_PREFILL || r->state == KVF__REQ_PROMPT_END) && r->n_prefill > r->n_known) return false;
+    return r->n_computed >= count_of(r, rule->computed_from) && r->n_computed <= count_of(r, rule->computed_to);
+}
+
+bool kvf__sched_may(const kvf__req *r, kvf__move move) { return moves[r->state][move] != 0; }
+
 static kvf__list *list_of(kvf_sched *s, kvf__req_state state) {
-    if (state == KVF__REQ_WAITING || state == KVF__REQ_SWAPPED) return &s->queue;
-    bool none = state == KVF__REQ_FREE || state == KVF__REQ_HELD || state == KVF__REQ_PAUSED_PREEMPTED;
-    return none ? NULL : &s->running;
+    return rules[state].list == QUEUE ? &s->queue : rules[state].list == RUNNING ? &s->running : NULL;
 }
 
 void kvf__sched_move(kvf_sched *s, kvf__req *r, kvf__move move) {
-    kvf__req_state next = kvf__sched_next_state(r->state, move);
+    kvf__req_state next = (kvf__req_state)moves[r->state][move];
     if (next == KVF__REQ_NONE) {
         s->corrupt = true;
         return;
@@ -152,79 +204,14 @@ void kvf__sched_give_extent(kvf_sched *s, kvf__req *r) {
     r->extent_begin = KVF__SLOT_NONE;
 }
 
-static bool req_is_valid(const kvf__req *r, bool running) {
-    if (r->n_computed > r->n_known || r->n_known < r->n_prompt || r->n_known - r->n_prompt > r->max_new) return false;
-    switch (r->state) {
-    case KVF__REQ_WAITING: return !running && !r->seq && !r->n_computed && r->extent_begin == KVF__SLOT_NONE;
-    case KVF__REQ_PREFILL: return running && r->seq && r->n_computed < r->n_prefill && r->n_prefill <= r->n_known;
-    case KVF__REQ_PROMPT_END: return running && r->seq && r->n_computed == r->n_prefill;
-    case KVF__REQ_PAUSED:
-        return running && r->seq && r->n_computed + 1 >= r->n_known && r->extent_begin == KVF__SLOT_NONE;
-    case KVF__REQ_DECODE: return running && r->seq && r->extent_begin == KVF__SLOT_NONE;
-    case KVF__REQ_SWAPPED:
-        return !running && r->seq && r->n_computed < r->n_known && r->extent_begin == KVF__SLOT_NONE && !r->n_held;
-    case KVF__REQ_PAUSED_PREEMPTED:
-    case KVF__REQ_HELD:
-    case KVF__REQ_NONE:
-    case KVF__N_REQ_STATES:
-    case KVF__REQ_FREE: break;
+kvf__needs kvf__sched_needs(const kvf_sched *s, const kvf__req *leader) {
+    kvf__needs needs = leader->needs;
+    for (uint32_t slot = leader->held; slot != KVF__SLOT_NONE; slot = s->slots[slot].next) {
+        const kvf__needs *more = &s->slots[slot].needs;
+        needs.extent |= more->extent;
+        needs.sums |= more->sums;
+        needs.all |= more->all;
+        needs.n_last = KVF__MAX(needs.n_last, more->n_last);
     }
-    return false;
-}
-
-static bool list_is_valid(const kvf_sched *s, const kvf__list *list, bool running) {
-    uint32_t n = 0, prev = KVF__SLOT_NONE;
-    for (uint32_t i = list->head; i != KVF__SLOT_NONE; prev = i, i = s->slots[i].next) {
-        const kvf__req *r = &s->slots[i];
-        if (++n > list->n || r->prev != prev || !req_is_valid(r, running)) return false;
-        if (prev != KVF__SLOT_NONE && !kvf__sched_before(&s->slots[prev], r)) return false;
-    }
-    return n == list->n && list->tail == prev;
-}
-
-/* The held ones behind the leaders of a list. */
-static bool held_are_valid(const kvf_sched *s, const kvf__list *list, bool running, uint32_t *n_held,
-                           uint32_t *n_reserved) {
-    for (uint32_t i = list->head; i != KVF__SLOT_NONE; i = s->slots[i].next) {
-        const kvf__req *leader = &s->slots[i];
-        uint32_t n = 0;
-        if (leader->n_held && (leader->state == KVF__REQ_DECODE || leader->n_known != leader->n_prompt)) return false;
-        for (uint32_t h = leader->held; h != KVF__SLOT_NONE; h = s->slots[h].next) {
-            const kvf__req *r = &s->slots[h];
-            if (r->state != KVF__REQ_HELD || r->leader != i || ++n > leader->n_held || r->n_known != r->n_prompt)
-                return false;
-            if (r->seq && !running) return false;
-            *n_reserved += r->seq != 0;
-        }
-        if (n != leader->n_held) return false;
-        *n_held += n;
-    }
-    return true;
-}
-
-/* The counts and the lengths of the lists follow from the states. */
-static bool counts_are_valid(const kvf_sched *s) {
-    uint32_t n_in[KVF__N_REQ_STATES] = {0};
-    for (uint32_t i = 0; i < s->n_slots_used; i++) n_in[s->slots[i].state]++;
-    return !memcmp(n_in, s->n_in, sizeof n_in) && s->queue.n == n_in[KVF__REQ_WAITING] + n_in[KVF__REQ_SWAPPED] &&
-           s->running.n ==
-               n_in[KVF__REQ_PREFILL] + n_in[KVF__REQ_PROMPT_END] + n_in[KVF__REQ_DECODE] + n_in[KVF__REQ_PAUSED];
-}
-
-bool kvf__sched_is_valid(const kvf_sched *s) {
-    uint32_t n_free = 0, n_holders = 0, end = 0, n_held = 0, n_reserved = 0;
-    if (!list_is_valid(s, &s->queue, false) || !list_is_valid(s, &s->running, true)) return false;
-    for (uint32_t i = s->free_slot; i != KVF__SLOT_NONE; i = s->slots[i].next)
-        if (s->slots[i].state != KVF__REQ_FREE || ++n_free > s->n_slots_used) return false;
-    if (!held_are_valid(s, &s->queue, false, &n_held, &n_reserved)) return false;
-    if (!held_are_valid(s, &s->running, true, &n_held, &n_reserved)) return false;
-    if (!kvf__parting_is_valid(s)) return false;
-    if (n_held != s->n_in[KVF__REQ_HELD] || n_reserved != s->n_reserved) return false;
-    if (n_free != s->n_in[KVF__REQ_FREE] || s->corrupt || !counts_are_valid(s)) return false;
-    for (uint32_t i = s->running.head; i != KVF__SLOT_NONE; i = s->slots[i].next)
-        n_holders += s->slots[i].extent_begin != KVF__SLOT_NONE;
-    for (uint32_t i = 0; i < s->n_extents; end = s->extents[i++].end)
-        if (s->extents[i].begin < end || s->extents[i].end <= s->extents[i].begin) return false;
-    return n_holders == s->n_extents && end <= s->config.max_prefill_tokens &&
-           s->running.n + s->n_reserved <= s->config.max_running;
+    return needs;
 }

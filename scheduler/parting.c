@@ -65,10 +65,10 @@ static uint32_t place_of(const kvf_sched *s, const kvf__req *r) {
     return low;
 }
 
-/* Called whenever a request begins to wait, and when its tokens become known. */
+/* Only while it waits or its prompt runs. */
 void kvf__parting_enter(kvf_sched *s, kvf__req *r) {
-    if (r->parting || !kvf__sched_caches(s, r) || (r->state != KVF__REQ_WAITING && r->state != KVF__REQ_PREFILL))
-        return;
+    bool now = r->state == KVF__REQ_WAITING || r->state == KVF__REQ_FORKED || r->state == KVF__REQ_PREFILL;
+    if (r->parting || !now || !kvf__req_caches(s, r)) return;
     uint32_t at = place_of(s, r), after = s->n_parting - at;
     memmove(s->parting + at + 1, s->parting + at, after * sizeof *s->parting);
     s->parting[at] = (kvf__parting){.slot = kvf__sched_slot(s, r)};
@@ -96,7 +96,7 @@ static uint32_t longest_snapshot(const kvf_sched *s) {
 
 /* Whether it goes on from a snapshot that another prompt leaves. */
 static bool takes_snapshots(kvf_sched *s, const kvf__req *r) {
-    kvf__needs needs = kvf__group_needs(s, r);
+    kvf__needs needs = kvf__sched_needs(s, r);
     return needs.sums && !needs.all && !r->prefix.no_hits;
 }
 
@@ -164,10 +164,17 @@ uint32_t kvf__parting_end(kvf_sched *s, const kvf__req *r, uint32_t begin) {
     return r->parts_at > begin ? KVF__MIN(end, r->parts_at) : end;
 }
 
+/* Where the chunk that begins at `begin` ends: on the grid, at prefix_end, where prompts part, or with what is prefilled. */
+uint32_t kvf__sched_chunk_end(kvf_sched *s, const kvf__req *r, uint32_t begin) {
+    uint32_t end = KVF__MIN(r->n_prefill, begin - begin % s->config.chunk + s->config.chunk);
+    if (begin < r->prefix.prefix_end) end = KVF__MIN(end, r->prefix.prefix_end);
+    return KVF__MIN(end, kvf__parting_end(s, r, begin));
+}
+
 /* A prompt that is admitted shares more with a cached one than it found a snapshot for: the third that comes finds it. */
 void kvf__parting_note_cached(kvf_sched *s, kvf__req *r) {
     r->parts_at = 0;
-    if (!kvf__sched_caches(s, r) || !takes_snapshots(s, r)) return;
+    if (!kvf__req_caches(s, r) || !takes_snapshots(s, r)) return;
     kvf_prefix_key key = r->prefix.key;
     key.n_tokens = r->n_prompt;
     kvf_prefix_options options;
@@ -182,7 +189,7 @@ void kvf__parting_note_cached(kvf_sched *s, kvf__req *r) {
 
 /* What a prompt of this step, q, will have left for r to begin from. */
 static uint32_t will_find(kvf_sched *s, const kvf__req *q, const kvf__req *r, kvf__needs needs) {
-    if (needs.sums && !kvf__group_needs(s, q).sums) return 0;
+    if (needs.sums && !kvf__sched_needs(s, q).sums) return 0;
     uint32_t shared = shared_tokens(q, r), bs = s->block_size, longest = needs.sums ? longest_snapshot(s) : UINT32_MAX;
     if (shared == r->n_prompt && shared <= longest && (q->n_prompt == shared || !needs.sums) && !needs.n_last)
         return shared;
@@ -197,7 +204,7 @@ static uint32_t will_find(kvf_sched *s, const kvf__req *q, const kvf__req *r, kv
 }
 
 bool kvf__parting_waits(kvf_sched *s, const kvf__req *r) {
-    kvf__needs needs = kvf__group_needs(s, r);
+    kvf__needs needs = kvf__sched_needs(s, r);
     if (!r->parting || r->prefix.no_hits || needs.all || (needs.n_last && r->n_prompt <= needs.n_last)) return false;
     for (uint32_t i = s->n_decode; i < s->n_items; i++) {
         const kvf__req *q = kvf__sched_find(s, s->items[i].request);

@@ -51,7 +51,7 @@ static void list_running(kvf_sched *s) {
     s->n_items = s->n_decode = s->n_tokens = 0;
     s->lacks_extent = false;
     for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
-        if (r->state != KVF__REQ_DECODE || r->n_computed == r->n_known || r->ended) continue;
+        if (r->state != KVF__REQ_DECODE || r->n_computed == r->n_known || kvf__req_is_complete(s, r)) continue;
         push_item(s, r, KVF_STEP_DECODE, 1);
         s->n_decode = s->n_items;
     }
@@ -79,8 +79,9 @@ static void shed_latest(kvf_sched *s) {
     if (kvf__sched_preempt_paused(s)) return;
     kvf__req *r = kvf__sched_at(s, s->running.tail);
     if (s->running.n == 1) {
-        if (!r->bounded && !r->unreserved && kvf__sched_reserve_nothing(s, r) == KVF_OK) return;
-        kvf__sched_end(s, r, r->bounded ? KVF_END_NO_BLOCKS : KVF_END_LENGTH);
+        bool bounded = r->bound == KVF__BOUNDED;
+        if (!bounded && r->reserved != KVF__NOTHING && kvf__sched_reserve_nothing(s, r) == KVF_OK) return;
+        kvf__sched_end(s, r, bounded ? KVF_END_NO_BLOCKS : KVF_END_LENGTH);
         return;
     }
     s->swapping = kvf__sched_swap_out(s, r);
@@ -96,9 +97,9 @@ static void settle_reservations(kvf_sched *s) {
     for (int pass = 0; pass < 2 && lacks; pass++) {
         lacks = false;
         for (kvf__req *r = kvf__sched_at(s, s->running.head); r; r = kvf__sched_at(s, r->next)) {
-            if (r->state != KVF__REQ_DECODE || (r->sized && !r->forked)) continue;
+            if (r->state != KVF__REQ_DECODE || r->reserved == KVF__AS_SIZED) continue;
             if (!kvf_policy_sizes(s->config.policies, r->seq_index)) continue;
-            lacks |= kvf__sched_reserve_sized(s, r) != KVF_OK && r->forked;
+            lacks |= kvf__sched_reserve_sized(s, r) != KVF_OK && r->reserved == KVF__AS_SHARED;
         }
     }
 }
@@ -140,12 +141,12 @@ static kvf_status grow_running(kvf_sched *s) {
 
 /* Ends the head of the queue, which could not be admitted although nothing runs that could give a block back. */
 static void end_head(kvf_sched *s, kvf__req *r, kvf__admission admission) {
-    if (r->n_held && !r->forks && admission != KVF__ADMIT_REFUSED)
+    if (r->n_held && r->samples != KVF__FORKS && admission != KVF__ADMIT_REFUSED)
         kvf__group_dissolve(s, r);
     else if (admission == KVF__ADMIT_REFUSED)
         kvf__sched_end(s, r, KVF_END_REFUSED);
     else
-        kvf__sched_end(s, r, r->bounded ? KVF_END_NO_BLOCKS : KVF_END_LENGTH);
+        kvf__sched_end(s, r, r->bound == KVF__BOUNDED ? KVF_END_NO_BLOCKS : KVF_END_LENGTH);
 }
 
 /* Swaps the head of the queue in, with its next token. If it is alone and there is no room, there never will be: it is recomputed. */
@@ -173,16 +174,17 @@ static bool waits_for_suspect(kvf_sched *s, const kvf__req *head) {
     return false;
 }
 
-/* Admits the head of the queue and gives it its first chunk. *more becomes false if it has to wait, and all behind it with it. */
-static kvf_status admit_head(kvf_sched *s, bool *more) {
+/* Admits the head of the queue and gives it its first chunk. *more becomes false if it has to wait, and all behind it with it. *whole:
+ * it may be found in the cache as a whole. */
+static kvf_status admit_head(kvf_sched *s, bool *more, bool *whole) {
     kvf__req *r = kvf__sched_at(s, s->queue.head);
     *more = false;
     if (!r || waits_for_suspect(s, r)) return KVF_OK;
     while (s->running.n + s->n_reserved + 1 + r->n_held > s->config.max_running)
         if (!kvf__sched_preempt_paused(s)) return KVF_OK;
     if (r->state == KVF__REQ_SWAPPED) return bring_back(s, r, more);
-    kvf__sched_look_up(s, r);
-    r->not_whole = false;
+    kvf__sched_look_up(s, r, *whole);
+    *whole = true;
     if (kvf__parting_waits(s, r)) return KVF_OK; /* it finds more in a later step */
     uint32_t begin = r->match.n_tokens, n = kvf__sched_chunk_end(s, r, begin) - begin;
     if (n > s->config.max_batch_tokens - s->n_tokens) return KVF_OK;
@@ -201,7 +203,7 @@ static kvf_status admit_head(kvf_sched *s, bool *more) {
         if (kvf__sched_snapshot_unpinned(s, r)) {
             if (!kvf__sched_snapshot_stands(s, r)) { /* it took the block itself: again, with less */
                 kvf__sched_requeue(s, r);
-                r->not_whole = true;
+                *whole = false;
                 return KVF_OK;
             }
             s->snapshot_unpinned = true;
@@ -226,15 +228,15 @@ static kvf_status break_standstill(kvf_sched *s) {
     kvf_status status = KVF_OK;
     while (!s->n_items && !s->n_ends && s->queue.n && s->running.n && status == KVF_OK) {
         kvf__req *tail = kvf__sched_at(s, s->running.tail), *head = kvf__sched_at(s, s->queue.head);
-        if (!tail->forks || tail->arrival < head->arrival) return KVF_OK;
+        if (tail->samples != KVF__FORKS || tail->arrival < head->arrival) return KVF_OK;
         if (tail->arrival == head->arrival) {
             kvf__sched_end(s, head, KVF_END_LENGTH);
             return KVF_OK;
         }
         s->preempted[s->n_preempted++] = (kvf_step_item){.request = tail->name, .user = tail->user};
         kvf__sched_requeue(s, tail);
-        bool more;
-        status = admit_head(s, &more);
+        bool more, whole = true;
+        status = admit_head(s, &more, &whole);
     }
     return status;
 }
@@ -256,7 +258,8 @@ kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
     settle_reservations(sched);
     kvf_status status = grow_running(sched);
     if (status != KVF_OK) return status;
-    for (bool more = !sched->swapping; more && status == KVF_OK;) status = admit_head(sched, &more);
+    for (bool more = !sched->swapping, whole = true; more && status == KVF_OK;)
+        status = admit_head(sched, &more, &whole);
     if (status == KVF_OK && !sched->swapping) status = break_standstill(sched);
     if (status != KVF_OK && !sched->n_items) return status; /* what has its slots runs in any case */
     assert(kvf__sched_is_valid(sched));
@@ -312,7 +315,7 @@ kvf_status kvf_sched_undo(kvf_sched *sched) {
     while (sched->running.n) {
         kvf__req *r = kvf__sched_at(sched, sched->running.tail);
         if (r->state == KVF__REQ_PAUSED) {
-            kvf__sched_release_paused(sched, r);
+            kvf__sched_put_back(sched, r, KVF__MOVE_PREEMPT);
             continue;
         }
         r->suspect |= !known;
@@ -321,5 +324,22 @@ kvf_status kvf_sched_undo(kvf_sched *sched) {
     sched->n_items = sched->n_decode = sched->n_tokens = 0;
     sched->planned = sched->swapping = sched->snapshot_unpinned = false;
     assert(kvf__sched_is_valid(sched));
+    return KVF_OK;
+}
+
+kvf_status kvf_sched_shed(kvf_sched *sched, kvf_step_item *preempted) {
+    if (!sched) return KVF_E_INVALID;
+    if (!preempted) return kvf__fail(&sched->error, KVF_E_INVALID, "preempted: is NULL");
+    if (sched->planned && sched->n_items)
+        return kvf__fail(&sched->error, KVF_E_STATE, "a step is planned: call this after kvf_sched_done");
+    if (kvf__sched_preempt_paused(sched)) {
+        *preempted = sched->preempted[--sched->n_preempted];
+        return KVF_OK;
+    }
+    if (sched->running.n < 2)
+        return kvf__fail(&sched->error, KVF_E_NO_BLOCKS, "fewer than two requests run: none can make room");
+    kvf__req *r = kvf__sched_at(sched, sched->running.tail);
+    *preempted = (kvf_step_item){.request = r->name, .user = r->user};
+    kvf__sched_requeue(sched, r);
     return KVF_OK;
 }

@@ -1,10 +1,6 @@
 /* The scheduler's use of the prefix cache: looking prompts up, reserving the rest, storing computed tokens. */
 #include "scheduler/sched.h"
 
-bool kvf__sched_caches(const kvf_sched *s, const kvf__req *r) {
-    return r->prefix.key.tokens && kvf_manager_get_config(s->config.manager)->prefix_cache;
-}
-
 static kvf_prefix_key key_of(const kvf__req *r, uint32_t n_tokens) {
     kvf_prefix_key key = r->prefix.key;
     key.n_tokens = n_tokens;
@@ -12,16 +8,16 @@ static kvf_prefix_key key_of(const kvf__req *r, uint32_t n_tokens) {
 }
 
 void kvf__sched_forget_match(kvf__req *r) {
-    r->match = (kvf_prefix_match){.struct_size = sizeof r->match, .again = r->again};
+    r->match = (kvf_prefix_match){.struct_size = sizeof r->match, .again = r->match.again};
 }
 
 /* A policy that needs column sums continues only from a snapshot of them; one that needs the last queries, before these. For
  * squares and probabilities there is no snapshot. If a whole prompt is found, its last query runs again. */
-void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
+void kvf__sched_look_up(kvf_sched *s, kvf__req *r, bool whole) {
     kvf__sched_forget_match(r);
-    r->n_prefill = r->replays ? r->n_prompt : r->n_known;
-    kvf__needs needs = kvf__group_needs(s, r);
-    if (!kvf__sched_caches(s, r) || r->prefix.no_hits || needs.all || (needs.n_last && r->n_prompt <= needs.n_last))
+    r->n_prefill = kvf__req_replays(s, r) ? r->n_prompt : r->n_known;
+    kvf__needs needs = kvf__sched_needs(s, r);
+    if (!kvf__req_caches(s, r) || r->prefix.no_hits || needs.all || (needs.n_last && r->n_prompt <= needs.n_last))
         return;
     kvf_prefix_key key = key_of(r, r->n_prefill);
     kvf_prefix_options options;
@@ -29,8 +25,8 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r) {
     options.need_snapshot = needs.sums;
     options.partial = !options.need_snapshot;
     options.host = s->tiers;
-    options.again = r->again;
-    if (r->not_whole && r->n_prefill > 2) options.max_tokens = r->n_prefill - 2;
+    options.again = r->match.again != 0;
+    if (!whole && r->n_prefill > 2) options.max_tokens = r->n_prefill - 2;
     if (needs.n_last) options.max_tokens = r->n_prompt - needs.n_last;
     r->match.struct_size = sizeof r->match;
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &r->match);
@@ -69,28 +65,21 @@ bool kvf__sched_takes_free(const kvf_sched *s, const kvf__req *r, uint32_t n) {
 
 /* The reservation is s->want. A miss is counted too. */
 kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r, const kvf_reserve *reserve) {
-    if (!kvf__sched_caches(s, r)) return kvf_seq_reserve(s->config.manager, r->seq, reserve);
+    if (!kvf__req_caches(s, r)) return kvf_seq_reserve(s->config.manager, r->seq, reserve);
     kvf_prefix_key key = key_of(r, r->n_prefill);
     return kvf_prefix_attach(s->config.manager, r->seq, &key, &r->match, reserve, &s->copies);
 }
 
-/* Where the chunk that begins at `begin` ends: on the grid, at prefix_end, where prompts part, or with what is prefilled. */
-uint32_t kvf__sched_chunk_end(kvf_sched *s, const kvf__req *r, uint32_t begin) {
-    uint32_t end = KVF__MIN(r->n_prefill, begin - begin % s->config.chunk + s->config.chunk);
-    if (begin < r->prefix.prefix_end) end = KVF__MIN(end, r->prefix.prefix_end);
-    return KVF__MIN(end, kvf__parting_end(s, r, begin));
-}
-
 /* What an item has to do with the cache. */
 void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item) {
-    if (item->kind != KVF_STEP_PREFILL || !kvf__sched_caches(s, r)) return;
+    if (item->kind != KVF_STEP_PREFILL || !kvf__req_caches(s, r)) return;
     uint32_t end = item->token_begin + item->n_tokens;
     bool first = r->match.n_tokens && item->token_begin == r->match.n_tokens;
     if (first) {
         item->match = &r->match;
         item->logits_only = r->match.n_snapshot_tokens > r->match.n_tokens;
     }
-    if (item->token_begin >= r->n_prompt || !kvf__group_needs(s, r).sums || item->logits_only) return;
+    if (item->token_begin >= r->n_prompt || !kvf__sched_needs(s, r).sums || item->logits_only) return;
     bool parts = end == r->prefix.prefix_end || end == kvf__parting_end(s, r, item->token_begin);
     item->take_snapshot = parts || end == r->n_prefill || end % s->config.chunk == 0;
     if (parts)
@@ -102,11 +91,11 @@ void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item) 
 /* K and V of the computed tokens are written: they can be found from now on. What cannot be stored is not: the cache
  * costs hits at worst. */
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill) {
-    if (!kvf__sched_caches(s, r)) return;
+    if (!kvf__req_caches(s, r)) return;
     if (r->n_computed > r->n_prompt && (r->evicts || r->prefix.prompt_only)) return;
     if (!prefill && r->n_computed % s->block_size) return;
     kvf_prefix_key key = key_of(r, r->n_computed);
-    bool partial = r->n_computed == r->n_prefill && kvf__group_needs(s, r).sums;
+    bool partial = r->n_computed == r->n_prefill && kvf__sched_needs(s, r).sums;
     kvf_prefix_store_options options = {.struct_size = sizeof options, .flags = partial ? KVF_PREFIX_PARTIAL : 0};
     kvf_status status = kvf_prefix_store(s->config.manager, r->seq, &key, r->n_computed, &options, NULL);
     (void)status;

@@ -7,7 +7,6 @@
  *   computed  known tokens whose K and V are in the pages
  *   prefill   known tokens that are computed in chunks: the prompt; for a policy that never evicts all known tokens
  *   replays   after a preemption the generated tokens are computed again, one per step
- *   bounded   every layer evicts, so that the tables never grow past the reservation
  *   extent    the columns [begin, end) of the accumulators, in tokens, that a prompt which needs column sums holds
  *   segment   a later part of the prompt, behind the tokens generated before it; prefilled like a prompt
  *   paused    its answer has ended, and a segment may follow. paused_preempted: it has also given up its sequence for others
@@ -29,6 +28,7 @@ typedef enum kvf__req_state {
     KVF__REQ_NONE = 0, /* no state: what an illegal move leads to */
     KVF__REQ_FREE,
     KVF__REQ_WAITING,          /* in the queue: holds no sequence, no block, no extent */
+    KVF__REQ_FORKED,           /* in the queue: a fork that found no room; its next token may be told while it waits */
     KVF__REQ_PREFILL,          /* n_computed < n_prefill */
     KVF__REQ_PROMPT_END,       /* n_computed = n_prefill, the caller's prompt events are not done */
     KVF__REQ_DECODE,           /* n_computed <= n_known, at most one token a step */
@@ -41,8 +41,9 @@ typedef enum kvf__req_state {
 
 /* What happens to a request. The table in lists.c says which state each leads to. */
 typedef enum kvf__move {
-    KVF__MOVE_QUEUE, /* it is submitted, forked without room, split from its group, or extended while it holds nothing */
-    KVF__MOVE_HOLD,  /* it is submitted as a further sample */
+    KVF__MOVE_QUEUE,      /* it is submitted, split from its group, or extended while it holds nothing */
+    KVF__MOVE_FORK,       /* it is forked without room */
+    KVF__MOVE_HOLD,       /* it is submitted as a further sample */
     KVF__MOVE_PREFILL,    /* it is admitted, goes on with a segment, or takes the place of a leader that does */
     KVF__MOVE_PROMPT_END, /* its prompt is computed, or it gets the state of a leader whose prompt is */
     KVF__MOVE_DECODE,     /* its events are done, it is forked, or goes on after a pause */
@@ -50,43 +51,62 @@ typedef enum kvf__move {
     KVF__MOVE_SWAP_IN,
     KVF__MOVE_PREEMPT,
     KVF__MOVE_PAUSE,
+    KVF__MOVE_TOKEN, /* one more token of it is known */
     KVF__MOVE_END,
     KVF__N_MOVES
 } kvf__move;
 
-/* What a policy needs from its prompt. */
+/* Whether its tables may grow past its reservation. */
+typedef enum kvf__bound {
+    KVF__GROWS,    /* a layer never evicts, or it has segments: it grows from the free pool */
+    KVF__BOUNDED,  /* every layer evicts, and it has its reservation, which is enough for all of its tokens */
+    KVF__TIGHTENED /* every layer evicts; it grows from the free pool until there is room for its reservation */
+} kvf__bound;
+
+/* What is reserved for a request that runs. */
+typedef enum kvf__reserved {
+    KVF__AS_ADMITTED, /* what admission counted, or a change of its budget; its sizes are not known, or had no room */
+    KVF__AS_SIZED,    /* its exact sizes */
+    KVF__AS_SHARED,   /* a fork's: set again in each plan, since shared blocks change when others give them up */
+    KVF__NOTHING      /* it is alone and short of blocks */
+} kvf__reserved;
+
+/* The samples of its prompt. */
+typedef enum kvf__samples {
+    KVF__ALIKE,      /* one, or several with the same options */
+    KVF__FORKS,      /* the caller forks and finishes them as beam search does */
+    KVF__OWN_OPTIONS /* each has options of its own: forked before the prompt's events */
+} kvf__samples;
+
+/* What its policy needs. */
 typedef struct kvf__needs {
-    bool extent;     /* anything at all: it needs columns of the accumulators while its prompt runs */
+    bool extent;     /* anything of its prompt: it needs columns of the accumulators while that runs */
     bool sums;       /* column sums: after a prefix hit it continues from a snapshot of them */
     bool all;        /* something of every query that snapshots do not have: it cannot use the prefix cache */
+    bool scores;     /* a score page for each block */
     uint32_t n_last; /* so many last queries must run: a prefix hit ends before them */
 } kvf__needs;
 
-/* The list of a request follows from its state. Both lists are sorted by arrival, then by name. n_held > 0 only before the prompt's end, and then n_known = n_prompt. n_computed <= n_known <= n_prompt + max_new. A waiting request has
- * n_computed = 0 and seq = 0. */
+/* The tables in lists.c say what a request may be in each state. n_computed <= n_known <= n_prompt + max_new. Both lists are sorted
+ * by arrival, then by name. */
 typedef struct kvf__req {
     kvf_request name; /* 0: the slot is free */
     uint32_t prev, next;
     kvf__req_state state;
+    kvf__bound bound;
+    kvf__reserved reserved;
+    kvf__samples samples;
+    bool suspect; /* it was in a step that failed, and has had no token since */
+    bool parting; /* it is in s->parting */
+    bool evicts;  /* its tables may shrink: generated tokens are replayed, and not stored in the prefix cache */
+    kvf__needs needs;
     uint32_t n_prompt, max_new;
     uint32_t n_known, n_computed, n_prefill;
     uint32_t max_table_slots; /* no table of it ever holds more */
-    uint32_t n_steady;        /* bounded: blocks after its first event, at most n_blocks */
-    uint32_t n_blocks; /* bounded or tightened: blocks that admission counts; else the most it held when preempted */
-    uint32_t budget;   /* tokens that a layer keeps; UINT32_MAX: all */
-    uint32_t extent_begin; /* KVF__SLOT_NONE: holds no extent */
-    bool bounded, replays, needs_scores;
-    kvf__needs needs;
-    bool tightened;    /* its budget was lowered, not yet its reservation; bounded again with that, or in the queue */
-    bool evicts;       /* its tables may shrink: generated tokens are not stored in the prefix cache */
-    bool unreserved;   /* not bounded, alone and short of blocks: it has no reservation and grows from the free pool */
-    bool sized;        /* its reservation follows its exact sizes */
-    bool ended;        /* its last token is known: the caller finishes it */
-    bool forks;        /* the caller forks and finishes it as beam search does */
-    bool awaits_token; /* a fork that found no room: its next token may be told while it waits */
-    bool forked;       /* its tables may share blocks: its reservation changes when others give blocks up */
-    bool suspect;      /* it was in a step that failed, and has had no token since */
-    bool own_options;  /* the samples of its group have options of their own: forked before the prompt's events */
+    uint32_t n_steady;        /* if not KVF__GROWS: blocks after its first event, at most n_blocks */
+    uint32_t n_blocks;        /* blocks that admission counts; KVF__GROWS: the most it held when preempted */
+    uint32_t budget;          /* tokens that a layer keeps; UINT32_MAX: all */
+    uint32_t extent_begin;    /* KVF__SLOT_NONE: holds no extent */
     kvf_request arrival;
     uint32_t child_blocks; /* what admission counts for each further sample */
     uint32_t n_held, held; /* of a leader: number of held samples, slot of the first */
@@ -94,15 +114,14 @@ typedef struct kvf__req {
     uint32_t seq_index;
     kvf_seq seq;
     void *user;
-    const kvf_sched_segment *segments; /* the caller's; such a request is not bounded */
+    const kvf_sched_segment *segments; /* the caller's */
     uint32_t n_segments, segment;      /* segment: index of the first that is not computed */
     kvf_policy_options options;
     kvf_sched_prefix prefix;
-    bool parting;           /* it is in s->parting: its prompt is not computed yet */
-    uint32_t parts_at;      /* token at which its prompt parts from a cached one that has no snapshot there; 0: none */
-    bool not_whole;         /* its next look-up leaves out the end of the prompt */
-    bool again;             /* it was preempted: its next look-up is not counted as a first query */
-    kvf_prefix_match match; /* of the running prompt, or of the last look-up */
+    uint32_t parts_at; /* token at which its prompt parts from a cached one that has no snapshot there; 0: none */
+    /* Of the running prompt, or of the last look-up. again: it was preempted, or shares its parent's prompt: the look-up does not
+     * count as a first query. */
+    kvf_prefix_match match;
 } kvf__req;
 
 typedef struct kvf__list {
@@ -156,9 +175,24 @@ struct kvf_sched {
     kvf_error error;
 };
 
+/* Its last token is known: the caller finishes it. */
+static inline bool kvf__req_is_complete(const kvf_sched *s, const kvf__req *r) {
+    return r->n_known - r->n_prompt >= r->max_new || r->n_known == s->config.max_context;
+}
+
+/* After a preemption its generated tokens are computed one per step. */
+static inline bool kvf__req_replays(const kvf_sched *s, const kvf__req *r) { return r->evicts || s->config.replay_all; }
+
+/* Looks for its prompt in the prefix cache, and stores it. */
+static inline bool kvf__req_caches(const kvf_sched *s, const kvf__req *r) {
+    return r->prefix.key.tokens && kvf_manager_get_config(s->config.manager)->prefix_cache;
+}
+
 static inline bool kvf__sched_before(const kvf__req *a, const kvf__req *b) {
     return a->arrival != b->arrival ? a->arrival < b->arrival : a->name < b->name;
 }
+
+/* Each file calls only those that stand before it here. */
 
 /* lists.c: the states, the queue, the running list, the slots, the extents */
 kvf__req *kvf__sched_find(kvf_sched *s, kvf_request name); /* NULL: not live */
@@ -167,16 +201,31 @@ kvf__req *kvf__sched_at(kvf_sched *s, uint32_t slot); /* NULL for KVF__SLOT_NONE
 uint32_t kvf__sched_slot(const kvf_sched *s, const kvf__req *r);
 kvf__req *kvf__sched_take_slot(kvf_sched *s, const kvf__req *request); /* a free slot's copy with a name */
 void kvf__sched_give_slot(kvf_sched *s, kvf__req *r);
-kvf__req_state kvf__sched_next_state(kvf__req_state state, kvf__move move); /* KVF__REQ_NONE: illegal */
-void kvf__sched_move(kvf_sched *s, kvf__req *r, kvf__move move);            /* with its list and the counts */
+bool kvf__sched_may(const kvf__req *r, kvf__move move);          /* whether its state has this move */
+void kvf__sched_move(kvf_sched *s, kvf__req *r, kvf__move move); /* with its list and the counts */
+bool kvf__req_is_valid(const kvf_sched *s, const kvf__req *r);   /* what it has is legal in its state */
 bool kvf__sched_take_extent(kvf_sched *s, kvf__req *r, uint32_t n_columns);
 uint32_t kvf__sched_n_columns(const kvf_sched *s, const kvf__req *r); /* of its extent */
 void kvf__sched_give_extent(kvf_sched *s, kvf__req *r);
+kvf__needs kvf__sched_needs(const kvf_sched *s, const kvf__req *leader); /* of the leader and its held samples */
+
+/* parting.c: prompts with equal beginnings, and where they part */
+void kvf__parting_enter(kvf_sched *s, kvf__req *r); /* after each move to the queue, and when its tokens become known */
+void kvf__parting_leave(kvf_sched *s, kvf__req *r);
+/* The first token after `begin` at which a chunk must end so that other prompts can continue from there; UINT32_MAX: none. */
+uint32_t kvf__parting_end(kvf_sched *s, const kvf__req *r, uint32_t begin);
+uint32_t kvf__sched_chunk_end(kvf_sched *s, const kvf__req *r, uint32_t begin);
+void kvf__parting_note_cached(kvf_sched *s, kvf__req *r); /* when it is admitted */
+/* Whether the head of the queue should wait, because a prompt of this step computes a beginning that both have. */
+bool kvf__parting_waits(kvf_sched *s, const kvf__req *r);
+bool kvf__parting_is_valid(const kvf_sched *s);
+
+/* valid.c */
 bool kvf__sched_is_valid(const kvf_sched *s); /* O(requests); asserted in debug builds */
 
 /* prefix.c: the prefix cache */
-bool kvf__sched_caches(const kvf_sched *s, const kvf__req *r); /* looks for its prompt there, and stores it */
-void kvf__sched_look_up(kvf_sched *s, kvf__req *r);            /* sets n_prefill and match */
+void kvf__sched_look_up(kvf_sched *s, kvf__req *r,
+                        bool whole); /* sets n_prefill and match; whole: also the prompt's end */
 void kvf__sched_forget_match(kvf__req *r);
 bool kvf__sched_snapshot_unpinned(const kvf_sched *s, const kvf__req *r);
 bool kvf__sched_snapshot_stands(const kvf_sched *s, const kvf__req *r);
@@ -184,42 +233,11 @@ bool kvf__sched_takes_free(const kvf_sched *s, const kvf__req *r, uint32_t n);
 uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r);
 kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r,
                              const kvf_reserve *reserve); /* the new sequence takes the blocks of its match */
-uint32_t kvf__sched_chunk_end(kvf_sched *s, const kvf__req *r, uint32_t begin);
 void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item);
 void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill);
 
-/* parting.c: prompts with equal beginnings, and where they part */
-void kvf__parting_enter(kvf_sched *s, kvf__req *r);
-void kvf__parting_leave(kvf_sched *s, kvf__req *r);
-/* The first token after `begin` at which a chunk must end so that other prompts can continue from there; UINT32_MAX: none. */
-uint32_t kvf__parting_end(kvf_sched *s, const kvf__req *r, uint32_t begin);
-void kvf__parting_note_cached(kvf_sched *s, kvf__req *r); /* when it is admitted */
-/* Whether the head of the queue should wait, because a prompt of this step computes a beginning that both have. */
-bool kvf__parting_waits(kvf_sched *s, const kvf__req *r);
-bool kvf__parting_is_valid(const kvf_sched *s);
-
-/* segment.c: paused requests and later segments */
-/* Its planned tokens are computed and its events done: next it decodes, or prefills a segment. */
-void kvf__sched_go_on(kvf_sched *s, kvf__req *r);
-bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r);    /* whether a segment has its extent, now or already */
-void kvf__sched_release_paused(kvf_sched *s, kvf__req *r); /* a paused one; not reported */
-bool kvf__sched_preempt_paused(kvf_sched *s);              /* the paused one that arrived last; reported. false: none */
-
-/* swap.c: preemption to the host */
-bool kvf__sched_swap_out(kvf_sched *s, kvf__req *r);      /* a running request; false: it cannot be swapped */
-kvf_status kvf__sched_swap_in(kvf_sched *s, kvf__req *r); /* it becomes running; KVF_E_NO_BLOCKS: no room */
-void kvf__sched_swap_forget(kvf_sched *s, kvf__req *r);   /* a swapped one then waits and is recomputed */
-bool kvf__sched_swap_forget_last(kvf_sched *s);           /* the last one in the queue; false: none is swapped */
-
-/* admit.c: what a request needs, its reservations, admission and release */
+/* reserve.c: the blocks that a request needs, and its reservations */
 kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r);
-typedef enum kvf__admission {
-    KVF__ADMITTED,
-    KVF__ADMIT_LATER,
-    KVF__ADMIT_NO_BLOCKS,
-    KVF__ADMIT_REFUSED
-} kvf__admission;
-kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r); /* the queue's head becomes running */
 kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r);
 kvf_status kvf__sched_take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks);
 kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to, bool sized);
@@ -229,12 +247,9 @@ kvf_status kvf__sched_reserve_nothing(kvf_sched *s, kvf__req *r);
 kvf_status kvf__sched_reserve_blocks(kvf_sched *s, const kvf__req *r, kvf_seq seq,
                                      uint64_t n_blocks);                     /* spread evenly */
 uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r); /* of one request, without its group */
+uint64_t kvf__sched_begin_blocks(const kvf_sched *s, const kvf__req *r);     /* of what it prefills, and no more */
 uint64_t kvf__sched_prompt_blocks(const kvf_sched *s, const kvf__req *r); /* of its whole prompt, before any eviction */
-void kvf__sched_release(kvf_sched *s, kvf__req *r); /* a running one gives up all it holds; a move follows */
-void kvf__sched_give_sequence(kvf_sched *s, kvf__req *r);
-void kvf__sched_requeue(kvf_sched *s, kvf__req *r);                    /* preempts a running one; not reported */
-void kvf__sched_end(kvf_sched *s, kvf__req *r, kvf_end_reason reason); /* in any state; reported in the next step */
-void kvf__sched_drop(kvf_sched *s, kvf__req *r);                       /* in any state; not reported */
+uint32_t kvf__sched_present_blocks(kvf_sched *s, const kvf__req *r);      /* that its tables need to continue */
 
 /* group.c: samples of one prompt, forks */
 uint32_t kvf__group_fit(const kvf_sched *s, const kvf__req *r, uint32_t n, uint64_t *needed); /* the largest, <= n */
@@ -242,10 +257,8 @@ uint32_t kvf__group_fit(const kvf_sched *s, const kvf__req *r, uint32_t n, uint6
  * the leader and its held samples so far. */
 uint64_t kvf__group_own_options_blocks(const kvf_sched *s, const kvf__req *leader);
 bool kvf__group_takes(const kvf_sched *s, const kvf__req *leader, const kvf__req *r, uint64_t *needed);
-kvf__needs kvf__group_needs(kvf_sched *s, const kvf__req *leader);        /* of the leader and its held samples */
 kvf_status kvf__group_fork_prompt(kvf_sched *s, kvf__req *leader);        /* all or none */
 void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r);        /* a free one becomes the last held one */
-kvf__req *kvf__group_unhold(kvf_sched *s, kvf__req *leader);              /* the first held one; a move follows */
 kvf_status kvf__group_check(kvf_sched *s, const kvf__req *r, uint32_t n); /* whether n of it can be held together */
 /* Sets the held samples' reservations for another budget; all: KVF_E_NO_BLOCKS if one of them finds no room. And undoes it. */
 kvf_status kvf__group_reserve_change(kvf_sched *s, const kvf__req *leader, const kvf__req *to, bool all);
@@ -257,5 +270,30 @@ kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader);    /* all or none */
 void kvf__group_dissolve(kvf_sched *s, kvf__req *leader);      /* each held one becomes a waiting request */
 bool kvf__group_promote(kvf_sched *s, kvf__req *leader);       /* the first held one takes over; false: there is none */
 void kvf__group_leave(kvf_sched *s, kvf__req *held);           /* drops its reservation; a move follows */
+
+/* admit.c: admission and release */
+typedef enum kvf__admission {
+    KVF__ADMITTED,
+    KVF__ADMIT_LATER,
+    KVF__ADMIT_NO_BLOCKS,
+    KVF__ADMIT_REFUSED
+} kvf__admission;
+kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r);            /* the queue's head becomes running */
+void kvf__sched_put_back(kvf_sched *s, kvf__req *r, kvf__move move);   /* it gives up all that it holds */
+void kvf__sched_requeue(kvf_sched *s, kvf__req *r);                    /* preempts a running one; not reported */
+void kvf__sched_end(kvf_sched *s, kvf__req *r, kvf_end_reason reason); /* in any state; reported in the next step */
+void kvf__sched_drop(kvf_sched *s, kvf__req *r);                       /* in any state; not reported */
+
+/* segment.c: paused requests and later segments */
+/* Its planned tokens are computed and its events done: next it decodes, or prefills a segment. */
+void kvf__sched_go_on(kvf_sched *s, kvf__req *r);
+bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r); /* whether a segment has its extent, now or already */
+bool kvf__sched_preempt_paused(kvf_sched *s);           /* the paused one that arrived last; reported. false: none */
+
+/* swap.c: preemption to the host */
+bool kvf__sched_swap_out(kvf_sched *s, kvf__req *r);      /* a running request; false: it cannot be swapped */
+kvf_status kvf__sched_swap_in(kvf_sched *s, kvf__req *r); /* it becomes running; KVF_E_NO_BLOCKS: no room */
+void kvf__sched_swap_forget(kvf_sched *s, kvf__req *r);   /* a swapped one then waits and is recomputed */
+bool kvf__sched_swap_forget_last(kvf_sched *s);           /* the last one in the queue; false: none is swapped */
 
 #endif

@@ -173,7 +173,7 @@ static kvf_status submit_own_options(kvf_sched *s, const kvf_sched_request *give
     uint64_t needed = 0;
     for (uint32_t i = 0; i < given->n_samples && status == KVF_OK; i++) {
         kvf__req candidate = *base;
-        candidate.own_options = given->n_samples > 1;
+        candidate.samples = given->n_samples > 1 ? KVF__OWN_OPTIONS : KVF__ALIKE;
         candidate.user = given->sample_users ? given->sample_users[i] : given->user;
         status = size_sample(s, given->sample_options[i], &candidate);
         kvf__req *r = kvf__sched_take_slot(s, &candidate);
@@ -220,8 +220,10 @@ kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, 
     if (given.n_samples == 0) given.n_samples = 1;
     if (status == KVF_OK) status = check_request(sched, &given);
     if (status != KVF_OK) return status;
-    kvf__req candidate = {
-        .n_prompt = given.n_prompt, .max_new = given.max_new, .n_known = given.n_prompt, .forks = given.forks != 0};
+    kvf__req candidate = {.n_prompt = given.n_prompt,
+                          .max_new = given.max_new,
+                          .n_known = given.n_prompt,
+                          .samples = given.forks ? KVF__FORKS : KVF__ALIKE};
     if (given.sample_options) return submit_own_options(sched, &given, &candidate, out);
     status = size_sample(sched, given.options, &candidate);
     return status == KVF_OK ? submit_groups(sched, &given, &candidate, out) : status;
@@ -235,17 +237,17 @@ kvf_status kvf_sched_token(kvf_sched *sched, kvf_request request, int *ended) {
         return kvf__fail(&sched->error, KVF_E_STATE,
                          "request %llu: %u samples are held for its prompt: kvf_sched_prompt_done comes first",
                          (unsigned long long)request, r->n_held);
-    bool complete = (r->state == KVF__REQ_PROMPT_END || r->state == KVF__REQ_DECODE) && r->n_computed == r->n_known;
-    complete |= r->state == KVF__REQ_WAITING && r->awaits_token;
-    if (!complete || r->ended || r->n_known - r->n_prompt >= r->max_new)
+    bool computed = r->n_computed == r->n_known || r->state == KVF__REQ_FORKED; /* by its parent */
+    bool may = kvf__sched_may(r, KVF__MOVE_TOKEN) && computed;
+    if (!may || kvf__req_is_complete(sched, r))
         return kvf__fail(&sched->error, KVF_E_STATE,
                          "request %llu: %s: a token follows an item with samples set, after kvf_sched_done",
                          (unsigned long long)request,
-                         complete ? "has its last token" : "has known tokens that are not computed");
-    r->awaits_token = r->suspect = false;
+                         may ? "has its last token" : "has known tokens that are not computed");
+    kvf__sched_move(sched, r, KVF__MOVE_TOKEN);
+    r->suspect = false;
     r->n_known++;
-    r->ended = r->n_known - r->n_prompt == r->max_new || r->n_known == sched->config.max_context;
-    if (ended) *ended = r->ended;
+    if (ended) *ended = kvf__req_is_complete(sched, r);
     return KVF_OK;
 }
 
@@ -253,8 +255,9 @@ kvf_status kvf_sched_token(kvf_sched *sched, kvf_request request, int *ended) {
  * that a policy grows past its projection. */
 static kvf_status prompt_without_room(kvf_sched *s, kvf__req *r) {
     bool alone = s->running.n == 1;
-    if (alone && !r->forks) kvf__group_dissolve(s, r);
-    if (alone && !r->bounded && !r->n_held) {
+    bool bounded = r->bound == KVF__BOUNDED;
+    if (alone && r->samples != KVF__FORKS) kvf__group_dissolve(s, r);
+    if (alone && !bounded && !r->n_held) {
         kvf_status status = kvf__sched_reserve_nothing(s, r);
         if (status != KVF_OK) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
         kvf__sched_give_extent(s, r);
@@ -265,7 +268,7 @@ static kvf_status prompt_without_room(kvf_sched *s, kvf__req *r) {
         kvf__fail(&s->error, KVF_E_NO_BLOCKS, "request %llu: its sizes need more blocks than are free: %s",
                   (unsigned long long)r->name, alone ? "ended, being alone in the pool" : "put back in the queue");
     if (alone)
-        kvf__sched_end(s, r, r->bounded ? KVF_END_NO_BLOCKS : KVF_END_LENGTH);
+        kvf__sched_end(s, r, bounded ? KVF_END_NO_BLOCKS : KVF_END_LENGTH);
     else
         kvf__sched_requeue(s, r);
     return status;
@@ -275,7 +278,7 @@ kvf_status kvf_sched_fork_prompt(kvf_sched *sched, kvf_request request) {
     kvf__req *r;
     kvf_status status = kvf__sched_live(sched, request, &r);
     if (status != KVF_OK) return status;
-    if (r->state != KVF__REQ_PROMPT_END || (r->n_held && !r->own_options))
+    if (r->state != KVF__REQ_PROMPT_END || (r->n_held && r->samples != KVF__OWN_OPTIONS))
         return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: %s", (unsigned long long)request,
                          r->n_held ? "its samples have its options: kvf_sched_prompt_done forks them"
                                    : "its prompt has not just ended");
@@ -297,7 +300,7 @@ kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
         return kvf__fail(&sched->error, KVF_E_STATE,
                          "request %llu: its prompt has not just ended: call this once after an item with prompt_ends",
                          (unsigned long long)request);
-    if (r->n_held && r->own_options)
+    if (r->n_held && r->samples == KVF__OWN_OPTIONS)
         return kvf__fail(
             &sched->error, KVF_E_STATE,
             "request %llu: %u samples with options of their own are held: kvf_sched_fork_prompt comes first",
@@ -307,7 +310,8 @@ kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
     } while (status == KVF_E_NO_BLOCKS && kvf__sched_preempt_paused(sched));
     if (status == KVF_OK && r->n_held) {
         status = kvf__group_fork(sched, r);
-        if (status == KVF_E_NO_BLOCKS && sched->running.n == 1 && !r->forks) { /* one after the other then */
+        if (status == KVF_E_NO_BLOCKS && sched->running.n == 1 &&
+            r->samples != KVF__FORKS) { /* one after the other then */
             kvf__group_dissolve(sched, r);
             status = KVF_OK;
         }
@@ -366,10 +370,11 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
         return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: its prompt is not computed: its sizes come later",
                          (unsigned long long)request);
     status = kvf__sched_reserve_sized(sched, r);
-    if (status == KVF_E_NO_BLOCKS && r->bounded && kvf_policy_group_sizes(sched->config.policies, r->seq_index)) {
+    if (status == KVF_E_NO_BLOCKS && r->bound == KVF__BOUNDED &&
+        kvf_policy_group_sizes(sched->config.policies, r->seq_index)) {
         /* Head groups that got their sizes in decode may round up to more blocks than equal ones. */
-        r->tightened = true;
-        r->bounded = r->sized = false;
+        r->bound = KVF__TIGHTENED;
+        if (r->reserved == KVF__AS_SIZED) r->reserved = KVF__AS_ADMITTED;
     }
     /* An unbounded one grows from the free pool. A bounded one may share blocks with a later prompt. Each plan asks again. */
     if (status == KVF_E_NO_BLOCKS) return KVF_OK;
@@ -380,7 +385,7 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
 /* A copy of the request with the new budget, checked as at its submission. */
 static kvf_status change_candidate(kvf_sched *s, const kvf__req *r, double rho, uint32_t budget_tokens, kvf__req *to) {
     *to = *r;
-    if (r->own_options && (r->n_held || r->state == KVF__REQ_HELD))
+    if (r->samples == KVF__OWN_OPTIONS && (r->n_held || r->state == KVF__REQ_HELD))
         return kvf__fail(&s->error, KVF_E_STATE, "request %llu: its samples have options of their own",
                          (unsigned long long)r->name);
     if (kvf_policy_flags(&r->options) & KVF_POLICY_KEEPS_ALL)
@@ -389,7 +394,7 @@ static kvf_status change_candidate(kvf_sched *s, const kvf__req *r, double rho, 
     to->options.rho = rho;
     to->options.budget_tokens = budget_tokens;
     if (r->seq && kvf_policy_needs(&r->options)) to->options.budget_may_change = 1; /* it goes on observing */
-    if (r->bounded || r->tightened) to->n_blocks = 0; /* an unbounded one remembers what it needed */
+    if (r->bound != KVF__GROWS) to->n_blocks = 0; /* one that grows remembers what it needed */
     return kvf__sched_size_request(s, to);
 }
 
@@ -420,10 +425,10 @@ static kvf_status change_running(kvf_sched *s, kvf__req *r, const kvf__req *to) 
         kvf_policy_set_budget(s->config.policies, r->seq_index, to->options.rho, to->options.budget_tokens, &s->error);
     if (status != KVF_OK) return status;
     kvf__group_take_budget(r, to);
-    r->tightened = to->bounded; /* a lower budget without room for its reservation gets it after its compaction */
-    r->bounded = to->bounded && reserved == KVF_OK;
-    r->sized = false;
-    if (reserved == KVF_OK) r->unreserved = false;
+    /* A lower budget without room for its reservation gets it after its compaction. */
+    if (reserved != KVF_OK && r->bound == KVF__BOUNDED) r->bound = KVF__TIGHTENED;
+    if (r->reserved == KVF__AS_SIZED || (reserved == KVF_OK && r->reserved == KVF__NOTHING))
+        r->reserved = KVF__AS_ADMITTED;
     return KVF_OK;
 }
 
@@ -438,14 +443,13 @@ static kvf_status change_of(kvf_sched *s, kvf_request name, double rho, uint32_t
         kvf__sched_swap_forget(s, *r);
         status = change_candidate(s, *r, rho, budget_tokens, to);
     }
-    return status == KVF_OK && (*r)->forks ? kvf__group_check(s, to, 1 + (*r)->n_held) : status;
+    return status == KVF_OK && (*r)->samples == KVF__FORKS ? kvf__group_check(s, to, 1 + (*r)->n_held) : status;
 }
 
 static void apply_to_held(kvf_sched *s, const kvf__req *r, const kvf__req *to) {
     for (kvf__req *h = kvf__sched_at(s, r->held); h; h = kvf__sched_at(s, h->next)) {
         kvf__group_take_budget(h, to);
-        h->tightened = r->tightened;
-        h->bounded = r->bounded;
+        h->bound = r->bound;
     }
 }
 
@@ -469,7 +473,9 @@ kvf_status kvf_sched_set_budgets(kvf_sched *sched, const kvf_request *requests, 
     while (status != KVF_OK && n-- > 0) {
         r = kvf__sched_find(sched, requests[n]);
         if (r->state == KVF__REQ_HELD) r = &sched->slots[r->leader];
-        if (r->seq) kvf__sched_reserve_back(sched, r);
+        if (!r->seq) continue;
+        kvf__group_reserve_back(sched, r);
+        kvf__sched_reserve_back(sched, r);
     }
     for (uint32_t i = 0; i < n_requests && status == KVF_OK; i++) {
         status = change_of(sched, requests[i], rho, budget_tokens, &r, &to);

@@ -16,7 +16,7 @@ void kvf__sched_go_on(kvf_sched *s, kvf__req *r) {
 /* A segment's sums are by slot: it needs as many columns as its longest table will have slots. Sums that are by position need as
  * many as it has tokens. */
 bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r) {
-    if (r->extent_begin != KVF__SLOT_NONE || !kvf__group_needs(s, r).extent) return true;
+    if (r->extent_begin != KVF__SLOT_NONE || !kvf__sched_needs(s, r).extent) return true;
     uint32_t longest = 0;
     for (uint32_t t = 0; t < s->n_tables; t++) {
         uint32_t n_slots = 0;
@@ -28,11 +28,6 @@ bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r) {
     return kvf__sched_take_extent(s, r, r->needs.all ? r->n_prefill : n_columns);
 }
 
-void kvf__sched_release_paused(kvf_sched *s, kvf__req *r) {
-    kvf__sched_release(s, r);
-    kvf__sched_move(s, r, KVF__MOVE_PREEMPT);
-}
-
 bool kvf__sched_preempt_paused(kvf_sched *s) {
     kvf__req *r = kvf__sched_at(s, s->running.tail);
     while (r && r->state != KVF__REQ_PAUSED) r = kvf__sched_at(s, r->prev);
@@ -42,7 +37,7 @@ bool kvf__sched_preempt_paused(kvf_sched *s) {
         s->n_ends = s->n_preempted = 0;
     }
     s->preempted[s->n_preempted++] = (kvf_step_item){.request = r->name, .user = r->user};
-    kvf__sched_release_paused(s, r);
+    kvf__sched_put_back(s, r, KVF__MOVE_PREEMPT);
     return true;
 }
 
@@ -57,10 +52,10 @@ kvf_status kvf_sched_pause(kvf_sched *sched, kvf_request request) {
     kvf_status status = kvf__sched_live(sched, request, &r);
     if (status == KVF_OK) status = check_between_steps(sched, "pause");
     if (status != KVF_OK) return status;
-    bool may = kvf__sched_next_state(r->state, KVF__MOVE_PAUSE) != KVF__REQ_NONE;
-    if (!may || r->n_computed + 1 < r->n_known || r->forks)
+    bool forks = r->samples == KVF__FORKS;
+    if (!kvf__sched_may(r, KVF__MOVE_PAUSE) || r->n_computed + 1 < r->n_known || forks)
         return kvf__fail(&sched->error, KVF_E_STATE, "request %llu: %s", (unsigned long long)request,
-                         r->forks ? "is forked again and again" : "is not at the end of an answer");
+                         forks ? "is forked again and again" : "is not at the end of an answer");
     kvf__sched_move(sched, r, KVF__MOVE_PAUSE);
     return KVF_OK;
 }
@@ -101,13 +96,13 @@ kvf_status kvf_sched_extend(kvf_sched *sched, kvf_request request, const kvf_sch
     r->n_known = segments[n_segments - 1].end;
     r->max_new = r->n_known - r->n_prompt + KVF__MIN(max_new, sched->config.max_context - r->n_known);
     r->max_table_slots = KVF__MIN(r->n_prompt + r->max_new - 1, sched->config.max_context - 1);
-    r->ended = false;
-    if (r->bounded || r->tightened) r->n_blocks = 0; /* what it needed when it was preempted: never */
-    r->bounded = r->tightened = false;
+    if (r->bound != KVF__GROWS) r->n_blocks = 0; /* what it needed when it was preempted: never */
+    r->bound = KVF__GROWS;
     if (r->state == KVF__REQ_PAUSED) {
         kvf__sched_go_on(sched, r);
         return KVF_OK;
     }
     kvf__sched_move(sched, r, KVF__MOVE_QUEUE);
+    kvf__parting_enter(sched, r);
     return KVF_OK;
 }

@@ -4,12 +4,13 @@
 /* Recomputing takes one step for a chunk or less of a prompt, but one step for each replayed token. */
 static bool worth_it(const kvf_sched *s, const kvf__req *r) {
     if (s->config.preempt == KVF_PREEMPT_SWAP) return true;
-    return (r->replays && r->n_computed > r->n_prompt) || r->n_computed > s->config.chunk;
+    return (kvf__req_replays(s, r) && r->n_computed > r->n_prompt) || r->n_computed > s->config.chunk;
 }
 
 /* Not a prompt, which has sums besides its blocks, nor a request that may have to be forked while it waits. */
 bool kvf__sched_swap_out(kvf_sched *s, kvf__req *r) {
-    if (!s->swaps || r->state != KVF__REQ_DECODE || r->n_computed == r->n_known || r->forks || !worth_it(s, r))
+    if (!s->swaps || r->state != KVF__REQ_DECODE || r->n_computed == r->n_known || r->samples == KVF__FORKS ||
+        !worth_it(s, r))
         return false;
     if (kvf_swap_out(s->config.manager, &r->seq, 1, &s->copies) != KVF_OK) return false;
     kvf__sched_move(s, r, KVF__MOVE_SWAP_OUT);
@@ -25,14 +26,7 @@ kvf_status kvf__sched_swap_in(kvf_sched *s, kvf__req *r) {
     return KVF_OK;
 }
 
-void kvf__sched_swap_forget(kvf_sched *s, kvf__req *r) {
-    if (r->tightened) r->bounded = true;
-    r->tightened = false;
-    kvf__sched_give_sequence(s, r);
-    r->n_computed = 0;
-    r->again = true;
-    kvf__sched_move(s, r, KVF__MOVE_QUEUE);
-}
+void kvf__sched_swap_forget(kvf_sched *s, kvf__req *r) { kvf__sched_put_back(s, r, KVF__MOVE_QUEUE); }
 
 bool kvf__sched_swap_forget_last(kvf_sched *s) {
     for (kvf__req *r = kvf__sched_at(s, s->queue.tail); r; r = kvf__sched_at(s, r->prev)) {

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "d2o_policy/policy.h"
-#include "kvfold/scheduler.h"
+#include "scheduler/sched.h"
 
 #define RIG_MAX_REQUESTS 512
 #define RIG_MAX_LAYERS 8
@@ -142,6 +142,7 @@ static inline rig *rig_create(kvf_manager_config mc, kvf_sched_config sc) {
 static inline void rig_audit(rig *g) {
     kvf_error err = {""};
     cr_assert(kvf_audit(g->manager, &err) == KVF_OK, "step %u: %s", g->n_steps, err.text);
+    cr_assert(!g->sched || kvf__sched_is_valid(g->sched), "step %u: the scheduler's state is not legal", g->n_steps);
     kvf_occupancy o = {.struct_size = sizeof o};
     OK(kvf_occupancy_read(g->manager, &o, NULL, 0));
     cr_assert(o.blocks.n_promised <= o.blocks.n_free && o.blocks.n_held <= g->mc.n_blocks);
@@ -161,6 +162,7 @@ static inline void rig_expect_all_free(rig *g) {
 
 static inline void rig_destroy(rig *g) {
     kvf_sched_destroy(g->sched);
+    g->sched = NULL;
     rig_expect_all_free(g);
     kvf_policy_state_destroy(g->policies);
     kvf_manager_destroy(g->manager);

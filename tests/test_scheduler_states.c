@@ -1,20 +1,21 @@
-/* The states of a request: every pair of state and move, the lists and counts that follow, and what an illegal move does. */
-#include "scheduler/sched.h"
+/* The states of a request: every pair of state and move, the lists and counts that follow, what an illegal move does, and what a
+ * request may have in each state. */
 #include "scheduler_steps.h"
 
 /* [state][move], moves in the order of kvf__move: the letter of the state that follows, '.' for an illegal move. */
-static const char letters[] = "?FWPEDSZXH";
+static const char letters[] = "?FWKPEDSZXH";
 static const char *const table[] = {
-    "..........", /* none */
-    "WH..D.....", /* free */
-    "..P......F", /* waiting */
-    "...E...W.F", /* prefill */
-    "..P.D..W.F", /* prompt end */
-    "..P.DS.WZF", /* decode */
-    "W.....D..F", /* swapped */
-    "..P.D..X.F", /* paused (Z) */
-    "W........F", /* paused, preempted (X) */
-    "W.PED....F", /* held */
+    "............", /* none */
+    "WKH..D......", /* free */
+    "...P.......F", /* waiting */
+    "...P......WF", /* forked (K) */
+    "....E...W..F", /* prefill */
+    "...P.D..W.EF", /* prompt end */
+    "...P.DS.WZDF", /* decode */
+    "W......D...F", /* swapped */
+    "...P.D..X..F", /* paused (Z) */
+    "W..........F", /* paused, preempted (X) */
+    "W..PED.....F", /* held */
 };
 
 static kvf__req_state state_of(char letter) { return (kvf__req_state)(strchr(letters, letter) - letters); }
@@ -26,7 +27,7 @@ typedef struct bare {
 } bare;
 
 static void bare_put(bare *b, kvf__req_state state) {
-    static const char *const paths[] = {"", "", "W", "WP", "WPE", "D", "DS", "DZ", "DZX", "H"};
+    static const char *const paths[] = {"", "", "W", "K", "WP", "WPE", "D", "DS", "DZ", "DZX", "H"};
     kvf__req *r = &b->slots[1];
     for (const char *step = paths[state]; *step; step++)
         for (int m = 0; m < KVF__N_MOVES; m++)
@@ -70,10 +71,61 @@ Test(scheduler_states, every_state_and_move) {
             cr_assert(b.s.corrupt == (expected == '.'), "%c, move %d", letters[state], m);
             cr_assert(now == (expected == '.' ? (kvf__req_state)state : state_of(expected)), "%c, move %d is %c",
                       letters[state], m, letters[now]);
-            cr_assert(in_list(&b, &b.s.queue, 1) == (strchr("WS", letters[now]) != NULL));
+            cr_assert(in_list(&b, &b.s.queue, 1) == (strchr("WKS", letters[now]) != NULL));
             cr_assert(in_list(&b, &b.s.running, 1) == (strchr("PEDZ", letters[now]) != NULL));
             for (int i = KVF__REQ_FREE; i < KVF__N_REQ_STATES; i++)
                 cr_assert(b.s.n_in[i] == (uint32_t)((int)now == i) + (i == KVF__REQ_WAITING) + (i == KVF__REQ_DECODE));
+        }
+}
+
+/* What a request may have in each state: bound (grows, bounded, tightened), reserved (as admitted, sized, shared, nothing), samples
+ * (alike, forks, own options), sequence, extent, held samples, parting (- without, + with), and n_computed: 0, within the prefill,
+ * its end, known - 1, known. */
+static const char *const legal[] = {
+    [KVF__REQ_WAITING] = "gb a afo - - -+ -+ 0",       [KVF__REQ_FORKED] = "gb a f - - - -+ 0",
+    [KVF__REQ_PREFILL] = "gbt ashn afo + -+ -+ -+ 0w", [KVF__REQ_PROMPT_END] = "gbt ashn afo + -+ -+ - e",
+    [KVF__REQ_DECODE] = "gbt ashn afo + - - - 0welk",  [KVF__REQ_SWAPPED] = "gbt ashn ao + - - - 0wel",
+    [KVF__REQ_PAUSED] = "gbt ashn ao + - - - lk",      [KVF__REQ_PAUSED_PREEMPTED] = "gb a ao - - - - 0",
+    [KVF__REQ_HELD] = "gbt a afo -+ - - - 0",
+};
+
+static bool is_legal(kvf__req_state state, const char *has) {
+    const char *of = legal[state];
+    for (int i = 0; i < 8; i++, of += strcspn(of, " "), of += *of == ' ')
+        if (!memchr(of, has[i], strcspn(of, " "))) return false;
+    return !(has[0] == 'b' && has[1] == 'n') && !(has[0] == 't' && has[1] == 's');
+}
+
+Test(scheduler_states, what_a_request_may_have) {
+    static const char *const of[] = {"gbt", "ashn", "afo", "-+", "-+", "-+", "-+", "0welk"};
+    static const uint32_t computed[] = {0, 7, 8, 11, 12}; /* of 8 to prefill, 12 known */
+    kvf_sched s = {.config = {.max_context = 64}};
+    for (int state = KVF__REQ_WAITING; state < KVF__N_REQ_STATES; state++)
+        for (uint32_t i = 0; i < 3 * 4 * 3 * 16 * 5; i++) {
+            char has[9] = "";
+            uint32_t at[8], rest = i;
+            for (uint32_t k = 0; k < 8; k++) {
+                uint32_t n = (uint32_t)strlen(of[k]);
+                at[k] = rest % n;
+                rest /= n;
+                has[k] = of[k][at[k]];
+            }
+            kvf__req r = {.state = (kvf__req_state)state,
+                          .bound = (kvf__bound)at[0],
+                          .reserved = (kvf__reserved)at[1],
+                          .samples = (kvf__samples)at[2],
+                          .seq = at[3],
+                          .extent_begin = at[4] ? 0 : KVF__SLOT_NONE,
+                          .n_held = at[5],
+                          .parting = at[6] != 0,
+                          .n_computed = computed[at[7]],
+                          .n_prompt = at[5] ? 12 : 10, /* held samples have no token yet */
+                          .n_known = 12,
+                          .max_new = 4,
+                          .n_prefill = 8};
+            cr_assert(kvf__req_is_valid(&s, &r) == is_legal(r.state, has), "%c: %s", letters[state], has);
+            r.n_known = r.n_prompt + 5;
+            cr_assert(!kvf__req_is_valid(&s, &r), "more tokens than it may generate");
         }
 }
 
