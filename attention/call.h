@@ -82,7 +82,18 @@ static inline uint32_t kvf__n_tiles(kvf__columns x) {
 /* What of a sequence's prefill is added up by column. */
 static inline bool kvf__wants_cols(const kvf__call *c, uint32_t seq) {
     const kvf_mass *m = &c->mass;
-    return (m->col_sums && m->col_sums[seq]) || (m->last_sums && m->last_sums[seq]) || (m->sq_sums && m->sq_sums[seq]);
+    return (m->col_sums && m->col_sums[seq]) || (m->last_sums && m->last_sums[seq]) ||
+           (m->sq_sums && m->sq_sums[seq]) || (m->max_prob && m->max_prob[seq]);
+}
+/* The slots [begin, end) of a table of n_slots whose largest probabilities are wanted. */
+typedef struct kvf__max_slots {
+    uint32_t begin, end;
+} kvf__max_slots;
+static inline kvf__max_slots kvf__max_slots_of(const kvf__call *c, uint32_t seq, uint32_t n_slots) {
+    const kvf_mass *m = &c->mass;
+    if (!m->max_prob || !m->max_prob[seq]) return (kvf__max_slots){0, 0};
+    uint32_t next = c->view.next_pos[seq], n_before = next - m->max_begin[seq], n_after = next - m->max_end[seq];
+    return (kvf__max_slots){n_slots - KVF__MIN(n_slots, n_before), n_slots - KVF__MIN(n_slots, n_after)};
 }
 /* Whether a query row is one of its sequence's last queries, whose column sums are wanted separately. */
 static inline bool kvf__counts_last(const kvf__call *c, uint32_t seq, uint32_t token) {

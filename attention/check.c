@@ -129,16 +129,37 @@ static kvf_status check_last(const kvf__call *c, kvf_error *err) {
     return KVF_OK;
 }
 
+static kvf_status check_max(const kvf__call *c, kvf_error *err) {
+    const kvf_mass *m = &c->mass;
+    if (!m->max_begin || !m->max_end)
+        return kvf__fail(err, KVF_E_INVALID, "%s is NULL: max_prob needs it", m->max_begin ? "max_end" : "max_begin");
+    if (!c->view.next_pos) return kvf__fail(err, KVF_E_INVALID, "view: next_pos is NULL: max_prob needs it");
+    for (uint32_t i = c->a.seq_begin; i < c->a.seq_end; i++) {
+        uint32_t begin = m->max_begin[i], end = m->max_end[i], next = c->view.next_pos[i];
+        if (!m->max_prob[i]) continue;
+        if (begin > end || end > next)
+            return kvf__fail(err, KVF_E_INVALID,
+                             "sequence %u: max_begin %u, max_end %u: must ascend, up to next_pos %u", i, begin, end,
+                             next);
+        for (uint32_t g = 0; g < c->view.n_groups; g++) {
+            uint32_t n = kvf__max_slots_of(c, i, c->view.n_slots[kvf__table(c, i, g)]).end;
+            if (m->col_stride < n)
+                return kvf__fail(err, KVF_E_INVALID, "col_stride %zu: position max_end %u of sequence %u is slot %u",
+                                 m->col_stride, end, i, n);
+        }
+    }
+    return KVF_OK;
+}
+
 static kvf_status check_mass(const kvf__call *c, kvf__call_kind kind, kvf_error *err) {
     const kvf_mass *m = &c->mass;
     bool cols = kind == KVF__PREFILL && (m->col_sums || m->last_sums || m->sq_sums);
     if (cols && m->col_stride < c->max_slots)
         return kvf__fail(err, KVF_E_INVALID, "col_stride %zu: the longest table has %u slots", m->col_stride,
                          c->max_slots);
-    if (cols && m->last_sums) {
-        kvf_status st = check_last(c, err);
-        if (st) return st;
-    }
+    kvf_status st = cols && m->last_sums ? check_last(c, err) : KVF_OK;
+    if (!st && kind == KVF__PREFILL && m->max_prob) st = check_max(c, err);
+    if (st) return st;
     if (cols && m->sq_sums) return check_gqa(c, err);
     if (kind == KVF__DECODE && m->row && m->row_stride < c->max_slots)
         return kvf__fail(err, KVF_E_INVALID, "row_stride %zu: the longest table has %u slots", m->row_stride,

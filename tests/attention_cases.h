@@ -36,9 +36,9 @@ typedef struct world {
     uint64_t *row_offset;
 } world;
 
-/* Outputs, dense: (token, head, d), (token, head), (seq, head, slot) twice, (seq, kv head, slot) twice. */
+/* Outputs, dense: (token, head, d), (token, head), (seq, head, slot) twice, (seq, kv head, slot) twice, (seq, head, slot). */
 typedef struct results {
-    float *out, *lse, *cols, *last, *row, *squares;
+    float *out, *lse, *cols, *last, *row, *squares, *largest;
     size_t n_out, n_lse, n_cols, n_row;
 } results;
 
@@ -232,6 +232,7 @@ static inline results make_results(const world *w) {
     r.last = zeros(r.n_cols, sizeof(float));
     r.row = zeros(r.n_row, sizeof(float));
     r.squares = zeros(r.n_row, sizeof(float));
+    r.largest = zeros(r.n_cols, sizeof(float));
     return r;
 }
 static inline void free_results(results *r) {
@@ -241,6 +242,7 @@ static inline void free_results(results *r) {
     free(r->last);
     free(r->row);
     free(r->squares);
+    free(r->largest);
 }
 
 /* A call over all sequences, without queries, outputs and workspace. */
@@ -278,7 +280,7 @@ static inline void give_workspace(const world *w, kvf_attention *a, uint32_t n_t
 typedef struct plan {
     kvf_cpu_path path;
     uint32_t n_threads, chunk, seq_begin, seq_end;
-    bool decode, no_cols, no_last, no_squares;
+    bool decode, no_cols, no_last, no_squares, no_largest;
     const uint8_t *gqa, *row_wanted;
 } plan;
 
@@ -287,6 +289,15 @@ static inline uint32_t last_begin_of(const shape *s, uint32_t seq) {
     uint32_t end = s->context[seq] + (s->window ? s->dropped : 100) + s->tokens[seq];
     return end - KVF__MIN(end, (uint32_t)LAST);
 }
+
+/* The positions whose largest probabilities are wanted: from some of the context to some of the new tokens. */
+static inline uint32_t max_begin_of(const shape *s, uint32_t seq) {
+    return (s->window ? s->dropped : 100) + s->context[seq] - s->context[seq] * 2 / 3;
+}
+static inline uint32_t max_end_of(const shape *s, uint32_t seq) {
+    return (s->window ? s->dropped : 100) + s->context[seq] + (s->context[seq] % 2 ? 0 : s->tokens[seq] / 2);
+}
+static inline float query_scale(uint32_t token) { return 0.25f + (float)(token % 7) * 0.3f; }
 
 /* One step: tokens [done, done + chunk) of each sequence, where there are any. */
 static inline bool run_step(world *w, const plan *p, kvf_stream *stream, uint32_t done, results *r) {
@@ -303,8 +314,8 @@ static inline bool run_step(world *w, const plan *p, kvf_stream *stream, uint32_
     if (n == 0) return false;
     float *q = zeros(n * w->q_stride, 4), *out = zeros(n * w->q_stride, 4), *lse = zeros((size_t)n * w->n_q, 4);
     float *k = zeros(n * w->kv_stride, 4), *v = zeros(n * w->kv_stride, 4);
-    float *cols[MAX_SEQS], *last[MAX_SEQS], *squares[MAX_SEQS];
-    uint32_t last_begin[MAX_SEQS];
+    float *cols[MAX_SEQS], *last[MAX_SEQS], *squares[MAX_SEQS], *largest[MAX_SEQS], *scales = zeros(n, 4);
+    uint32_t last_begin[MAX_SEQS], max_begin[MAX_SEQS], max_end[MAX_SEQS];
     for (uint32_t i = 0; i < s->n_seqs; i++) {
         size_t from = w->q_begin[i] + done, rows = q_begin[i + 1] - q_begin[i];
         memcpy(q + q_begin[i] * w->q_stride, w->q + from * w->q_stride, rows * w->q_stride * 4);
@@ -314,6 +325,10 @@ static inline bool run_step(world *w, const plan *p, kvf_stream *stream, uint32_
         last[i] = r->last + (size_t)i * w->n_q * w->stride;
         squares[i] = r->squares + (size_t)i * w->n_kv * w->stride;
         last_begin[i] = last_begin_of(s, i);
+        largest[i] = r->largest + (size_t)i * w->n_q * w->stride;
+        max_end[i] = KVF__MIN(max_end_of(s, i), w->next_pos[i]);
+        max_begin[i] = KVF__MIN(max_begin_of(s, i), max_end[i]);
+        for (uint32_t t = 0; t < rows; t++) scales[q_begin[i] + t] = query_scale((uint32_t)from + t);
     }
     kvf_mass mass = {.struct_size = sizeof mass,
                      .col_sums = p->no_cols ? NULL : cols,
@@ -325,7 +340,11 @@ static inline bool run_step(world *w, const plan *p, kvf_stream *stream, uint32_
                      .lse = lse,
                      .last_sums = p->no_last ? NULL : last,
                      .last_begin = p->no_last ? NULL : last_begin,
-                     .sq_sums = p->no_squares ? NULL : squares};
+                     .sq_sums = p->no_squares ? NULL : squares,
+                     .max_prob = p->no_largest ? NULL : largest,
+                     .max_begin = max_begin,
+                     .max_end = max_end,
+                     .query_scale = scales};
     kvf_attention a = make_call(w);
     a.seq_begin = p->seq_begin;
     a.seq_end = p->seq_end;
@@ -347,7 +366,7 @@ static inline bool run_step(world *w, const plan *p, kvf_stream *stream, uint32_
             memcpy(r->out + to * w->n_q * d, out + from * w->q_stride, (size_t)w->n_q * d * 4);
             memcpy(r->lse + to * w->n_q, lse + from * w->n_q, (size_t)w->n_q * 4);
         }
-    void *all[] = {q, k, v, out, lse, a.workspace};
+    void *all[] = {q, k, v, out, lse, scales, a.workspace};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     return true;
 }
@@ -423,6 +442,9 @@ static inline results run_naive(const world *w, const uint8_t *gqa) {
                         reduced[j] = x;
                     r.row[at] = (float)reduced[j];
                     if (in_group + 1 == s->per_kv) r.squares[at] += (float)(reduced[j] * reduced[j]);
+                    uint32_t end = (s->window ? s->dropped : 100) + s->context[seq] + t + 1, pos = end - n + j;
+                    if (pos < max_begin_of(s, seq) || pos >= max_end_of(s, seq)) continue;
+                    r.largest[column] = KVF__MAX(r.largest[column], (float)x * query_scale((uint32_t)token));
                 }
             }
     free(p);
@@ -443,9 +465,10 @@ static inline void expect_near(const results *a, const results *b, double bound,
                                bool row) {
     cr_assert(worst(a->out, b->out, a->n_out) <= bound, "%s: out off by %g", what, worst(a->out, b->out, a->n_out));
     cr_assert(worst(a->lse, b->lse, a->n_lse) <= bound, "%s: lse off by %g", what, worst(a->lse, b->lse, a->n_lse));
-    const float *sums[][2] = {{a->cols, b->cols}, {a->last, b->last}, {a->squares, b->squares}};
-    for (uint32_t i = 0; i < 3 && cols; i++) {
-        size_t n = i < 2 ? a->n_cols : a->n_row;
+    const float *sums[][2] = {
+        {a->cols, b->cols}, {a->last, b->last}, {a->largest, b->largest}, {a->squares, b->squares}};
+    for (uint32_t i = 0; i < 4 && cols; i++) {
+        size_t n = i < 3 ? a->n_cols : a->n_row;
         cr_assert(worst(sums[i][0], sums[i][1], n) <= bound, "%s: sums %u by column off by %g", what, i,
                   worst(sums[i][0], sums[i][1], n));
     }
@@ -460,6 +483,7 @@ static inline void expect_same(const results *a, const results *b, const char *w
     cr_assert_arr_eq(a->last, b->last, a->n_cols * sizeof(float), "%s: column sums of the last queries", what);
     cr_assert_arr_eq(a->row, b->row, a->n_row * sizeof(float), "%s: row", what);
     cr_assert_arr_eq(a->squares, b->squares, a->n_row * sizeof(float), "%s: sums of squares", what);
+    cr_assert_arr_eq(a->largest, b->largest, a->n_cols * sizeof(float), "%s: largest probabilities", what);
 }
 
 static inline const char *path_name(kvf_cpu_path path) {

@@ -68,6 +68,7 @@ Test(attention_bits, any_batch) {
                 memcpy(parts.squares + seq * row, r.squares + seq * row, row * sizeof(float));
                 memcpy(parts.cols + seq * col, r.cols + seq * col, col * sizeof(float));
                 memcpy(parts.last + seq * col, r.last + seq * col, col * sizeof(float));
+                memcpy(parts.largest + seq * col, r.largest + seq * col, col * sizeof(float));
                 free_results(&r);
             }
             expect_same(&parts, &all, decode ? "decode" : "prefill");
@@ -109,20 +110,22 @@ Test(attention_bits, each_sum_alone) {
         world *w = make_world(s, i + 16);
         for (kvf_cpu_path path = KVF_CPU_AUTO; path <= KVF_CPU_REF; path++) {
             results none = make_results(w), all = run_plan(w, (plan){.path = path, .chunk = 5, .gqa = gqa});
-            for (uint32_t k = 0; k < 3; k++) {
+            for (uint32_t k = 0; k < 4; k++) {
                 char what[60];
                 snprintf(what, sizeof what, "shape %zu, %s, sum %u", i, path_name(path), k);
                 results want = all;
                 if (k != 0) want.cols = none.cols;
                 if (k != 1) want.last = none.last;
                 if (k != 2) want.squares = none.squares;
+                if (k != 3) want.largest = none.largest;
                 same_as(w, &want,
                         (plan){.path = path,
                                .n_threads = 2,
                                .gqa = gqa,
                                .no_cols = k != 0,
                                .no_last = k != 1,
-                               .no_squares = k != 2},
+                               .no_squares = k != 2,
+                               .no_largest = k != 3},
                         what);
             }
             free_results(&none);

@@ -438,6 +438,14 @@ static void restore(broken *b) {
     b->a.workspace_bytes = bytes;
 }
 
+static const uint32_t position_0[2] = {0, 0}, position_9[2] = {9, 9};
+
+static void give_max(broken *b, const uint32_t *begin, const uint32_t *end) {
+    b->mass.max_prob = b->cols;
+    b->mass.max_begin = begin;
+    b->mass.max_end = end;
+}
+
 #define BROKEN(calls, status, text, ...)      \
     do {                                      \
         restore(b);                           \
@@ -532,6 +540,14 @@ Test(attention_pages, errors_of_arguments_and_workspace) {
            b->mass.col_sums = b->mass.last_sums = NULL);
     BROKEN(PREFILL, bad, "last_begin is NULL", b->mass.last_begin = NULL);
     BROKEN(PREFILL, bad, "next_pos is NULL: last_sums", b->view.next_pos = NULL);
+    BROKEN(PREFILL, bad, "max_begin is NULL", give_max(b, NULL, position_9));
+    BROKEN(PREFILL, bad, "max_end is NULL", give_max(b, position_0, NULL));
+    BROKEN(PREFILL, bad, "max_begin 9, max_end 0: must ascend", give_max(b, position_9, position_0));
+    BROKEN(PREFILL, bad, "up to next_pos 1", give_max(b, position_0, position_9);
+           b->view.next_pos = (uint32_t[]){1, 9});
+    BROKEN(PREFILL, bad, "col_stride 20: position max_end 121 of sequence 0 is slot 21",
+           give_max(b, position_0, b->w->next_pos);
+           b->mass.col_sums = b->mass.last_sums = b->mass.sq_sums = NULL; b->mass.col_stride = 20);
     BROKEN(PREFILL, bad, "sequence 0: 1 query rows: next_pos is 0", b->view.next_pos = (uint32_t[]){0, 9});
     BROKEN(ATTEND, bad, "path 5: must be a kvf_cpu_path", b->a.path = (kvf_cpu_path)5);
     if (!kvf_cpu_has_path(KVF_CPU_AVX2))

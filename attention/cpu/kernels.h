@@ -77,6 +77,9 @@ typedef struct kvf__kernels {
     void (*values_row)(float *o, const float *p, const float *panel, uint32_t n);
     /* sums[j] += exp(s[j] * scale + bias[j] - m) * inv, j < n; s readable up to a multiple of 8. */
     void (*col_sums)(float *sums, const float *s, uint32_t n, float scale, const float *bias, float m, float inv);
+    /* largest[j] = max(largest[j], exp(s[j] * scale + bias[j] - m) * inv * factor), j < n; a NaN is left out. */
+    void (*col_max)(float *largest, const float *s, uint32_t n, float scale, const float *bias, float m, float inv,
+                    float factor);
     /* o = o * a + part * b over n floats, n a multiple of 8: fma(o, a, part * b). */
     void (*merge)(float *o, const float *part, uint32_t n, float a, float b);
     /* out = o * x over n floats, n a multiple of 8. */

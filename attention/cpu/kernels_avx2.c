@@ -207,6 +207,26 @@ static void col_sums(float *sums, const float *s, uint32_t n, float scale, const
         col_sums_as(sums, s, n, scale, NULL, m, inv);
 }
 
+INLINE void col_max_as(float *largest, const float *s, uint32_t n, float scale, const float *bias, float m, float inv,
+                       float factor) {
+    __m256 by = _mm256_set1_ps(scale), base = _mm256_set1_ps(m), inverse = _mm256_set1_ps(inv);
+    for (uint32_t j = 0; j < n; j += 8) {
+        __m256i lanes = first_lanes(n - j);
+        __m256 x = _mm256_mul_ps(_mm256_maskload_ps(s + j, lanes), by);
+        if (bias) x = _mm256_add_ps(x, _mm256_maskload_ps(bias + j, lanes));
+        x = _mm256_mul_ps(_mm256_mul_ps(exp8(_mm256_sub_ps(x, base)), inverse), _mm256_set1_ps(factor));
+        _mm256_maskstore_ps(largest + j, lanes, _mm256_max_ps(x, _mm256_maskload_ps(largest + j, lanes)));
+    }
+}
+
+static void col_max(float *largest, const float *s, uint32_t n, float scale, const float *bias, float m, float inv,
+                    float factor) {
+    if (bias)
+        col_max_as(largest, s, n, scale, bias, m, inv, factor);
+    else
+        col_max_as(largest, s, n, scale, NULL, m, inv, factor);
+}
+
 static void merge(float *o, const float *part, uint32_t n, float a, float b) {
     __m256 x = _mm256_set1_ps(a), y = _mm256_set1_ps(b);
     for (uint32_t i = 0; i < n; i += 8)
@@ -367,8 +387,8 @@ static void add_values(float *o, size_t stride, const float *p, uint32_t g, cons
 }
 
 const kvf__kernels *kvf__kernels_avx2(void) {
-    static const kvf__kernels table = {ROWS,       PANELS,   pack_k, pack_v,    logits, softmax,    values,
-                                       values_row, col_sums, merge,  scale_row, dots,   add_values, mass_row};
+    static const kvf__kernels table = {ROWS,     PANELS,  pack_k, pack_v,    logits, softmax,    values,  values_row,
+                                       col_sums, col_max, merge,  scale_row, dots,   add_values, mass_row};
     return &table;
 }
 

@@ -245,6 +245,25 @@ static void col_sums(float *sums, const float *s, uint32_t n, float scale, const
         col_sums_as(sums, s, n, scale, NULL, m, inv);
 }
 
+INLINE void col_max_as(float *largest, const float *s, uint32_t n, float scale, const float *bias, float m, float inv,
+                       float factor) {
+    const __m512 by = _mm512_set1_ps(scale), base = _mm512_set1_ps(m), inverse = _mm512_set1_ps(inv);
+    for (uint32_t j = 0; j < n; j += 16) {
+        __mmask16 lanes = first_lanes(n - j);
+        __m512 p = exp16(_mm512_sub_ps(logit16(lanes, s + j, by, bias ? bias + j : NULL), base));
+        __m512 x = _mm512_mul_ps(_mm512_mul_ps(p, inverse), _mm512_set1_ps(factor));
+        _mm512_mask_storeu_ps(largest + j, lanes, _mm512_max_ps(x, _mm512_maskz_loadu_ps(lanes, largest + j)));
+    }
+}
+
+static void col_max(float *largest, const float *s, uint32_t n, float scale, const float *bias, float m, float inv,
+                    float factor) {
+    if (bias)
+        col_max_as(largest, s, n, scale, bias, m, inv, factor);
+    else
+        col_max_as(largest, s, n, scale, NULL, m, inv, factor);
+}
+
 static void merge(float *o, const float *part, uint32_t n, float a, float b) {
     const __m512 x = _mm512_set1_ps(a), y = _mm512_set1_ps(b);
     for (uint32_t i = 0; i < n; i += 16) {
@@ -461,8 +480,8 @@ static void add_values(float *o, size_t stride, const float *p, uint32_t g, cons
 }
 
 const kvf__kernels *kvf__kernels_avx512(void) {
-    static const kvf__kernels table = {ROWS,       PANELS,   pack_k, pack_v,    logits, softmax,    values,
-                                       values_row, col_sums, merge,  scale_row, dots,   add_values, mass_row};
+    static const kvf__kernels table = {ROWS,     PANELS,  pack_k, pack_v,    logits, softmax,    values,  values_row,
+                                       col_sums, col_max, merge,  scale_row, dots,   add_values, mass_row};
     return &table;
 }
 

@@ -247,6 +247,7 @@ typedef struct kvf__cols {
     size_t first;        /* column in the caller's rows */
     uint32_t last_token; /* of the chunk: the first that counts among the last */
     kvf_gqa gqa;
+    kvf__max_slots largest; /* slots of the table */
 } kvf__cols;
 
 static float *sums_at(const kvf__call *c, float *const *sums, const kvf__cols *x, uint32_t row) {
@@ -262,16 +263,20 @@ static kvf__cols cols_of(const kvf__prefill *p, const kvf__chunk *ch, const kvf_
                    b->bias ? b->bias + missing : NULL,
                    begin + missing - ch->shift,
                    ch->n_tokens,
-                   kvf__gqa_of(c, ch->seq)};
+                   kvf__gqa_of(c, ch->seq),
+                   kvf__max_slots_of(c, ch->seq, ch->n_slots)};
     if (!c->mass.last_sums || !c->mass.last_sums[ch->seq]) return x;
     uint32_t pos = c->view.next_pos[ch->seq] - ch->n_tokens, last = c->mass.last_begin[ch->seq];
     x.last_token = KVF__MIN(last - KVF__MIN(last, pos), ch->n_tokens);
     return x;
 }
 
-/* The first token of the chunk that anything is wanted of. */
-static uint32_t first_wanted(const kvf__call *c, const kvf__cols *x) {
-    bool all = (c->mass.col_sums && c->mass.col_sums[x->ch->seq]) || (c->mass.sq_sums && c->mass.sq_sums[x->ch->seq]);
+/* The first token of the chunk of which anything is wanted in n columns from the first slot of x on. */
+static uint32_t first_wanted(const kvf__call *c, const kvf__cols *x, uint32_t n) {
+    const kvf_mass *m = &c->mass;
+    uint32_t seq = x->ch->seq;
+    bool largest = x->largest.begin < x->first + n && x->largest.end > x->first;
+    bool all = (m->col_sums && m->col_sums[seq]) || (m->sq_sums && m->sq_sums[seq]) || largest;
     return all ? 0 : x->last_token;
 }
 
@@ -294,6 +299,19 @@ static void add_square(const kvf__prefill *p, const kvf__cols *x, const float *l
         for (uint32_t j = 0; j < n; j++) sums[j] += reduced[j] * reduced[j];
 }
 
+/* Of n columns those whose largest probability is wanted. */
+static void add_largest(const kvf__prefill *p, const kvf__cols *x, const float *logit, uint32_t n, uint32_t token,
+                        uint32_t h, const float *stats) {
+    const kvf__call *c = p->c;
+    const kvf_mass *m = &c->mass;
+    size_t begin = KVF__MAX((size_t)x->largest.begin, x->first), end = KVF__MIN((size_t)x->largest.end, x->first + n);
+    if (begin >= end) return;
+    size_t from = begin - x->first;
+    float factor = m->query_scale ? m->query_scale[x->ch->first_row + token] : 1.0f;
+    p->k->col_max(m->max_prob[x->ch->seq] + h * m->col_stride + begin, logit + from, (uint32_t)(end - begin), c->scale,
+                  x->bias ? x->bias + from : NULL, stats[0], stats[1], factor);
+}
+
 /* One query head's probabilities over n columns, to all that wants them. */
 static void add_columns(const kvf__prefill *p, const kvf__cols *x, const float *logit, uint32_t n, uint32_t token,
                         uint32_t in_group) {
@@ -305,6 +323,7 @@ static void add_columns(const kvf__prefill *p, const kvf__cols *x, const float *
     if (cols) p->k->col_sums(cols, logit, n, c->scale, x->bias, stats[0], stats[1]);
     if (last) p->k->col_sums(last, logit, n, c->scale, x->bias, stats[0], stats[1]);
     if (squares) add_square(p, x, logit, n, in_group, squares, stats);
+    add_largest(p, x, logit, n, token, h, stats);
 }
 
 /* Adds the probabilities of all queries of the chunk to a range of columns, query by query. */
@@ -317,12 +336,13 @@ static void col_item(void *ctx, uint32_t item, uint32_t thread) {
     uint32_t missing = missing_in(&ch, begin);
     if (n == 0 || hidden_in(&ch, 0, begin) >= n) return; /* a table of another group is longer, or nobody sees it */
     kvf__block b = scratch(p, thread);
-    pack(p, &ch, begin, n, b.k, NULL);
     b.bias = gather_bias(&ch, begin, n, b.bias_room);
     b.n_rows = ch.n_tokens * c->n_per_kv;
     kvf__cols cols = cols_of(p, &ch, &b, begin);
     uint32_t before = seen(&ch, 0) <= begin ? begin - seen(&ch, 0) + 1 : 0; /* tokens that see none of it */
-    before = KVF__MAX(before, first_wanted(c, &cols));
+    before = KVF__MAX(before, first_wanted(c, &cols, n - missing));
+    if (before == ch.n_tokens) return;
+    pack(p, &ch, begin, n, b.k, NULL);
     for (uint32_t r = before * c->n_per_kv; r < b.n_rows; r += KVF__SUB_ROWS) {
         if (hidden_in(&ch, r / c->n_per_kv, begin) >= n) break; /* and from all later ones */
         uint32_t rows = KVF__MIN(KVF__SUB_ROWS, b.n_rows - r);
@@ -373,7 +393,7 @@ static void attend_item(void *ctx, uint32_t item, uint32_t thread) {
     bool adds = p->keeps && kvf__wants_cols(c, ch.seq);
     if (adds) {
         kvf__cols cols = cols_of(p, &ch, &b, tile_begin * KVF_TILE);
-        uint32_t first = first_wanted(c, &cols);
+        uint32_t first = first_wanted(c, &cols, last_seen);
         if (first < token_end) b.kept_from = (KVF__MAX(first, b.token_begin) - b.token_begin) * c->n_per_kv;
         b.kept_begin = tile_begin * KVF_TILE;
         b.kept_stride = kvf__pad16(last_seen - b.kept_begin);
@@ -443,7 +463,7 @@ kvf_status kvf__cpu_prefill(kvf_stream *stream, const kvf__call *c, const kvf__w
                       false};
     static const char *too_many = "prefill: more than 2^32 shares of work; split the batch";
     uint32_t enough = c->n_threads > 1 ? 4 * c->n_threads : 1;
-    bool cols = c->mass.col_sums || c->mass.last_sums || c->mass.sq_sums;
+    bool cols = c->mass.col_sums || c->mass.last_sums || c->mass.sq_sums || c->mass.max_prob;
     uint32_t rows = cols ? kept_rows(&p) : 0;
     if (rows) {
         p.keeps = true;

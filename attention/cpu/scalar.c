@@ -72,6 +72,14 @@ static void col_sums(float *sums, const float *s, uint32_t n, float scale, const
     for (uint32_t j = 0; j < n; j++) sums[j] += kvf__exp(logit(s[j], scale, bias, j) - m) * inv;
 }
 
+static void col_max(float *largest, const float *s, uint32_t n, float scale, const float *bias, float m, float inv,
+                    float factor) {
+    for (uint32_t j = 0; j < n; j++) {
+        float x = kvf__exp(logit(s[j], scale, bias, j) - m) * inv * factor;
+        largest[j] = x > largest[j] ? x : largest[j];
+    }
+}
+
 static void merge(float *o, const float *part, uint32_t n, float a, float b) {
     for (uint32_t i = 0; i < n; i++) o[i] = fmaf(o[i], a, part[i] * b);
 }
@@ -112,7 +120,7 @@ static void mass_row(float *row, const float *p, const float *f, uint32_t g, uin
 }
 
 const kvf__kernels *kvf__kernels_scalar(void) {
-    static const kvf__kernels table = {ROWS,       1,        pack_k, pack_v,    logits, softmax,    values,
-                                       values_row, col_sums, merge,  scale_row, dots,   add_values, mass_row};
+    static const kvf__kernels table = {ROWS,     1,       pack_k, pack_v,    logits, softmax,    values,  values_row,
+                                       col_sums, col_max, merge,  scale_row, dots,   add_values, mass_row};
     return &table;
 }

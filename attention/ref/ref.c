@@ -77,6 +77,12 @@ static void add_mass(const kvf__call *c, const kvf__ref_head *r, uint32_t seq, u
     float *last = kvf__counts_last(c, seq, token) ? m->last_sums[seq] : NULL;
     uint32_t in_group = h % c->n_per_kv;
     kvf_gqa gqa = kvf__gqa_of(c, seq);
+    kvf__max_slots x = kvf__max_slots_of(c, seq, r->n + c->a.q_begin[seq + 1] - token - 1);
+    for (uint32_t j = x.begin; j < KVF__MIN(x.end, r->n); j++) {
+        float *most = &m->max_prob[seq][(size_t)h * m->col_stride + j];
+        float scaled = (float)(p[j] * (m->query_scale ? (double)m->query_scale[token] : 1));
+        *most = scaled > *most ? scaled : *most;
+    }
     for (uint32_t j = 0; j < r->n; j++) {
         if (cols) cols[(size_t)h * m->col_stride + j] += (float)p[j];
         if (last) last[(size_t)h * m->col_stride + j] += (float)p[j];

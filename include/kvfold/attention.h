@@ -101,6 +101,13 @@ typedef struct kvf_mass {
      * for slot j are reduced over the query heads of the KV head by row_gqa[i]; the square is added to [kv_head][j], queries
      * in order. */
     float *const *sq_sums;
+    /* Prefill: the largest probability of each slot. max_prob[i] (NULL: not wanted) belongs to the i-th sequence and is
+     * [n_q_heads][col_stride], like col_sums. [h][j] becomes the largest of itself and of probability * query_scale of each
+     * query, if slot j has a position in [max_begin[i], max_end[i]); other columns stay as they were, and need not exist. From
+     * max_begin[i] on a table must hold its positions in order and without gaps. Needs view.next_pos. */
+    float *const *max_prob;
+    const uint32_t *max_begin, *max_end; /* [view.n_seqs]; required with max_prob */
+    const float *query_scale;            /* [n_tokens], by query row; NULL: 1 */
 } kvf_mass;
 
 typedef enum kvf_cpu_path {
