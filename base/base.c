@@ -1,4 +1,4 @@
-/* Errors, memory, configs, fp16, CPU features, clock. */
+/* Status texts, memory, configs, fp16, CPU features, clock. */
 #define _DEFAULT_SOURCE
 #include "base/base.h"
 
@@ -33,16 +33,6 @@ const char *kvf_status_name(kvf_status status) {
 }
 
 size_t kvf_dtype_bytes(kvf_dtype dtype) { return dtype == KVF_F32 ? 4 : dtype == KVF_F16 || dtype == KVF_BF16 ? 2 : 0; }
-
-kvf_status kvf__fail(kvf_error *err, kvf_status status, const char *format, ...) {
-    if (err) {
-        va_list args;
-        va_start(args, format);
-        vsnprintf(err->text, sizeof err->text, format, args);
-        va_end(args);
-    }
-    return status;
-}
 
 void kvf__log(const kvf_log *log, kvf_log_level level, const char *format, ...) {
     char line[512];

@@ -14,8 +14,24 @@
 #define KVF__MIN(a, b) ((a) < (b) ? (a) : (b))
 #define KVF__MAX(a, b) ((a) > (b) ? (a) : (b))
 
-/* Writes the detail text and returns the status, so that a check is one line. err may be NULL. */
+/* error.c. */
+extern const kvf_error kvf__no_error;
+/* Each writes the detail and returns the status, so that a check is one line. err may be NULL. */
 kvf_status kvf__fail(kvf_error *err, kvf_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* One field, option or size is at fault: the text is "FIELD VALUE: " and the format, which names in C's words no field that
+ * the command has another name for. have: the value; need: the nearest that would do, 0 where it is not one number. */
+kvf_status kvf__fail_field(kvf_error *err, kvf_status status, const char *field, uint64_t have, uint64_t need,
+                           const char *format, ...) __attribute__((format(printf, 6, 7)));
+/* The same, and " give at least NEED" behind it. */
+kvf_status kvf__fail_size(kvf_error *err, kvf_status status, const char *field, uint64_t have, uint64_t need,
+                          const char *format, ...) __attribute__((format(printf, 6, 7)));
+/* The same with a value that is no count; "" for none. */
+kvf_status kvf__fail_value(kvf_error *err, kvf_status status, const char *field, const char *value, const char *format,
+                           ...) __attribute__((format(printf, 5, 6)));
+kvf_status kvf__fail_real(kvf_error *err, kvf_status status, const char *field, double value, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+/* The same failure, of a call below. */
+kvf_status kvf__fail_as(kvf_error *err, kvf_status status, const kvf_error *why);
 
 /* Writes one line, cut at 511 bytes, to the log. Does nothing if the log has no `write`. */
 void kvf__log(const kvf_log *log, kvf_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));

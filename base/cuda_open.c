@@ -7,7 +7,7 @@
 kvf_status kvf__cuda_open(const char *path, void **handle, const kvf__cuda_ops **ops, kvf_error *err) {
     const kvf__cuda_ops *(*entry)(void);
     const char *file = path ? path : KVF__CUDA_MODULE_FILE;
-    kvf_error why = {{0}};
+    kvf_error why = {.text = ""};
     void *module = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (!module) return kvf__fail(err, KVF_E_NOT_FOUND, "%s: %s; build it with KVF_CUDA=ON", file, dlerror());
     void *symbol = dlsym(module, KVF__CUDA_MODULE_ENTRY);

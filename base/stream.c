@@ -79,7 +79,7 @@ kvf_status kvf_stream_create_cpu(const kvf_allocator *allocator, uint32_t n_thre
         cpu_set_t set;
         n_threads = sched_getaffinity(0, sizeof set, &set) == 0 ? (uint32_t)CPU_COUNT(&set) : 1;
     }
-    if (n_threads > 1024) return kvf__fail(err, KVF_E_INVALID, "n_threads %u: must be at most 1024", n_threads);
+    if (n_threads > 1024) return kvf__fail_field(err, KVF_E_INVALID, "n_threads", n_threads, 0, "must be at most 1024");
     size_t bytes = sizeof(kvf_stream) + n_threads * sizeof(struct worker);
     kvf_stream *s = kvf__alloc(&a, bytes);
     if (!s) return kvf__fail(err, KVF_E_NO_MEMORY, "stream: %zu bytes could not be allocated", bytes);

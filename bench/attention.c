@@ -142,7 +142,7 @@ static void want_mass(bench *b, bool wanted) {
 }
 
 static void run_case(kvf_stream *stream, bench *b) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status st =
         b->n_tokens == 1 ? kvf_attention_decode(stream, &b->a, &err) : kvf_attention_prefill(stream, &b->a, &err);
     if (st) die("%s", err.text);

@@ -60,7 +60,7 @@ static void on_finish(void *user, const kvf_result *result) {
 
 static void submit(bench *b, request *r, uint32_t n_prompt, uint32_t max_tokens) {
     *r = (request){0};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_generate g = {.struct_size = sizeof g,
                       .tokens = b->prompt,
                       .n_tokens = n_prompt,
@@ -74,7 +74,7 @@ static void submit(bench *b, request *r, uint32_t n_prompt, uint32_t max_tokens)
 }
 
 static void step(bench *b) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     if (kvf_engine_step(b->engine, NULL, &err)) die("engine: %s", err.text);
 }
 
@@ -101,7 +101,7 @@ static uint64_t kv_bytes(const bench *b) {
 }
 
 static void open_engine(bench *b, const char *policy) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_engine_config c;
     kvf_engine_config_init(&c, sizeof c);
     b->policy_name = policy;
@@ -278,7 +278,7 @@ int kvf__bench_engine(int argc, char **argv) {
             die("engine [-r REPETITIONS] [-t THREADS] [-m MODEL] [-c CONTEXT] [-s SEQUENCES] [-p POLICIES] [-g STEPS] [-i] [-x]");
         }
     static bench b;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_model *model;
     b.s = &s;
     if (kvf_model_open(s.model_path, NULL, &model, &err)) die("-m: %s", err.text);

@@ -65,7 +65,7 @@ static void make_pages(kvf__bench_layers *x) {
 
 kvf__bench_layers *kvf__bench_layers_create(uint32_t n_layers, uint32_t max_slots, uint32_t max_tokens,
                                             uint32_t max_evict, uint32_t n_threads) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf__bench_layers *x = kvf__bench_take(sizeof *x);
     *x = (kvf__bench_layers){.n_layers = n_layers, .max_slots = max_slots, .max_tokens = max_tokens, .random = 3};
     must(kvf_stream_create_cpu(NULL, n_threads, &x->stream, &err), &err);
@@ -157,7 +157,7 @@ void kvf__bench_layers_fill(kvf__bench_layers *x, uint32_t n_slots, uint32_t nex
 }
 
 void kvf__bench_layers_open(kvf__bench_layers *x, const kvf_policy_options *options, uint32_t keep) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     x->options = *options;
     x->scores.n_arrays = KVF__MAX(kvf_policy_n_arrays(options), 1u);
     must(kvf_policy_open(x->state, 0, options, &err), &err);
@@ -173,7 +173,7 @@ void kvf__bench_layers_open(kvf__bench_layers *x, const kvf_policy_options *opti
 }
 
 double kvf__bench_layers_attend(kvf__bench_layers *x, uint32_t layer, uint32_t n_tokens, uint32_t needs) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     const uint32_t q_begin[] = {0, n_tokens};
     const uint8_t gqa = (uint8_t)x->options.gqa;
     float *sums = x->sums[0] ? x->sums[0] + (size_t)layer * Q_HEADS * x->max_slots : NULL;
@@ -212,7 +212,7 @@ double kvf__bench_layers_attend(kvf__bench_layers *x, uint32_t layer, uint32_t n
 }
 
 void kvf__bench_layers_append(kvf__bench_layers *x) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     const uint32_t q_begin[] = {0, 1};
     x->next_pos++;
     for (uint32_t l = 0; l < x->n_layers; l++) {
@@ -250,7 +250,7 @@ static kvf_policy_batch batch_of(kvf__bench_layers *x) {
 }
 
 double kvf__bench_layers_observe(kvf__bench_layers *x, uint32_t layer) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     if (!kvf_policy_observes(&x->options)) return 0;
     kvf_mass mass = {.struct_size = sizeof mass, .row = x->row, .row_stride = x->max_slots};
     kvf_policy_batch b = batch_of(x);
@@ -263,7 +263,7 @@ double kvf__bench_layers_observe(kvf__bench_layers *x, uint32_t layer) {
 
 static void carry_out(kvf__bench_layers *x, kvf_policy_batch *b, kvf_event_kind kind, const uint32_t *keep,
                       double parts[KVF__BENCH_N_PARTS]) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     for (uint32_t l = 0; l < x->n_layers; l++)
         if (keep[l]) x->events[b->n_events++] = (kvf_event){0, l, keep[l], kind, 0, 0};
     double t[4] = {kvf__clock()};
@@ -289,7 +289,7 @@ void kvf__bench_layers_event(kvf__bench_layers *x, uint32_t keep, kvf_event_kind
 }
 
 void kvf__bench_layers_compact(kvf__bench_layers *x, double parts[KVF__BENCH_N_PARTS]) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     double variance[KVF__MAX_LAYERS * Q_HEADS], begin = kvf__clock();
     uint32_t keep[KVF__MAX_LAYERS], n_due, needs = kvf_policy_needs(&x->options);
     const float *logprobs = x->logprobs;

@@ -20,7 +20,7 @@ enum { LAYERS = 16, SLOTS = 4096, MOST_EVICT = 16 }; /* of evict: 256 MiB of K a
 typedef kvf__bench_layers layers;
 
 static kvf_policy_options d2o(void) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_policy_options o;
     if (kvf_policy_options_init(&o, sizeof o, "d2o", NULL, &err)) kvf__bench_die("policy: %s", err.text);
     o.n_full_layers = 0;

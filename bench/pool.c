@@ -38,7 +38,7 @@ typedef struct pool {
 } pool;
 
 static void must(const pool *p, kvf_status status, const char *what) {
-    if (status) kvf__bench_die("%s: %s: %s", what, kvf_status_name(status), kvf_manager_error(p->manager));
+    if (status) kvf__bench_die("%s: %s: %s", what, kvf_status_name(status), kvf_manager_error(p->manager)->text);
 }
 
 /* ---- The floor --------------------------------------------------------------------------------- */
@@ -182,7 +182,7 @@ static void arrange(pool *p) {
 
 /* Every block in one table, once; the manager's own audit; the figures. */
 static void check_full(pool *p) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_occupancy now = {.struct_size = sizeof now};
     memset(p->seen, 0, p->n_blocks);
     for (uint32_t i = 0; i < p->n_seqs; i++)
@@ -199,7 +199,7 @@ static void check_full(pool *p) {
     if (kvf_audit(p->manager, &err)) kvf__bench_die("pool: %s", err.text);
 }
 static void check_empty(pool *p) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_occupancy now = {.struct_size = sizeof now};
     must(p, kvf_occupancy_read(p->manager, &now, NULL, 0), "kvf_occupancy_read");
     if (now.blocks.n_free != p->n_blocks || now.blocks.n_promised) kvf__bench_die("pool: blocks are missing");
@@ -262,7 +262,7 @@ static double manager_decode(pool *p, bool check) {
         must(p, kvf_seq_table(p->manager, p->seqs[i], LAYERS - 1, 0, &n_slots, NULL, NULL), "kvf_seq_table");
         if (n_slots != decode_prompt(i) + DECODE_STEPS) kvf__bench_die("pool: a table is too short");
     }
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     if (check && kvf_audit(p->manager, &err)) kvf__bench_die("pool: %s", err.text);
     for (uint32_t i = 0; i < p->n_seqs; i++) must(p, kvf_seq_free(p->manager, p->seqs[i]), "kvf_seq_free");
     if (check) check_empty(p);
@@ -324,7 +324,7 @@ static kvf_manager_config config_for(uint32_t n_seqs, uint32_t n_blocks) {
 }
 
 static size_t manager_bytes(const kvf_manager_config *config) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     size_t bytes = 0;
     if (kvf_manager_bytes(config, &bytes, &err)) kvf__bench_die("%s", err.text);
     return bytes;
@@ -333,7 +333,7 @@ static size_t manager_bytes(const kvf_manager_config *config) {
 static pool open_pool(uint32_t n_seqs) {
     pool p = {.n_seqs = n_seqs, .n_blocks = n_seqs * PER_SEQ}; /* all blocks in whole sequences */
     kvf_manager_config config = config_for(p.n_seqs, p.n_blocks);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     if (kvf_manager_create(&config, &p.manager, &err)) kvf__bench_die("%s", err.text);
     p.seqs = kvf__bench_take(p.n_seqs * sizeof *p.seqs);
     p.items = kvf__bench_take(p.n_seqs * sizeof *p.items);

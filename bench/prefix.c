@@ -30,7 +30,7 @@ typedef struct cache {
 } cache;
 
 static void must(const cache *c, kvf_status status, const char *what) {
-    if (status) kvf__bench_die("%s: %s: %s", what, kvf_status_name(status), kvf_manager_error(c->manager));
+    if (status) kvf__bench_die("%s: %s: %s", what, kvf_status_name(status), kvf_manager_error(c->manager)->text);
 }
 
 static kvf_prefix_key key_of(const cache *c, uint32_t i) {
@@ -62,7 +62,7 @@ static void shuffle(cache *c, uint64_t *state) {
 
 /* Every prompt is found whole, in the blocks that it was stored from; the manager's own audit. */
 static void check(cache *c) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     for (uint32_t i = 0; i < c->n_seqs; i++)
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             const uint32_t *row;
@@ -182,7 +182,7 @@ int kvf__bench_prefix(int argc, char **argv) {
     config.max_seqs = c.n_seqs;
     config.max_slots = TOKENS;
     config.prefix_cache = 1;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     size_t bytes;
     uint64_t state = 5;
     if (kvf_manager_bytes(&config, &bytes, &err) || kvf_manager_create(&config, &c.manager, &err))

@@ -46,13 +46,13 @@ static void on_finish(void *user, const kvf_result *result) {
 }
 
 static void step(way *w) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     if (kvf_engine_step(w->engine, NULL, &err)) kvf__bench_die("rho1: %s", err.text);
 }
 
 static void begin(way *w, const setup *s, int kind, sequence *sequences) {
     const kvf_model_info *info = kvf_model_get_info(s->model);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_policy_options o;
     uint32_t most = s->n_context + (s->n_rounds + 2) * s->n_steps + 16, *prompt = kvf__bench_take(s->n_context * 4);
     uint64_t random = 1;
@@ -181,7 +181,7 @@ int kvf__bench_rho1(int argc, char **argv) {
         return 0;
     }
     kvf_model *model = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     if (kvf_model_open(path, NULL, &model, &err)) kvf__bench_die("rho1: %s", err.text);
     s.model = model;
     measure(&s);

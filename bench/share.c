@@ -128,7 +128,7 @@ static struct {
 } list;
 
 static void choose(const char *policy, const char *preset) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     chosen *c = &list.policy[list.n];
     if (list.n == MAX_POLICIES) die("-p: at most %d policies", MAX_POLICIES);
     if (kvf_policy_options_init(&c->options, sizeof c->options, policy, preset, &err)) die("-p: %s", err.text);

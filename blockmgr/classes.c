@@ -18,8 +18,8 @@ kvf_status kvf__classes_resolve(kvf_manager_config *c, kvf_error *err) {
     uint64_t n_blocks = 0, n_host_blocks = 0;
     if (c->n_classes > KVF_BLOCK_CLASSES_MAX || (c->n_classes > 1 && (!c->classes || !c->layer_class)) ||
         (!c->n_classes && (c->classes || c->layer_class)))
-        return kvf__fail(err, KVF_E_INVALID, "n_classes %u: must be at most %u, and classes and layer_class be given",
-                         c->n_classes, KVF_BLOCK_CLASSES_MAX);
+        return kvf__fail_field(err, KVF_E_INVALID, "n_classes", c->n_classes, 0,
+                               "must be at most %u, and classes and layer_class be given", KVF_BLOCK_CLASSES_MAX);
     c->n_classes = KVF__MAX(c->n_classes, 1);
     if (!c->classes) return KVF_OK;
     for (uint32_t i = 0; i < c->n_classes; i++) {
@@ -35,8 +35,8 @@ kvf_status kvf__classes_resolve(kvf_manager_config *c, kvf_error *err) {
     if (!s) s = check_sum("n_host_blocks", c->n_host_blocks, n_host_blocks, err);
     if (s) return s;
     if (c->block_bytes && (c->n_classes > 1 || c->block_bytes != c->classes[0].block_bytes))
-        return kvf__fail(err, KVF_E_INVALID, "block_bytes %llu: the classes have theirs; leave it 0",
-                         (unsigned long long)c->block_bytes);
+        return kvf__fail_field(err, KVF_E_INVALID, "block_bytes", c->block_bytes, 0,
+                               "the classes have theirs; leave it 0");
     c->n_blocks = (uint32_t)n_blocks;
     c->n_host_blocks = (uint32_t)n_host_blocks;
     if (c->n_classes == 1) c->block_bytes = c->classes[0].block_bytes;
@@ -94,8 +94,8 @@ void kvf__classes_init(kvf_manager *m) {
 static kvf_status check_class(const kvf_manager *m, uint32_t block_class) {
     if (!m) return KVF_E_INVALID;
     if (block_class < m->config.n_classes) return KVF_OK;
-    return kvf__fail(m->error, KVF_E_INVALID, "block_class %u: must be under n_classes %u", block_class,
-                     m->config.n_classes);
+    return kvf__fail_field(m->error, KVF_E_INVALID, "block_class", block_class, 0, "must be under n_classes %u",
+                           m->config.n_classes);
 }
 
 kvf_status kvf__block_take(kvf_manager *manager, uint32_t block_class, kvf_block *out) {

@@ -30,32 +30,33 @@ static kvf_status check_fields(const kvf_manager_config *c, kvf_error *err) {
         if (s) return s;
     }
     if (c->heads_per_group > c->n_kv_heads || c->n_kv_heads % c->heads_per_group)
-        return kvf__fail(err, KVF_E_INVALID, "heads_per_group %u: must divide n_kv_heads %u", c->heads_per_group,
-                         c->n_kv_heads);
+        return kvf__fail_field(err, KVF_E_INVALID, "heads_per_group", c->heads_per_group, 0,
+                               "must divide n_kv_heads %u", c->n_kv_heads);
     uint32_t bs = c->block_size;
     if (bs < 8 || bs > 256 || (bs & (bs - 1)))
-        return kvf__fail(err, KVF_E_INVALID, "block_size %u: must be a power of two in [8, 256]", bs);
+        return kvf__fail_field(err, KVF_E_INVALID, "block_size", bs, 0, "must be a power of two in [8, 256]");
     if ((c->n_host_blocks | c->n_host_score_pages) >> 31)
         return kvf__fail(err, KVF_E_INVALID, "n_host_blocks %u, n_host_score_pages %u: must be under 2^31",
                          c->n_host_blocks, c->n_host_score_pages);
     if (c->n_host_score_pages && !c->n_host_blocks)
-        return kvf__fail(err, KVF_E_INVALID, "n_host_score_pages %u: of no use with n_host_blocks 0",
-                         c->n_host_score_pages);
+        return kvf__fail_field(err, KVF_E_INVALID, "n_host_score_pages", c->n_host_score_pages, 0,
+                               "of no use with n_host_blocks 0");
     if (c->n_host_blocks && (c->n_blocks | c->n_score_pages) >> 31)
         return kvf__fail(err, KVF_E_INVALID, "n_blocks %u, n_score_pages %u: with n_host_blocks, must be under 2^31",
                          c->n_blocks, c->n_score_pages);
     if (c->prefix_cache > 1 || c->reserved)
         return kvf__fail(err, KVF_E_INVALID, "prefix_cache %u, reserved %u: must be 0 or 1, and 0", c->prefix_cache,
                          c->reserved);
-    if (c->view_copies > 1) return kvf__fail(err, KVF_E_INVALID, "view_copies %u: must be 0 or 1", c->view_copies);
+    if (c->view_copies > 1)
+        return kvf__fail_field(err, KVF_E_INVALID, "view_copies", c->view_copies, 0, "must be 0 or 1");
     kvf_status s = kvf__windows_check(c, err);
     if (!s) s = kvf__classes_check(c, err);
     if (s) return s;
     if (c->prefix_eviction > KVF_PREFIX_PRIORITY)
-        return kvf__fail(err, KVF_E_INVALID, "prefix_eviction %u: must be at most %d", c->prefix_eviction,
-                         KVF_PREFIX_PRIORITY);
+        return kvf__fail_field(err, KVF_E_INVALID, "prefix_eviction", c->prefix_eviction, 0, "must be at most %d",
+                               KVF_PREFIX_PRIORITY);
     if (c->n_snapshot_pages > 1u << 31)
-        return kvf__fail(err, KVF_E_INVALID, "n_snapshot_pages %u: must be at most 2^31", c->n_snapshot_pages);
+        return kvf__fail_field(err, KVF_E_INVALID, "n_snapshot_pages", c->n_snapshot_pages, 0, "must be at most 2^31");
     if (c->n_snapshot_pages && c->snapshot_page_bytes > UINT64_MAX / c->n_snapshot_pages)
         return kvf__fail(err, KVF_E_OVERFLOW, "snapshot_page_bytes %llu times n_snapshot_pages %u: must be under 2^64",
                          (unsigned long long)c->snapshot_page_bytes, c->n_snapshot_pages);
@@ -223,7 +224,7 @@ void kvf_manager_destroy(kvf_manager *manager) {
     kvf__free(&a, manager, manager->slab_bytes);
 }
 
-const char *kvf_manager_error(const kvf_manager *manager) { return manager ? manager->error->text : ""; }
+const kvf_error *kvf_manager_error(const kvf_manager *manager) { return manager ? manager->error : &kvf__no_error; }
 
 const kvf_manager_config *kvf_manager_get_config(const kvf_manager *manager) {
     return manager ? &manager->config : NULL;

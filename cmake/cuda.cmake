@@ -8,7 +8,7 @@ set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS base/cuda/*.c base/cuda/*.cu attention/cuda/*.c attention/cuda/*.cu
+file(GLOB cuda_sources CONFIGURE_DEPENDS base/error.c base/cuda/*.c base/cuda/*.cu attention/cuda/*.c attention/cuda/*.cu
      d2o_policy/cuda/*.c d2o_policy/cuda/*.cu)
 add_library(kvfold_cuda SHARED ${cuda_sources})
 kvf_compile(kvfold_cuda)

@@ -205,7 +205,7 @@ kvf_status kvf_policy_project(const kvf_policy_options *options, uint32_t n_laye
                          "n_layers %u, n_groups %u, block_size %u: must be positive, and at most %u layers", n_layers,
                          n_groups, block_size, KVF__MAX_LAYERS);
     if (n_prompt == 0 || n_prompt > KVF__MAX_TOKENS)
-        return kvf__fail(err, KVF_E_INVALID, "n_prompt %u: must be in [1, %u]", n_prompt, KVF__MAX_TOKENS);
+        return kvf__fail_field(err, KVF_E_INVALID, "n_prompt", n_prompt, 0, "must be in [1, %u]", KVF__MAX_TOKENS);
     kvf_status st = kvf_policy_options_check(o, n_layers, block_size, err);
     if (!st) st = kvf__policy_resolved(o, err);
     if (st) return st;

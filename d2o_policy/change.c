@@ -7,10 +7,11 @@ static kvf_status change_options(const kvf_policy_state *state, const kvf__polic
     *o = s->options;
     uint32_t flags = kvf__policy_flags(o);
     if (flags & KVF_POLICY_KEEPS_ALL)
-        return kvf__fail(err, KVF_E_INVALID, "policy %s: has no budget to change, it keeps every token", o->ops->name);
+        return kvf__fail_value(err, KVF_E_INVALID, "policy", o->ops->name,
+                               "has no budget to change, it keeps every token");
     if (flags & KVF_POLICY_PROMPT_ONLY && s->budgeted)
-        return kvf__fail(err, KVF_E_INVALID, "policy %s: compresses its prompt alone, and the prompt has ended",
-                         o->ops->name);
+        return kvf__fail_value(err, KVF_E_INVALID, "policy", o->ops->name,
+                               "compresses its prompt alone, and the prompt has ended");
     bool observes = kvf_policy_needs(o) != 0;
     o->rho = rho;
     o->budget_tokens = budget_tokens;

@@ -38,8 +38,8 @@ static kvf_status read_config(kvf_events *x, const kvf_events_config *config, kv
             m->block_size, m->max_slots, m->max_seqs);
     if (!x->config.max_rows) x->config.max_rows = m->max_seqs;
     if (x->config.max_rows > m->max_seqs)
-        return kvf__fail(err, KVF_E_INVALID, "max_rows %u: must be at most the manager's max_seqs %u",
-                         x->config.max_rows, m->max_seqs);
+        return kvf__fail_field(err, KVF_E_INVALID, "max_rows", x->config.max_rows, 0,
+                               "must be at most the manager's max_seqs %u", m->max_seqs);
     x->n_layers = m->n_layers;
     x->heads_per_group = m->heads_per_group;
     x->n_groups = m->n_kv_heads / m->heads_per_group;
@@ -59,7 +59,8 @@ kvf_status kvf_events_create(const kvf_events_config *config, kvf_events **out, 
     kvf__slab s = {0};
     (void)kvf__slab_take(&s, 1, sizeof x);
     if (!carve(&x, &s))
-        return kvf__fail(err, KVF_E_OVERFLOW, "max_rows %u: %u tables: sizes wrap", x.config.max_rows, x.n_tables);
+        return kvf__fail_field(err, KVF_E_OVERFLOW, "max_rows", x.config.max_rows, 0, "%u tables: sizes wrap",
+                               x.n_tables);
     x.bytes = s.used;
     s = (kvf__slab){.base = kvf__alloc(&x.allocator, x.bytes)};
     if (!s.base) return kvf__fail(err, KVF_E_NO_MEMORY, "policy driver: %zu bytes could not be allocated", x.bytes);
@@ -231,8 +232,8 @@ static kvf_status run_events(kvf_events *x) {
         if ((st = make_room(x))) break;
         n_items = list_items(x);
     }
-    if (st == KVF_E_NO_BLOCKS) return kvf__fail(x->err, st, "compaction: %s", kvf_manager_error(m));
-    if (st) return x->err && x->err->text[0] ? st : kvf__fail(x->err, st, "%s", kvf_manager_error(m));
+    if (st == KVF_E_NO_BLOCKS) return kvf__fail(x->err, st, "compaction: %s", kvf_manager_error(m)->text);
+    if (st) return x->err && x->err->text[0] ? st : kvf__fail_as(x->err, st, kvf_manager_error(m));
     if (x->rows->pages && x->n_events) st = run_batches(x, &compaction);
     if (!n_items) return st;
     if (st) {
@@ -240,7 +241,7 @@ static kvf_status run_events(kvf_events *x) {
         return left ? left : st;
     }
     st = kvf_compact_commit(m);
-    return st ? kvf__fail(x->err, st, "%s", kvf_manager_error(m)) : KVF_OK;
+    return st ? kvf__fail_as(x->err, st, kvf_manager_error(m)) : KVF_OK;
 }
 
 /* ---- One row ------------------------------------------------------------------------------------------- */
@@ -336,7 +337,7 @@ static kvf_status take_scores(kvf_events *x, uint32_t row, uint32_t begin) {
     }
     if (st == KVF_OK) s->has_pages = true;
     if (!st || (st != KVF_E_NO_BLOCKS && x->err && x->err->text[0])) return st;
-    return kvf__fail(x->err, st, "score pages: %s", kvf_manager_error(x->config.manager));
+    return kvf__fail(x->err, st, "score pages: %s", kvf_manager_error(x->config.manager)->text);
 }
 
 /* Whether a prompt's end turns the row's sums into scores. */
@@ -381,7 +382,7 @@ static kvf_status check_rows(const kvf_events *x, kvf_error *err) {
 
 kvf_status kvf_events_run(kvf_events *events, const kvf_moment_rows *rows, kvf_error *err) {
     kvf_moment_rows r;
-    kvf_error own = {""};
+    kvf_error own = {.text = ""};
     if (!events) return kvf__fail(err, KVF_E_INVALID, "kvf_events_run: events is NULL");
     kvf_status st = kvf__config_read(&r, sizeof r, rows, "kvf_moment_rows", err);
     if (st) return st;

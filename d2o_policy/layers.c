@@ -161,8 +161,8 @@ kvf_status kvf__policy_budget(kvf_policy_state *state, uint32_t seq, const doubl
     kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
     if (!s) return kvf__fail(err, KVF_E_STALE, "budget: seq %u is not open", seq);
     if (n_tokens == 0 || n_tokens > KVF__MAX_TOKENS || n_tokens < s->n_prompt)
-        return kvf__fail(err, KVF_E_INVALID, "n_tokens %u: must be in [1, %u] and not less than the %u of before",
-                         n_tokens, KVF__MAX_TOKENS, s->n_prompt);
+        return kvf__fail_field(err, KVF_E_INVALID, "n_tokens", n_tokens, 0,
+                               "must be in [1, %u] and not less than the %u of before", KVF__MAX_TOKENS, s->n_prompt);
     kvf_policy_ops ops = kvf__policy_ops_resolve(s->options.ops);
     bool first = !s->budgeted;
     if (first && kvf_policy_has_metric(&s->options) && !variance && kvf_policy_needs(&s->options))

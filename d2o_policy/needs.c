@@ -138,14 +138,14 @@ kvf_status kvf_policy_options_resolve(kvf_policy_options *options, uint32_t n_la
                          "kvf_policy_options_resolve: options, n_layers and token_bytes must be set");
     if (o->budget_bytes == 0) return KVF_OK;
     if (o->budget_tokens)
-        return kvf__fail(err, KVF_E_INVALID, "budget_bytes %llu: budget_tokens is %u: set one of them",
-                         (unsigned long long)o->budget_bytes, o->budget_tokens);
+        return kvf__fail_field(err, KVF_E_INVALID, "budget_bytes", o->budget_bytes, 0,
+                               "budget_tokens is %u: set one of them", o->budget_tokens);
     uint64_t layer = o->budget_bytes / n_layers, tokens = layer / token_bytes, least;
     if (tokens < KVF_MIN_BUDGET_TOKENS) {
         if (__builtin_mul_overflow((uint64_t)KVF_MIN_BUDGET_TOKENS * n_layers, token_bytes, &least)) least = UINT64_MAX;
-        return kvf__fail(err, KVF_E_INVALID, "budget_bytes %llu: %u layers of %u tokens take at least %llu",
-                         (unsigned long long)o->budget_bytes, n_layers, KVF_MIN_BUDGET_TOKENS,
-                         (unsigned long long)least);
+        return kvf__fail_field(err, KVF_E_INVALID, "budget_bytes", o->budget_bytes, 0,
+                               "%u layers of %u tokens take at least %llu", n_layers, KVF_MIN_BUDGET_TOKENS,
+                               (unsigned long long)least);
     }
     kvf_policy_options resolved = *o;
     resolved.budget_tokens = (uint32_t)KVF__MIN(tokens, KVF__MAX_TOKENS);
@@ -156,6 +156,6 @@ kvf_status kvf_policy_options_resolve(kvf_policy_options *options, uint32_t n_la
 
 kvf_status kvf__policy_resolved(const kvf_policy_options *o, kvf_error *err) {
     if (o->budget_bytes == 0) return KVF_OK;
-    return kvf__fail(err, KVF_E_INVALID, "budget_bytes %llu: is not in tokens yet: call kvf_policy_options_resolve",
-                     (unsigned long long)o->budget_bytes);
+    return kvf__fail_field(err, KVF_E_INVALID, "budget_bytes", o->budget_bytes, 0,
+                           "is not in tokens yet: call kvf_policy_options_resolve");
 }

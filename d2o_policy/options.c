@@ -313,8 +313,8 @@ static int find_option(const char *name) {
 kvf_status kvf_policy_option_set(kvf_policy_options *options, const char *name, const char *value, kvf_error *err) {
     int i = find_option(name);
     if (i < 0)
-        return kvf__fail(err, KVF_E_NOT_FOUND, "option %.64s: there is none of that name; see docs/options.md",
-                         name ? name : "NULL");
+        return kvf__fail_value(err, KVF_E_NOT_FOUND, "option", name ? name : "NULL",
+                               "there is none of that name; see docs/options.md");
     kvf_policy_options o;
     if (!value) return kvf__fail(err, KVF_E_INVALID, "%s: options and value must be set", infos[i].name);
     kvf_status st = kvf_policy_options_read(&o, sizeof o, options, err);
@@ -339,9 +339,9 @@ static kvf_status check_arrays(const kvf_policy_options *o, kvf_error *err) {
     kvf__roles r = kvf__score_roles(&all);
     uint32_t own = ops.n_arrays ? ops.n_arrays(&all) : r.known;
     if (own >= r.known && own <= KVF_MAX_SCORE_ARRAYS) return KVF_OK;
-    return kvf__fail(err, KVF_E_INVALID,
-                     "policy %s: n_arrays is %u: its needs and options take %u, a page has at most %u", ops.name, own,
-                     r.known, KVF_MAX_SCORE_ARRAYS);
+    return kvf__fail_value(err, KVF_E_INVALID, "policy", ops.name,
+                           "n_arrays is %u: its needs and options take %u, a page has at most %u", own, r.known,
+                           KVF_MAX_SCORE_ARRAYS);
 }
 
 /* merge attention goes by what a query gave each slot on average, so the score has to be a sum over queries. */
@@ -350,12 +350,12 @@ static kvf_status check_attention(const kvf_policy_options *o, kvf_error *err) {
     kvf_policy_ops ops = kvf__policy_ops_resolve(o->ops);
     if (o->merge != KVF_MERGE_ATTENTION || ops.flags & KVF_POLICY_KEEPS_ALL) return KVF_OK;
     if (!(ops.needs & sums))
-        return kvf__fail(err, KVF_E_INVALID, "merge attention: policy %s sees no attention: use another merge",
-                         o->ops->name);
+        return kvf__fail_value(err, KVF_E_INVALID, "merge", "attention",
+                               "policy %s sees no attention: use another merge", o->ops->name);
     if (o->score == KVF_SCORE_PROMPT_PLUS_CURRENT || o->score == KVF_SCORE_WINDOW)
-        return kvf__fail(err, KVF_E_INVALID,
-                         "merge attention: score must not be prompt_plus_current or window: it goes by sums of all "
-                         "queries");
+        return kvf__fail_value(err, KVF_E_INVALID, "merge", "attention",
+                               "score must not be prompt_plus_current or window: it goes by sums of all "
+                               "queries");
     return KVF_OK;
 }
 
@@ -366,14 +366,14 @@ static kvf_status check_model_score(const kvf_policy_options *o, kvf_error *err)
     if (!kvf__policy_asks_model(o))
         return o->score_norm != KVF_SCORE_NORM_OUTPUT || ops.flags & KVF_POLICY_KEEPS_ALL
                    ? KVF_OK
-                   : kvf__fail(err, KVF_E_INVALID,
-                               "score_norm output: needs score repeat; a score by attention takes v");
+                   : kvf__fail_value(err, KVF_E_INVALID, "score_norm", "output",
+                                     "needs score repeat; a score by attention takes v");
     if ((ops.worth && !(ops.needs & (KVF_NEEDS_REPEAT | KVF_NEEDS_PROBE))) || kvf__policy_folds(o->ops))
-        return kvf__fail(err, KVF_E_INVALID, "score %s: policy %s goes by attention alone: use a score by attention",
-                         score, ops.name);
+        return kvf__fail_value(err, KVF_E_INVALID, "score", score,
+                               "policy %s goes by attention alone: use a score by attention", ops.name);
     if (o->score_norm == KVF_SCORE_NORM_V || (o->score_norm == KVF_SCORE_NORM_OUTPUT && o->score == KVF_SCORE_PROBE))
-        return kvf__fail(err, KVF_E_INVALID, "score %s: score_norm must be none%s", score,
-                         o->score == KVF_SCORE_REPEAT ? " or output" : "");
+        return kvf__fail_value(err, KVF_E_INVALID, "score", score, "score_norm must be none%s",
+                               o->score == KVF_SCORE_REPEAT ? " or output" : "");
     return KVF_OK;
 }
 
@@ -400,24 +400,25 @@ kvf_status kvf_policy_options_check(const kvf_policy_options *options, uint32_t 
     if (!st) st = check_arrays(o, err);
     if (st) return st;
     if (o->budget_bytes && o->budget_tokens)
-        return kvf__fail(err, KVF_E_INVALID, "budget_bytes %llu: budget_tokens is %u: set one of them",
-                         (unsigned long long)o->budget_bytes, o->budget_tokens);
+        return kvf__fail_field(err, KVF_E_INVALID, "budget_bytes", o->budget_bytes, 0,
+                               "budget_tokens is %u: set one of them", o->budget_tokens);
     if (o->defer_first_decode && kvf__policy_flags(o) & KVF_POLICY_PROMPT_ONLY)
-        return kvf__fail(err, KVF_E_INVALID, "defer_first_decode 1: policy %s compresses at its prompt's end alone",
-                         o->ops->name);
+        return kvf__fail_field(err, KVF_E_INVALID, "defer_first_decode", 1, 0,
+                               "policy %s compresses at its prompt's end alone", o->ops->name);
     char merge[16];
     if (o->merge != KVF_MERGE_NONE && kvf__policy_folds(o->ops) &&
         kvf_policy_option_get(o, "merge", merge, sizeof merge) == KVF_OK)
-        return kvf__fail(err, KVF_E_INVALID, "merge %s: policy %s hands values on by a rule of its own: use merge none",
-                         merge, o->ops->name);
+        return kvf__fail_value(err, KVF_E_INVALID, "merge", merge,
+                               "policy %s hands values on by a rule of its own: use merge none", o->ops->name);
     st = check_attention(o, err);
     if (!st) st = check_model_score(o, err);
     if (st) return st;
     if (o->head_budget == KVF_HEAD_BUDGET_ADAPTIVE && o->scope == KVF_SCOPE_LAYER)
-        return kvf__fail(err, KVF_E_INVALID,
-                         "head_budget adaptive: needs scope head, since heads evict at different times");
+        return kvf__fail_value(err, KVF_E_INVALID, "head_budget", "adaptive",
+                               "needs scope head, since heads evict at different times");
     if (o->budget_unit == KVF_BUDGET_BLOCK && !o->redistribute)
-        return kvf__fail(err, KVF_E_INVALID, "budget_unit block: needs redistribute 1, or use budget_unit token");
+        return kvf__fail_value(err, KVF_E_INVALID, "budget_unit", "block",
+                               "needs redistribute 1, or use budget_unit token");
     return KVF_OK;
 }
 

@@ -105,7 +105,7 @@ static kvf_status unknown_policy(const char *policy, kvf_error *err) {
         used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", comma, policies[i]->name);
         if (used >= sizeof known) break;
     }
-    return kvf__fail(err, KVF_E_NOT_FOUND, "policy %.64s: there is %s", policy ? policy : "NULL", known);
+    return kvf__fail_value(err, KVF_E_NOT_FOUND, "policy", policy ? policy : "NULL", "there is %s", known);
 }
 
 kvf_status kvf_policy_options_init(kvf_policy_options *options, size_t struct_size, const char *policy,
@@ -127,8 +127,8 @@ kvf_status kvf_policy_options_init(kvf_policy_options *options, size_t struct_si
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", presets[i].preset);
     }
-    return kvf__fail(err, KVF_E_NOT_FOUND, "preset %.64s: policy %s has %s", preset ? preset : "default", ops->name,
-                     known);
+    return kvf__fail_value(err, KVF_E_NOT_FOUND, "preset", preset ? preset : "default", "policy %s has %s", ops->name,
+                           known);
 }
 
 kvf_status kvf__policy_ops_check(const kvf_policy_ops *ops, kvf_error *err) {
@@ -140,9 +140,8 @@ kvf_status kvf__policy_ops_check(const kvf_policy_ops *ops, kvf_error *err) {
     if (st) return st;
     if (!copy.name || !copy.name[0]) return kvf__fail(err, KVF_E_INVALID, "kvf_policy_ops: name must be set");
     if (copy.needs & ~needs || copy.flags & ~flags)
-        return kvf__fail(err, KVF_E_INVALID,
-                         "policy %.64s: needs %#x, flags %#x: must be of KVF_NEEDS_* and KVF_POLICY_*", copy.name,
-                         copy.needs, copy.flags);
+        return kvf__fail_value(err, KVF_E_INVALID, "policy", copy.name,
+                               "needs %#x, flags %#x: must be of KVF_NEEDS_* and KVF_POLICY_*", copy.needs, copy.flags);
     return KVF_OK;
 }
 

@@ -15,17 +15,20 @@ static kvf_status check_config(const kvf_policy_state_config *c, kvf_error *err)
             return kvf__fail(err, KVF_E_INVALID, "%s %u: must be in [1, %u]", fields[i].name, fields[i].value,
                              fields[i].max);
     if (c->n_q_heads % c->n_kv_heads)
-        return kvf__fail(err, KVF_E_INVALID, "n_q_heads %u: must be a multiple of n_kv_heads %u", c->n_q_heads,
-                         c->n_kv_heads);
+        return kvf__fail_field(err, KVF_E_INVALID, "n_q_heads", c->n_q_heads, 0, "must be a multiple of n_kv_heads %u",
+                               c->n_kv_heads);
     if (c->q_head_begin > c->n_q_heads_total || c->n_q_heads > c->n_q_heads_total - c->q_head_begin)
-        return kvf__fail(err, KVF_E_INVALID, "q_head_begin %u: with n_q_heads %u it must end within n_q_heads_total %u",
-                         c->q_head_begin, c->n_q_heads, c->n_q_heads_total);
+        return kvf__fail_field(err, KVF_E_INVALID, "q_head_begin", c->q_head_begin, 0,
+                               "with n_q_heads %u it must end within n_q_heads_total %u", c->n_q_heads,
+                               c->n_q_heads_total);
     if (c->head_dim == 0 || c->head_dim % 8 || c->head_dim > 256)
-        return kvf__fail(err, KVF_E_INVALID, "head_dim %u: must be a multiple of 8, at most 256", c->head_dim);
+        return kvf__fail_field(err, KVF_E_INVALID, "head_dim", c->head_dim, 0, "must be a multiple of 8, at most 256");
     if (c->block_size < 8 || c->block_size > 256 || (c->block_size & (c->block_size - 1)))
-        return kvf__fail(err, KVF_E_INVALID, "block_size %u: must be a power of two in [8, 256]", c->block_size);
+        return kvf__fail_field(err, KVF_E_INVALID, "block_size", c->block_size, 0,
+                               "must be a power of two in [8, 256]");
     if (c->n_groups > c->n_kv_heads || c->n_kv_heads % c->n_groups)
-        return kvf__fail(err, KVF_E_INVALID, "n_groups %u: must divide n_kv_heads %u", c->n_groups, c->n_kv_heads);
+        return kvf__fail_field(err, KVF_E_INVALID, "n_groups", c->n_groups, 0, "must divide n_kv_heads %u",
+                               c->n_kv_heads);
     return KVF_OK;
 }
 
@@ -131,7 +134,7 @@ kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_poli
     kvf_policy_options o;
     if (!state) return kvf__fail(err, KVF_E_INVALID, "kvf_policy_open: state is NULL");
     if (seq >= state->config.max_seqs)
-        return kvf__fail(err, KVF_E_INVALID, "seq %u: must be below max_seqs %u", seq, state->config.max_seqs);
+        return kvf__fail_field(err, KVF_E_INVALID, "seq", seq, 0, "must be below max_seqs %u", state->config.max_seqs);
     kvf_status st = kvf_policy_options_read(&o, sizeof o, options, err);
     if (!st) st = kvf_policy_options_check(&o, state->config.n_layers, state->config.block_size, err);
     if (!st) st = kvf__policy_resolved(&o, err);

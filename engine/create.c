@@ -44,8 +44,8 @@ static kvf_status take_runner(kvf_engine *e, kvf_error *err) {
         return kvf__fail(err, KVF_E_INVALID, "runner %.64s: shape.n_q_heads %u: must be a multiple of n_kv_heads %u",
                          r->name ? r->name : "?", e->shape.n_q_heads, e->shape.n_kv_heads);
     if (!r->device && c->host_bytes)
-        return kvf__fail(err, KVF_E_UNSUPPORTED, "host_bytes %llu: runner %.64s has no memory that could be swapped",
-                         (unsigned long long)c->host_bytes, r->name ? r->name : "?");
+        return kvf__fail_field(err, KVF_E_UNSUPPORTED, "host_bytes", c->host_bytes, 0,
+                               "runner %.64s has no memory that could be swapped", r->name ? r->name : "?");
     return kvf__device_resolve(r->device, &e->device, err);
 }
 
@@ -74,30 +74,32 @@ static kvf_status resolve(kvf_engine *e, kvf_error *err) {
         return kvf__fail(err, KVF_E_INVALID, "kv_dtype %d: must be KVF_F16, KVF_BF16 or KVF_F32", (int)c->kv_dtype);
     if (!c->block_size) c->block_size = 16;
     if (c->block_size < 8 || c->block_size > 256 || (c->block_size & (c->block_size - 1)))
-        return kvf__fail(err, KVF_E_INVALID, "block_size %u: must be a power of two in [8, 256]", c->block_size);
+        return kvf__fail_field(err, KVF_E_INVALID, "block_size", c->block_size, 0,
+                               "must be a power of two in [8, 256]");
     if (!c->heads_per_group) c->heads_per_group = info->n_kv_heads;
     if (info->n_kv_heads % c->heads_per_group)
-        return kvf__fail(err, KVF_E_INVALID, "heads_per_group %u: must divide the model's %u KV heads",
-                         c->heads_per_group, info->n_kv_heads);
+        return kvf__fail_field(err, KVF_E_INVALID, "heads_per_group", c->heads_per_group, 0,
+                               "must divide the model's %u KV heads", info->n_kv_heads);
     if (!c->chunk) c->chunk = 512;
     if (c->chunk % c->block_size)
-        return kvf__fail(err, KVF_E_INVALID, "chunk %u: must be a multiple of block_size %u", c->chunk, c->block_size);
+        return kvf__fail_field(err, KVF_E_INVALID, "chunk", c->chunk, 0, "must be a multiple of block_size %u",
+                               c->block_size);
     if (!c->kv_bytes) c->kv_bytes = (uint64_t)512 << 20;
     if (!c->max_running) c->max_running = 64;
     if (c->max_running > 65536)
-        return kvf__fail(err, KVF_E_INVALID, "max_running %u: must be at most 65536", c->max_running);
+        return kvf__fail_field(err, KVF_E_INVALID, "max_running", c->max_running, 0, "must be at most 65536");
     if (!c->max_context) c->max_context = info->n_context;
     if (c->max_context < 2 || c->max_context > info->n_context)
-        return kvf__fail(err, KVF_E_INVALID, "max_context %u: must be in [2, %u], the model's context", c->max_context,
-                         info->n_context);
+        return kvf__fail_field(err, KVF_E_INVALID, "max_context", c->max_context, 0,
+                               "must be in [2, %u], the model's context", info->n_context);
     e->window = 0;
     for (uint32_t l = 0; info->layer_windows && l < info->n_layers; l++)
         if (info->layer_windows[l] < c->max_context) e->window = KVF__MAX(e->window, info->layer_windows[l]);
     if (!c->max_prefill_tokens) c->max_prefill_tokens = c->max_context;
     if (!c->n_score_arrays) c->n_score_arrays = DEFAULT_SCORE_ARRAYS;
     if (c->n_score_arrays > KVF_MAX_SCORE_ARRAYS)
-        return kvf__fail(err, KVF_E_INVALID, "n_score_arrays %u: must be at most %u", c->n_score_arrays,
-                         KVF_MAX_SCORE_ARRAYS);
+        return kvf__fail_field(err, KVF_E_INVALID, "n_score_arrays", c->n_score_arrays, 0, "must be at most %u",
+                               KVF_MAX_SCORE_ARRAYS);
     e->max_running = c->max_running;
     e->n_groups = info->n_kv_heads / c->heads_per_group;
     e->n_tables = info->n_layers * e->n_groups;
@@ -145,8 +147,8 @@ static kvf_status create_host(kvf_engine *e, kvf_error *err) {
     e->offloads = bytes && e->config.prefix_cache && !e->config.no_prefix_offload;
     if (!bytes) return KVF_OK;
     if (!n_blocks)
-        return kvf__fail(err, KVF_E_INVALID, "host_bytes %llu: one block of %u tokens takes %llu bytes",
-                         (unsigned long long)bytes, e->config.block_size, (unsigned long long)e->stats.block_bytes);
+        return kvf__fail_field(err, KVF_E_INVALID, "host_bytes", bytes, 0, "one block of %u tokens takes %llu bytes",
+                               e->config.block_size, (unsigned long long)e->stats.block_bytes);
     e->host_pages.n_blocks = (uint32_t)KVF__MIN(n_blocks, UINT32_C(0x7fffffff));
     if (take_pages(e, KVF_MEMORY_HOST, &e->host_pages, &e->host_scores)) return KVF_OK;
     return no_pages(e, "host", bytes, "host_bytes", err);
@@ -163,10 +165,9 @@ static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
     uint64_t block_bytes = kvf_pages_block_bytes(p), n_blocks = block_bytes ? c->kv_bytes / block_bytes : 0;
     uint64_t least = block_bytes * e->n_tables;
     if (n_blocks < e->n_tables)
-        return kvf__fail(
-            err, KVF_E_INVALID,
-            "kv_bytes %llu: one block of %u tokens in each of %u tables takes %llu bytes; give at least that",
-            (unsigned long long)c->kv_bytes, c->block_size, e->n_tables, (unsigned long long)least);
+        return kvf__fail_field(err, KVF_E_INVALID, "kv_bytes", c->kv_bytes, 0,
+                               "one block of %u tokens in each of %u tables takes %llu bytes; give at least that",
+                               c->block_size, e->n_tables, (unsigned long long)least);
     p->n_blocks = (uint32_t)KVF__MIN(n_blocks, (uint64_t)1 << 31);
     if (c->host_bytes) p->n_blocks = KVF__MIN(p->n_blocks, UINT32_C(0x7fffffff));
     if (!e->runner.device)

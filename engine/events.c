@@ -22,7 +22,7 @@ kvf_status kvf__engine_observe(void *ctx, uint32_t layer, const kvf_mass *mass) 
 static kvf_status reserve(void *ctx, uint32_t row, kvf_error *err) {
     kvf_engine *e = ctx;
     kvf_status st = kvf_sched_event_room(e->sched, e->rows[row]->id);
-    return st ? kvf__fail(err, st, "%s", kvf_sched_error(e->sched)) : KVF_OK;
+    return st ? kvf__fail_as(err, st, kvf_sched_error(e->sched)) : KVF_OK;
 }
 
 /* Too few blocks for shared tables: preempts the latest request. */
@@ -30,7 +30,7 @@ static kvf_status make_room(void *ctx, uint8_t *dropped, kvf_error *err) {
     kvf_engine *e = ctx;
     kvf_step_item shed;
     kvf_status st = kvf_sched_shed(e->sched, &shed);
-    if (st) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    if (st) return kvf__fail_as(err, st, kvf_sched_error(e->sched));
     kvf__live_preempted(e, shed.user, shed.swapped);
     for (uint32_t row = 0; row < e->view.n_seqs; row++) dropped[row] = !e->rows[row];
     return KVF_OK;
@@ -86,7 +86,7 @@ static kvf_status resize(kvf_engine *e, uint32_t begin, uint32_t end, kvf_error 
         kvf_status st;
         if (!e->rows[row] || !(e->changed[row] & KVF_ROW_RESIZED)) continue;
         if ((st = kvf_sched_resize(e->sched, e->rows[row]->id)))
-            return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+            return kvf__fail_as(err, st, kvf_sched_error(e->sched));
     }
     return KVF_OK;
 }
@@ -109,7 +109,7 @@ kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     }
     if (!n) return KVF_OK;
     kvf_status st = kvf_view_fill(e->manager, 1, e->seqs, n, &e->view);
-    if (st) return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
+    if (st) return kvf__fail_as(err, st, kvf_manager_error(e->manager));
     if ((st = run(e, KVF_BEFORE_APPEND, 0, n, err))) return st;
     return resize(e, 0, n, err);
 }

@@ -28,7 +28,7 @@ static void end_failed(kvf_engine *e, const kvf_error *why) {
             r = r->next;
             continue;
         }
-        kvf_error text = {""};
+        kvf_error text = {.text = ""};
         if (e->broken)
             kvf__fail(&text, e->broken, "%.400s", why->text);
         else
@@ -39,7 +39,7 @@ static void end_failed(kvf_engine *e, const kvf_error *why) {
 }
 
 void kvf__engine_take_back(kvf_engine *e, const kvf_error *why) {
-    kvf_error unused = {""};
+    kvf_error unused = {.text = ""};
     kvf_status st = e->broken ? e->broken : kvf__engine_transfers_end(e, &unused);
     if (!st) {
         count_failure(e);
@@ -61,7 +61,7 @@ void kvf__engine_take_back(kvf_engine *e, const kvf_error *why) {
 /* ---- NaN ---------------------------------------------------------------------------------------------------- */
 
 static kvf_error not_finite(const kvf_engine *e, uint32_t layer) {
-    kvf_error why = {""};
+    kvf_error why = {.text = ""};
     uint32_t n_layers = e->shape.n_layers;
     char where[64];
     if (layer < n_layers)

@@ -215,7 +215,7 @@ void kvf__beams_stop(kvf_engine *e, kvf__group *g, kvf_finish finish, const char
         }
     }
     g->n_left = 0;
-    kvf_error why = {""};
+    kvf_error why = {.text = ""};
     if (error) snprintf(why.text, sizeof why.text, "%s", error);
     end_group(e, g, error ? why.text : NULL);
 }
@@ -384,7 +384,7 @@ static kvf_status tell_tokens(kvf_engine *e, kvf__group *g, bool *good, int *end
     for (uint32_t i = 0; i < g->n_left; i++) {
         kvf__live *r = g->members[i];
         kvf_status st = kvf_sched_token(e->sched, r->id, ended);
-        if (st) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+        if (st) return kvf__fail_as(err, st, kvf_sched_error(e->sched));
         *good = take_pick(e, r, &g->picks[i]) && *good;
     }
     return KVF_OK;

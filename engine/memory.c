@@ -16,7 +16,7 @@ void *kvf__engine_take_of_device(kvf_engine *e, kvf_memory kind, size_t n, size_
     size_t bytes;
     void *p = NULL;
     if (e->n_buffers == KVF__ENGINE_BUFFERS || !kvf__mul(n, element_bytes, &bytes)) return NULL;
-    kvf_error why = {""};
+    kvf_error why = {.text = ""};
     kvf_status st = e->device.alloc(e->device.ctx, &e->allocator, kind, bytes, &p, &why);
     if (st || !p) {
         if (!e->broken) e->broken_text = why;

@@ -21,7 +21,7 @@ kvf_status kvf__engine_restore_sums(kvf_engine *e, const kvf_step_item *item, fl
     kvf_status st = kvf_prefix_snapshot_get(e->manager, item->match, e->page_ids, capacity, &n);
     if (st)
         return kvf__fail(err, st, "snapshot of %u tokens: %s", item->match->n_snapshot_tokens,
-                         kvf_manager_error(e->manager));
+                         kvf_manager_error(e->manager)->text);
     return e->runner.snapshot(e->runner.ctx, sums, e->page_ids, item->match->n_snapshot_tokens, 0, err);
 }
 

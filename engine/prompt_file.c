@@ -247,7 +247,7 @@ static kvf_status find_prompt(kvf_engine *e, const kvf_prefix_key *key, kvf_pref
         *flags = 0;
         st = kvf_prefix_lookup(e->manager, key, &options, match);
     }
-    if (st) return kvf__fail(err, st, "prompt: %s", kvf_manager_error(e->manager));
+    if (st) return kvf__fail(err, st, "prompt: %s", kvf_manager_error(e->manager)->text);
     if (!match->n_tokens)
         return kvf__fail(err, KVF_E_NOT_FOUND,
                          "prompt of %u tokens: no block of it is in the cache; generate from it first", key->n_tokens);
@@ -260,7 +260,7 @@ static kvf_status attach(kvf_engine *e, kvf_seq seq, const kvf_prefix_key *key, 
     kvf_copy_list *copies = kvf__engine_spare_list(e, err);
     if (e->copier && !copies) return e->broken ? e->broken : KVF_E_CORRUPT;
     kvf_status st = kvf_prefix_attach(e->manager, seq, key, match, NULL, copies);
-    if (st) return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
+    if (st) return kvf__fail_as(err, st, kvf_manager_error(e->manager));
     return copies ? kvf__engine_copies(e, copies, err) : KVF_OK;
 }
 
@@ -276,11 +276,11 @@ kvf_status kvf_engine_prompt_save(kvf_engine *e, const kvf_prompt_file *file, co
     if ((st = find_prompt(e, &key, &match, &flags, err))) return st;
     kvf_seq seq;
     if ((st = kvf_seq_create(e->manager, &seq)))
-        return kvf__fail(err, st, "%s: %s", f.path, kvf_manager_error(e->manager));
+        return kvf__fail(err, st, "%s: %s", f.path, kvf_manager_error(e->manager)->text);
     if ((st = attach(e, seq, &key, &match, err)) ||
         (flags && (st = kvf_prefix_snapshot_get(e->manager, &match, e->page_ids,
                                                 kvf__ceil_div(e->config.max_context, e->config.block_size), &n)))) {
-        kvf__fail(err, st, "%s: %s", f.path, kvf_manager_error(e->manager));
+        kvf__fail(err, st, "%s: %s", f.path, kvf_manager_error(e->manager)->text);
     } else {
         header h = header_of(e, &f, match.n_tokens, flags | (e->pages.score ? FLAG_SCORES : 0u));
         st = replace_file(e, &f, &h, seq, tokens, err);
@@ -426,10 +426,10 @@ static kvf_status fill(kvf_engine *e, const kvf_prompt_file *f, const header *h,
             (unsigned long long)e->n_snapshot_pages * kvf__engine_snapshot_page_bytes(e));
     kvf_seq seq;
     kvf_status st = kvf_seq_create(e->manager, &seq);
-    if (st) return kvf__fail(err, st, "%s: %s", f->path, kvf_manager_error(e->manager));
+    if (st) return kvf__fail(err, st, "%s: %s", f->path, kvf_manager_error(e->manager)->text);
     const kvf_append_item item = {seq, h->n_tokens};
     if ((st = kvf_append(e->manager, &item, 1, NULL))) {
-        kvf__fail(err, st, "%s: %u tokens: %s", f->path, h->n_tokens, kvf_manager_error(e->manager));
+        kvf__fail(err, st, "%s: %u tokens: %s", f->path, h->n_tokens, kvf_manager_error(e->manager)->text);
     } else {
         const unsigned char *from = (const unsigned char *)(tokens + h->n_tokens);
         st = get_rows(e, seq, h->n_tokens, h->flags, &from, err);
@@ -443,7 +443,7 @@ static kvf_status fill(kvf_engine *e, const kvf_prompt_file *f, const header *h,
             st = kvf_prefix_snapshot_put(e->manager, seq, &key, h->n_tokens, KVF_SNAPSHOT_KEEP_LONG, e->page_ids,
                                          capacity, &n);
         if (st && read)
-            kvf__fail(err, st, "%s: %s", f->path, kvf_manager_error(e->manager));
+            kvf__fail(err, st, "%s: %s", f->path, kvf_manager_error(e->manager)->text);
         else if (n && (st = get_sums(e, h->n_tokens, from, err)) && kvf_prefix_clear(e->manager))
             st = KVF_E_CORRUPT; /* the cache names pages without contents */
     }

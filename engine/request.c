@@ -97,20 +97,21 @@ kvf_status kvf__engine_check_ids(const kvf_engine *e, const uint32_t *ids, uint3
 
 static kvf_status check_sampling(const kvf_sampling *s, kvf_error *err) {
     if (!(s->temperature >= 0 && s->temperature <= 100))
-        return kvf__fail(err, KVF_E_INVALID, "temperature %g: must be in [0, 100]; 0 is greedy",
-                         (double)s->temperature);
+        return kvf__fail_real(err, KVF_E_INVALID, "temperature", s->temperature, "must be in [0, 100]; 0 is greedy");
     if (!(s->top_p >= 0 && s->top_p <= 1))
-        return kvf__fail(err, KVF_E_INVALID, "top_p %g: must be in (0, 1], or 0 for all tokens", (double)s->top_p);
+        return kvf__fail_real(err, KVF_E_INVALID, "top_p", s->top_p, "must be in (0, 1], or 0 for all tokens");
     return KVF_OK;
 }
 
 /* How many answers, out of how many samples or beams. */
 static kvf_status check_samples(const kvf_engine *e, kvf_generate *g, kvf_error *err) {
     if (g->n == 0) g->n = 1;
-    if (g->n > KVF_SAMPLES_MAX) return kvf__fail(err, KVF_E_INVALID, "n %u: must be at most %d", g->n, KVF_SAMPLES_MAX);
+    if (g->n > KVF_SAMPLES_MAX)
+        return kvf__fail_field(err, KVF_E_INVALID, "n", g->n, 0, "must be at most %d", KVF_SAMPLES_MAX);
     if (g->best_of == 0) g->best_of = g->n;
     if (g->best_of < g->n || g->best_of > KVF_SAMPLES_MAX)
-        return kvf__fail(err, KVF_E_INVALID, "best_of %u: must be from n %u to %d", g->best_of, g->n, KVF_SAMPLES_MAX);
+        return kvf__fail_field(err, KVF_E_INVALID, "best_of", g->best_of, 0, "must be from n %u to %d", g->n,
+                               KVF_SAMPLES_MAX);
     if (g->sample_policies && (g->best_of > g->n || g->beam_width))
         return kvf__fail(err, KVF_E_INVALID, "sample_policies: are for n samples; leave best_of and beam_width out");
     if (!e->buffer.logits && ((!g->forced && g->max_tokens) || g->n_top_logprobs || g->on_logits || g->beam_width))
@@ -129,16 +130,17 @@ static kvf_status check_samples(const kvf_engine *e, kvf_generate *g, kvf_error 
     if (!g->beam_width) return KVF_OK;
     uint32_t most = KVF__MIN((uint32_t)KVF_SAMPLES_MAX, e->max_running);
     if (g->beam_width < g->n || g->beam_width > most)
-        return kvf__fail(err, KVF_E_INVALID, "beam_width %u: must be from n %u to %u, the lesser of %d and max_running",
-                         g->beam_width, g->n, most, KVF_SAMPLES_MAX);
+        return kvf__fail_field(err, KVF_E_INVALID, "beam_width", g->beam_width, 0,
+                               "must be from n %u to %u, the lesser of %d and max_running", g->n, most,
+                               KVF_SAMPLES_MAX);
     if (g->best_of > g->n)
-        return kvf__fail(err, KVF_E_INVALID, "best_of %u: beam search has none; beam_width %u takes its place",
-                         g->best_of, g->beam_width);
+        return kvf__fail_field(err, KVF_E_INVALID, "best_of", g->best_of, 0,
+                               "beam search has none; beam_width %u takes its place", g->beam_width);
     if (g->sampling.temperature > 0)
-        return kvf__fail(err, KVF_E_INVALID, "temperature %g: beam search draws nothing; leave it 0",
-                         (double)g->sampling.temperature);
+        return kvf__fail_real(err, KVF_E_INVALID, "temperature", g->sampling.temperature,
+                              "beam search draws nothing; leave it 0");
     if (!(g->length_penalty >= -100 && g->length_penalty <= 100))
-        return kvf__fail(err, KVF_E_INVALID, "length_penalty %g: must be in [-100, 100]", g->length_penalty);
+        return kvf__fail_real(err, KVF_E_INVALID, "length_penalty", g->length_penalty, "must be in [-100, 100]");
     return KVF_OK;
 }
 
@@ -156,7 +158,7 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
     if ((st = check_sampling(&g->sampling, err))) return st;
     uint32_t most = KVF__MIN((uint32_t)KVF_TOP_LOGPROBS_MAX, e->shape.n_vocab);
     if (g->n_top_logprobs > most)
-        return kvf__fail(err, KVF_E_INVALID, "n_top_logprobs %u: must be at most %u", g->n_top_logprobs, most);
+        return kvf__fail_field(err, KVF_E_INVALID, "n_top_logprobs", g->n_top_logprobs, 0, "must be at most %u", most);
     if (g->cache_salt_bytes > KVF_PREFIX_SALT_MAX || (g->cache_salt_bytes && !g->cache_salt))
         return kvf__fail(err, KVF_E_INVALID, "cache_salt of %u bytes: must have at most %u; give a hash of it",
                          g->cache_salt_bytes, KVF_PREFIX_SALT_MAX);
@@ -164,10 +166,9 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
         if (!g->stop || !g->stop[i] || !g->stop[i][0])
             return kvf__fail(err, KVF_E_INVALID, "stop string %u: has no bytes; it would end every answer", i);
     if (g->prefix_end % e->config.block_size || g->prefix_end > g->n_tokens)
-        return kvf__fail(
-            err, KVF_E_INVALID,
-            "prefix_end %u: must be a multiple of the block size %u, at most the prompt's %u tokens; 0: unknown",
-            g->prefix_end, e->config.block_size, g->n_tokens);
+        return kvf__fail_field(err, KVF_E_INVALID, "prefix_end", g->prefix_end, 0,
+                               "must be a multiple of the block size %u, at most the prompt's %u tokens; 0: unknown",
+                               e->config.block_size, g->n_tokens);
     return check_samples(e, g, err);
 }
 
@@ -182,18 +183,18 @@ static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_e
     if (!st) st = kvf_policy_options_resolve(o, info->n_layers, token_bytes(e), err);
     if (st) return st;
     if (kvf_policy_needs(o) & ~e->runner.observes)
-        return kvf__fail(err, KVF_E_UNSUPPORTED, "policy %s: needs %#x (KVF_NEEDS_*), runner %.64s observes %#x",
-                         o->ops->name, kvf_policy_needs(o), e->runner.name ? e->runner.name : "?", e->runner.observes);
+        return kvf__fail_value(err, KVF_E_UNSUPPORTED, "policy", o->ops->name,
+                               "needs %#x (KVF_NEEDS_*), runner %.64s observes %#x", kvf_policy_needs(o),
+                               e->runner.name ? e->runner.name : "?", e->runner.observes);
     if (kvf_policy_n_arrays(o) > e->scores.n_arrays)
-        return kvf__fail(err, KVF_E_INVALID,
-                         "policy %s: needs %u score arrays, the engine has %u; create it with n_score_arrays %u",
-                         o->ops->name, kvf_policy_n_arrays(o), e->scores.n_arrays, kvf_policy_n_arrays(o));
+        return kvf__fail_value(err, KVF_E_INVALID, "policy", o->ops->name,
+                               "needs %u score arrays, the engine has %u; create it with n_score_arrays %u",
+                               kvf_policy_n_arrays(o), e->scores.n_arrays, kvf_policy_n_arrays(o));
     if (e->window && (kvf_policy_evicts(o) || kvf_policy_n_arrays(o) || kvf_policy_needs(o)))
-        return kvf__fail(
-            err, KVF_E_UNSUPPORTED,
-            "policy %s: the model's layers have a sliding window of %u, which lets go of all beyond it: use "
-            "policy full, or create the engine with a max_context of at most %u",
-            o->ops->name, e->window, e->window);
+        return kvf__fail_value(err, KVF_E_UNSUPPORTED, "policy", o->ops->name,
+                               "the model's layers have a sliding window of %u, which lets go of all beyond it: use "
+                               "policy full, or create the engine with a max_context of at most %u",
+                               e->window, e->window);
     if (kvf_policy_needs(o) & KVF_NEEDS_PROBE && e->runner.device && !e->pages.score)
         return kvf__fail(err, KVF_E_INVALID, "score probe: needs a probe of the model; create the engine with one");
     if (kvf_policy_needs_weights(o) && !e->pages.bias)
@@ -339,7 +340,7 @@ static kvf_status submit(kvf_engine *e, const kvf_generate *g, const kvf_policy_
             kvf__group_free(e, group);
         else
             kvf__live_free(e, r);
-        return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+        return kvf__fail_as(err, st, kvf_sched_error(e->sched));
     }
     if (out) *out = r->id;
     if (group) group->id = r->id;
@@ -347,7 +348,7 @@ static kvf_status submit(kvf_engine *e, const kvf_generate *g, const kvf_policy_
         kvf__live *member = group ? group->members[i] : r;
         if (group) member->id = names[i];
         kvf__live_link(e, member);
-        if ((st = kvf__engine_set_prefix(e, member))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+        if ((st = kvf__engine_set_prefix(e, member))) return kvf__fail_as(err, st, kvf_sched_error(e->sched));
     }
     return KVF_OK;
 }
@@ -401,7 +402,7 @@ kvf_status kvf_engine_set_budget(kvf_engine *e, kvf_request request, double rho,
     for (kvf__live *r = first; r; r = r->next)
         if (r == first || (r->group && r->group == first->group)) names[n++] = r->id;
     if ((st = kvf_sched_set_budgets(e->sched, names, n, rho, budget_tokens)))
-        return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+        return kvf__fail_as(err, st, kvf_sched_error(e->sched));
     for (kvf__live *r = first; r; r = r->next)
         if (r == first || (r->group && r->group == first->group)) note_budget(e, r, rho, budget_tokens);
     return KVF_OK;
@@ -412,7 +413,7 @@ kvf_status kvf_engine_set_budget_bytes(kvf_engine *e, kvf_request request, uint6
     const kvf__live *r = kvf__live_find(e, request);
     if (!r) return kvf_engine_set_budget(e, request, 1, 0, err); /* which says so */
     if (!budget_bytes)
-        return kvf__fail(err, KVF_E_INVALID, "budget_bytes 0: must hold %u tokens", KVF_MIN_BUDGET_TOKENS);
+        return kvf__fail_field(err, KVF_E_INVALID, "budget_bytes", 0, 0, "must hold %u tokens", KVF_MIN_BUDGET_TOKENS);
     kvf_policy_options policy = r->policy;
     policy.budget_tokens = 0;
     policy.budget_bytes = budget_bytes;

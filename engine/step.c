@@ -71,7 +71,7 @@ static kvf_status take_token(kvf_engine *e, kvf__live *r, uint32_t token, double
     uint32_t step = r->n_known - r->n_prompt;
     int ended = 0;
     kvf_status st = kvf_sched_token(e->sched, r->id, &ended);
-    if (st) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    if (st) return kvf__fail_as(err, st, kvf_sched_error(e->sched));
     r->n_failures = 0;
     if (r->first_token == 0) r->first_token = kvf__engine_clock(e);
     r->tokens[r->n_known++] = token;
@@ -318,7 +318,7 @@ static kvf_status end_prompt(kvf_engine *e, kvf__live *r, uint32_t n_held, kvf_e
         kvf__live_lost(e, r);
         return KVF_OK;
     }
-    if (st) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    if (st) return kvf__fail_as(err, st, kvf_sched_error(e->sched));
     return n_held ? kvf__group_forked(e, r, err) : KVF_OK;
 }
 
@@ -352,7 +352,7 @@ static kvf_status end_sample_prompts(kvf_engine *e, kvf__live *leader, float *su
         kvf__live_lost(e, leader);
         return KVF_OK;
     }
-    if (st) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    if (st) return kvf__fail_as(err, st, kvf_sched_error(e->sched));
     if ((st = kvf__group_forked(e, leader, err))) return st;
     swap_rows(e);
     uint32_t n = 0;
@@ -365,7 +365,7 @@ static kvf_status end_sample_prompts(kvf_engine *e, kvf__live *leader, float *su
     }
     st = kvf_view_fill(e->manager, 1, e->seqs, n, &e->view);
     if (st)
-        kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
+        kvf__fail_as(err, st, kvf_manager_error(e->manager));
     else
         st = end_prompts(e, 0, n, 0, err);
     swap_rows(e);
@@ -493,7 +493,7 @@ static void preempted_and_ended(kvf_engine *e, const kvf_step *step) {
     for (uint32_t i = 0; i < step->n_ends; i++) {
         kvf__live *r = step->ends[i].user;
         r->seq = 0;
-        kvf_error why = {""};
+        kvf_error why = {.text = ""};
         if (step->ends[i].reason == KVF_END_NO_BLOCKS)
             kvf__fail(&why, KVF_E_NEVER_FITS,
                       "its exact sizes need %llu blocks, the pool has %u: give more KV memory (kv_bytes), or a smaller "
@@ -529,7 +529,7 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     memset(e->rows, 0, e->max_running * sizeof *e->rows);
     kvf__live_note_single(e);
     if ((st = kvf__engine_offload_first(e, err))) return st;
-    if ((st = kvf_sched_plan(e->sched, &step))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    if ((st = kvf_sched_plan(e->sched, &step))) return kvf__fail_as(err, st, kvf_sched_error(e->sched));
     e->stats.n_running = step.n_running;
     e->stats.n_running_max = KVF__MAX(e->stats.n_running_max, step.n_running);
     preempted_and_ended(e, &step);
@@ -538,13 +538,13 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     uint32_t n_out = 0;
     if ((st = lay_out(e, &step, &n_out, err))) return st;
     if ((st = kvf_view_fill(e->manager, 0, e->seqs, step.n_items, &e->view)))
-        return kvf__fail(err, st, "%s", kvf_manager_error(e->manager));
+        return kvf__fail_as(err, st, kvf_manager_error(e->manager));
     note_full_bytes(e);
     if ((st = kvf__engine_offload(e, err))) return st;
     if ((st = forward(e, &step, n_out, err)) || (st = kvf__engine_transfers_end(e, err))) return st;
     if ((st = keep_logprobs(e, &step, err))) return st;
     kvf__engine_end_not_finite(e, &step);
-    if ((st = kvf_sched_done(e->sched))) return kvf__fail(err, st, "%s", kvf_sched_error(e->sched));
+    if ((st = kvf_sched_done(e->sched))) return kvf__fail_as(err, st, kvf_sched_error(e->sched));
     e->stats.n_steps++;
     if ((st = kvf__engine_keep_sums(e, &step, err))) return st;
     if ((st = policy_moments(e, &step, err))) return st;
@@ -553,7 +553,7 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
 
 kvf_status kvf_engine_step(kvf_engine *e, int *more, kvf_error *err) {
     if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
-    kvf_error why = {""};
+    kvf_error why = {.text = ""};
     e->in_step = 1;
     kvf_status st = kvf__engine_check_device(e, &why);
     if (!st && e->first) st = run_step(e, &why);

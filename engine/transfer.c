@@ -94,13 +94,13 @@ static kvf_status wait_for(kvf_engine *e, const kvf__transfer *t, kvf_error *why
 }
 
 kvf_status kvf__engine_transfers_end(kvf_engine *e, kvf_error *err) {
-    kvf_error why = {""};
+    kvf_error why = {.text = ""};
     for (int i = 0; i < KVF__TRANSFERS && !e->broken; i++) {
         kvf__transfer *t = &e->transfers[i];
         if (!t->posted || wait_for(e, t, &why)) continue;
         t->posted = false;
         kvf_status st = kvf_copies_done(e->manager, &t->list);
-        if (st) return kvf__fail(err, st, "copies to the host: %s", kvf_manager_error(e->manager));
+        if (st) return kvf__fail(err, st, "copies to the host: %s", kvf_manager_error(e->manager)->text);
     }
     return kvf__engine_check_device(e, err);
 }
@@ -133,7 +133,7 @@ static kvf__transfer *part_out(kvf_engine *e, kvf_copy_list *copies) {
 }
 
 kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *err) {
-    kvf_error why = {""};
+    kvf_error why = {.text = ""};
     kvf_status st = kvf__engine_check_device(e, err);
     if (st) return st;
     kvf__transfer *out = e->copier ? part_out(e, copies) : NULL;
@@ -142,7 +142,7 @@ kvf_status kvf__engine_copies(kvf_engine *e, kvf_copy_list *copies, kvf_error *e
     if (in && (st = kvf__engine_transfers_end(e, err))) return st; /* it may have to be there first */
     if (copies->n && carry_out(e, copies, &why)) return broken(e, err);
     if (copies->n && (st = kvf_copies_done(e->manager, copies)))
-        return kvf__fail(err, st, "copies: %s", kvf_manager_error(e->manager));
+        return kvf__fail(err, st, "copies: %s", kvf_manager_error(e->manager)->text);
     return out && post(e, out, &why) ? broken(e, err) : KVF_OK;
 }
 
@@ -167,8 +167,8 @@ kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err) {
     kvf__transfer *t = &e->transfers[OF_CACHED];
     uint32_t n_nodes = e->offloads ? wanted_nodes(e) : 0;
     kvf_status st = n_nodes ? kvf_prefix_offload(e->manager, n_nodes, &t->list, NULL) : KVF_OK;
-    if (st) return kvf__fail(err, st, "offload: %s", kvf_manager_error(e->manager));
-    kvf_error why = {""};
+    if (st) return kvf__fail(err, st, "offload: %s", kvf_manager_error(e->manager)->text);
+    kvf_error why = {.text = ""};
     return t->list.n && post(e, t, &why) ? broken(e, err) : KVF_OK;
 }
 

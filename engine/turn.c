@@ -106,12 +106,12 @@ kvf_status kvf_engine_extend(kvf_engine *e, kvf_request request, const kvf_turn 
         st = KVF_E_NO_MEMORY;
     if (st) {
         give_room(e, &to);
-        return kvf__fail(err, st, "%s",
-                         st == KVF_E_NO_MEMORY ? "turn: its tokens could not be allocated" : kvf_sched_error(e->sched));
+        return st == KVF_E_NO_MEMORY ? kvf__fail(err, st, "turn: its tokens could not be allocated")
+                                     : kvf__fail_as(err, st, kvf_sched_error(e->sched));
     }
     kvf__live was = *r;
     take_room(e, r, &to);
     st = kvf__engine_set_prefix(e, r); /* which reads the tokens that it was given before */
     give_room(e, &was);
-    return st ? kvf__fail(err, st, "%s", kvf_sched_error(e->sched)) : KVF_OK;
+    return st ? kvf__fail_as(err, st, kvf_sched_error(e->sched)) : KVF_OK;
 }

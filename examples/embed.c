@@ -170,7 +170,7 @@ static kvf_status serve(void) {
 int main(int argc, char **argv) {
     kvf_status status = create(argc > 1 ? argv[1] : "d2o", argc > 2 ? argv[2] : NULL);
     if (!status) status = serve();
-    const char *detail = *err.text || !manager ? err.text : kvf_manager_error(manager);
+    const char *detail = *err.text || !manager ? err.text : kvf_manager_error(manager)->text;
     if (status) fprintf(stderr, "embed: %s: %s\n", kvf_status_text(status), detail);
     kvf_events_destroy(events);
     kvf_policy_state_destroy(policies);

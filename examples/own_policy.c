@@ -73,7 +73,7 @@ int main(void) {
     kvf_policy_options o;
     kvf_policy_state *state = NULL;
     kvf_plan *plan = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     make_prompt();
     kvf_status st = kvf_policy_options_init_ops(&o, sizeof o, &ops, &err);
     if (!st) st = kvf_policy_option_set(&o, "budget_tokens", "32", &err);

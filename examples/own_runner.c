@@ -128,7 +128,7 @@ int main(void) {
     config.runner = &runner, config.kv_bytes = 1 << 20, config.n_threads = 1;
     kvf_engine *engine = NULL;
     uint32_t prompt[120];
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status st = kvf_engine_create(&config, &engine, &err);
     for (uint32_t i = 0; i < 120; i++) prompt[i] = i * i % VOCAB;
     char names[2][8] = {"full", "d2o"};

@@ -30,7 +30,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 /* Opens bytes, followed by n_zeros of them, as a model file. NULL when that was refused, with a text. */
 static inline kvf_model *fuzz_open(const void *data, size_t n, size_t n_zeros, int tokenizer_only) {
     char path[64];
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_model *model = NULL;
     int fd = memfd_create("kvfold-fuzz", MFD_CLOEXEC);
     FUZZ_MUST(fd >= 0 && write(fd, data, n) == (ssize_t)n && ftruncate(fd, (off_t)(n + n_zeros)) == 0, "memory file");

@@ -75,7 +75,7 @@ static void must_have_read(const kvf__line *line) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!size) return 0;
     kvf__line line;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     rules.openai = data[0] & 1;
     kvf_status st = kvf__line_open(&rules, (const char *)data + 1, size - 1, 7, &line, &err);
     if (!st) st = kvf__line_read(&rules, &line, &err);

@@ -40,7 +40,7 @@ static head read_head(const uint8_t *p) {
 
 /* What is set reads back as itself; what is refused changes nothing. */
 static void set(kvf_policy_options *o, const char *name, const char *value) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_policy_options before = *o;
     char text[TEXT_BYTES], again[TEXT_BYTES];
     kvf_status st = kvf_policy_option_set(o, name, value, &err);
@@ -56,7 +56,7 @@ static void set(kvf_policy_options *o, const char *name, const char *value) {
 
 /* The budget changes, before and after the prompt: what is previewed comes, what is refused changes nothing. */
 static void change(kvf_policy_state *state, const head *h) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_layer_size *sizes = calloc(h->n_layers, sizeof *sizes);
     double *variance = calloc((size_t)h->n_layers * h->n_groups, sizeof *variance);
     FUZZ_MUST(sizes && variance, "memory");
@@ -82,7 +82,7 @@ static void change(kvf_policy_state *state, const head *h) {
 
 static void open_sequence(const kvf_policy_options *o, const head *h) {
     kvf_policy_state *state = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_policy_state_config config = {.struct_size = sizeof config,
                                       .n_layers = h->n_layers,
                                       .n_kv_heads = h->n_groups,
@@ -102,7 +102,7 @@ static void open_sequence(const kvf_policy_options *o, const head *h) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < HEAD_BYTES) return 0;
     head h = read_head(data);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_policy_options o;
     memset(&o, 0, sizeof o);
     const char *preset = h.preset < N_PRESETS ? presets[h.preset] : NULL;

@@ -34,11 +34,11 @@ kvf_status kvf_activations_create(const kvf_model *model, uint32_t max_tokens, u
         return kvf__fail(err, KVF_E_STATE,
                          "kvf_activations_create: the model was opened with tokenizer_only and has no weights");
     if (!max_tokens || max_tokens > 1u << 24) /* index arithmetic of a BLAS is in int */
-        return kvf__fail(err, KVF_E_INVALID, "max_tokens %u: must be in [1, %u]", max_tokens, 1u << 24);
+        return kvf__fail_field(err, KVF_E_INVALID, "max_tokens", max_tokens, 0, "must be in [1, %u]", 1u << 24);
     if (!max_seqs || !max_slots)
         return kvf__fail(err, KVF_E_INVALID, "%s 0: must be at least 1", max_seqs ? "max_slots" : "max_seqs");
     if (!n_threads || n_threads > 1024)
-        return kvf__fail(err, KVF_E_INVALID, "n_threads %u: must be in [1, 1024], the stream's", n_threads);
+        return kvf__fail_field(err, KVF_E_INVALID, "n_threads", n_threads, 0, "must be in [1, 1024], the stream's");
     const kvf_model_info *info = &model->info;
     kvf_activations a = {.model = model,
                          .allocator = model->allocator,

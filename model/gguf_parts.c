@@ -81,7 +81,7 @@ static kvf_status open_parts(kvf__gguf *first, const split *s, const char *path,
         char number[8];
         snprintf(number, sizeof number, "%05u", (unsigned)(no + 1) % 100000);
         memcpy(name + n - SUFFIX_BYTES, number, 5);
-        kvf_error detail = {""};
+        kvf_error detail = {.text = ""};
         kvf__gguf *part = kvf__alloc(a, sizeof *part);
         status = part ? kvf__gguf_open_file(name, a, part, &detail) : KVF_E_NO_MEMORY;
         if (status != KVF_OK) {

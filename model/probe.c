@@ -208,7 +208,7 @@ kvf_status kvf_probe_open(const char *path, const kvf_allocator *allocator, kvf_
     if (st || (st = kvf__gguf_open(path, &a, &g, err))) return st;
     kvf_probe_data d = {.struct_size = sizeof d};
     char name[NAME_BYTES] = "";
-    kvf_error why = {""};
+    kvf_error why = {.text = ""};
     st = read_all(&g, g.path.text, &d, name, &why);
     if (!st) st = kvf_probe_create(&d, &a, out, &why);
     if (st == KVF_E_INVALID)

@@ -326,8 +326,8 @@ static kvf_status check_parent(kvf_sched *s, const kvf__req *r, kvf_request name
         why = "has its last token";
     if (why) return kvf__fail(&s->error, KVF_E_STATE, "request %llu: %s", (unsigned long long)name, why);
     if (s->n_slots_used - s->n_in[KVF__REQ_FREE] == s->n_slots)
-        return kvf__fail(&s->error, KVF_E_LIMIT, "max_waiting %u: there is no place for one more request",
-                         s->config.max_waiting);
+        return kvf__fail_field(&s->error, KVF_E_LIMIT, "max_waiting", s->config.max_waiting, 0,
+                               "there is no place for one more request");
     return KVF_OK;
 }
 

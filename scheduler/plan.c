@@ -118,13 +118,13 @@ static kvf_status grow_what_fits(kvf_sched *s) {
         kvf_status status = kvf_can_append(s->config.manager, s->appends, s->n_items + 1, NULL);
         in_order &= status == KVF_OK;
         if (status == KVF_E_NO_BLOCKS) continue;
-        if (status != KVF_OK) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+        if (status != KVF_OK) return kvf__fail_as(&s->error, status, kvf_manager_error(s->config.manager));
         s->items[s->n_items++] = item;
         s->n_decode += item.kind == KVF_STEP_DECODE;
         s->n_tokens += item.n_tokens;
     }
     kvf_status status = append_items(s);
-    return status == KVF_OK ? status : kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+    return status == KVF_OK ? status : kvf__fail_as(&s->error, status, kvf_manager_error(s->config.manager));
 }
 
 static kvf_status grow_running(kvf_sched *s) {
@@ -133,7 +133,7 @@ static kvf_status grow_running(kvf_sched *s) {
         kvf_status status = append_items(s);
         if (status == KVF_OK) return KVF_OK;
         s->n_items = s->n_decode = s->n_tokens = 0;
-        if (status != KVF_E_NO_BLOCKS) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+        if (status != KVF_E_NO_BLOCKS) return kvf__fail_as(&s->error, status, kvf_manager_error(s->config.manager));
         shed_latest(s);
         if (s->swapping) return grow_what_fits(s);
     }
@@ -160,7 +160,7 @@ static kvf_status bring_back(kvf_sched *s, kvf__req *r, bool *more) {
     if (status == KVF_E_NO_BLOCKS) return KVF_OK;
     const kvf_append_item append = {r->seq, 1};
     if (status == KVF_OK) status = kvf_append(s->config.manager, &append, 1, &s->copies);
-    if (status != KVF_OK) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+    if (status != KVF_OK) return kvf__fail_as(&s->error, status, kvf_manager_error(s->config.manager));
     push_decode(s, r);
     return KVF_OK;
 }
@@ -197,7 +197,7 @@ static kvf_status admit_head(kvf_sched *s, bool *more, bool *whole) {
         kvf_status status = kvf_append(s->config.manager, &append, 1, &s->copies);
         if (status != KVF_OK) {
             kvf__sched_requeue(s, r);
-            return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+            return kvf__fail_as(&s->error, status, kvf_manager_error(s->config.manager));
         }
         *more = true;
         if (kvf__sched_snapshot_unpinned(s, r)) {

@@ -43,9 +43,9 @@ static kvf_status never_fits(kvf_sched *s, uint32_t n_prompt, const char *what, 
     else
         snprintf(remedy, sizeof remedy, "shorten the prompt to at most %llu tokens",
                  (unsigned long long)slots_for(s, there_are));
-    return kvf__fail(&s->error, KVF_E_NEVER_FITS,
-                     "n_prompt %u: needs %llu %s, the pool has %u: give it at least %llu, or %s", n_prompt,
-                     (unsigned long long)need, what, there_are, (unsigned long long)need, remedy);
+    return kvf__fail_field(&s->error, KVF_E_NEVER_FITS, "n_prompt", n_prompt, 0,
+                           "needs %llu %s, the pool has %u: give it at least %llu, or %s", (unsigned long long)need,
+                           what, there_are, (unsigned long long)need, remedy);
 }
 
 /* Blocks to count for a further sample of the same prompt. Bounded: its whole reservation, which the prompt's end sets; if the
@@ -90,11 +90,11 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
     uint64_t last = (uint64_t)r->n_prompt + KVF__MAX(r->max_new, 1) - 1;
     r->max_table_slots = (uint32_t)KVF__MIN(last, s->config.max_context - 1);
     if (r->needs.extent && r->n_prompt > s->config.max_prefill_tokens)
-        return kvf__fail(
-            &s->error, KVF_E_NEVER_FITS,
-            "n_prompt %u: policy %s keeps figures of the prompt, for which there is room for max_prefill_tokens %u: "
+        return kvf__fail_field(
+            &s->error, KVF_E_NEVER_FITS, "n_prompt", r->n_prompt, 0,
+            "policy %s keeps figures of the prompt, for which there is room for max_prefill_tokens %u: "
             "raise that, shorten the prompt, or use a policy that needs no such figures",
-            r->n_prompt, r->options.ops->name, s->config.max_prefill_tokens);
+            r->options.ops->name, s->config.max_prefill_tokens);
     uint64_t blocks = need.prompt_blocks;
     if (r->bound == KVF__BOUNDED) {
         blocks = KVF__MAX(blocks, need.steady_blocks);

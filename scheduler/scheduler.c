@@ -16,29 +16,29 @@ static kvf_status config_defaults(kvf_sched_config *c, const kvf_manager_config 
     if (c->max_prefill_tokens == 0) c->max_prefill_tokens = m->max_slots;
     if (c->max_context == 0) c->max_context = m->max_slots;
     if (c->max_running > m->max_seqs)
-        return kvf__fail(err, KVF_E_INVALID, "max_running %u: must be at most the manager's max_seqs %u",
-                         c->max_running, m->max_seqs);
+        return kvf__fail_field(err, KVF_E_INVALID, "max_running", c->max_running, 0,
+                               "must be at most the manager's max_seqs %u", m->max_seqs);
     if (c->max_waiting > MAX_WAITING_LIMIT)
-        return kvf__fail(err, KVF_E_INVALID, "max_waiting %u: must be at most %u", c->max_waiting, MAX_WAITING_LIMIT);
+        return kvf__fail_field(err, KVF_E_INVALID, "max_waiting", c->max_waiting, 0, "must be at most %u",
+                               MAX_WAITING_LIMIT);
     if (c->chunk % m->block_size)
-        return kvf__fail(err, KVF_E_INVALID, "chunk %u: must be a multiple of the block size %u", c->chunk,
-                         m->block_size);
+        return kvf__fail_field(err, KVF_E_INVALID, "chunk", c->chunk, 0, "must be a multiple of the block size %u",
+                               m->block_size);
     if (c->preempt > KVF_PREEMPT_SWAP)
-        return kvf__fail(err, KVF_E_INVALID, "preempt %u: must be a kvf_preempt, at most %d", c->preempt,
-                         KVF_PREEMPT_SWAP);
+        return kvf__fail_field(err, KVF_E_INVALID, "preempt", c->preempt, 0, "must be a kvf_preempt, at most %d",
+                               KVF_PREEMPT_SWAP);
     if (c->max_context < 2 || c->max_context > m->max_slots)
-        return kvf__fail(err, KVF_E_INVALID, "max_context %u: must be in [2, %u], the manager's max_slots",
-                         c->max_context, m->max_slots);
+        return kvf__fail_field(err, KVF_E_INVALID, "max_context", c->max_context, 0,
+                               "must be in [2, %u], the manager's max_slots", m->max_slots);
     uint64_t least = (uint64_t)c->chunk + c->max_running;
     if (least > UINT32_MAX)
         return kvf__fail(err, KVF_E_OVERFLOW, "chunk %u with max_running %u: their sum must be below 2^32", c->chunk,
                          c->max_running);
     if (c->max_batch_tokens == 0) c->max_batch_tokens = (uint32_t)least;
     if (c->max_batch_tokens < least)
-        return kvf__fail(
-            err, KVF_E_INVALID,
-            "max_batch_tokens %u: must be at least %llu, chunk %u and one token for each of max_running %u",
-            c->max_batch_tokens, (unsigned long long)least, c->chunk, c->max_running);
+        return kvf__fail_field(err, KVF_E_INVALID, "max_batch_tokens", c->max_batch_tokens, 0,
+                               "must be at least %llu, chunk %u and one token for each of max_running %u",
+                               (unsigned long long)least, c->chunk, c->max_running);
     return KVF_OK;
 }
 
@@ -119,7 +119,7 @@ void kvf_sched_destroy(kvf_sched *sched) {
     kvf__free(&allocator, sched, sched->bytes);
 }
 
-const char *kvf_sched_error(const kvf_sched *sched) { return sched ? sched->error.text : ""; }
+const kvf_error *kvf_sched_error(const kvf_sched *sched) { return sched ? &sched->error : &kvf__no_error; }
 
 void kvf_sched_counts(const kvf_sched *sched, uint32_t *n_running, uint32_t *n_waiting) {
     if (n_running) *n_running = sched ? sched->running.n - sched->n_in[KVF__REQ_PAUSED] : 0;
@@ -131,24 +131,23 @@ void kvf_sched_counts(const kvf_sched *sched, uint32_t *n_running, uint32_t *n_w
 static kvf_status check_request(kvf_sched *s, const kvf_sched_request *given) {
     if (given->sample_options && given->forks)
         return kvf__fail(&s->error, KVF_E_INVALID, "sample_options: what is forked again and again has one policy");
-    if (given->n_prompt == 0) return kvf__fail(&s->error, KVF_E_INVALID, "n_prompt 0: a prompt has at least 1 token");
+    if (given->n_prompt == 0)
+        return kvf__fail_field(&s->error, KVF_E_INVALID, "n_prompt", 0, 0, "a prompt has at least 1 token");
     if (given->n_prompt >= s->config.max_context)
-        return kvf__fail(&s->error, KVF_E_NEVER_FITS,
-                         "n_prompt %u: the context has %u positions, one of them for an answer: at most %u",
-                         given->n_prompt, s->config.max_context, s->config.max_context - 1);
+        return kvf__fail_field(&s->error, KVF_E_NEVER_FITS, "n_prompt", given->n_prompt, 0,
+                               "the context has %u positions, one of them for an answer: at most %u",
+                               s->config.max_context, s->config.max_context - 1);
     if (given->forks && given->n_samples > s->config.max_running)
-        return kvf__fail(&s->error, KVF_E_INVALID, "n_samples %u: must be at most max_running %u, with forks",
-                         given->n_samples, s->config.max_running);
+        return kvf__fail_field(&s->error, KVF_E_INVALID, "n_samples", given->n_samples, 0,
+                               "must be at most max_running %u, with forks", s->config.max_running);
     uint32_t n_waiting = s->queue.n + s->n_in[KVF__REQ_HELD] - s->n_reserved + s->n_in[KVF__REQ_PAUSED_PREEMPTED];
     if (n_waiting >= s->config.max_waiting)
-        return kvf__fail(
-            &s->error, KVF_E_LIMIT,
-            "max_waiting %u: so many requests wait or are paused without blocks: run steps, or finish some",
-            s->config.max_waiting);
+        return kvf__fail_field(&s->error, KVF_E_LIMIT, "max_waiting", s->config.max_waiting, 0,
+                               "so many requests wait or are paused without blocks: run steps, or finish some");
     if (given->n_samples > s->config.max_waiting - n_waiting)
-        return kvf__fail(&s->error, KVF_E_LIMIT,
-                         "n_samples %u: max_waiting is %u and %u wait: run steps, or ask for fewer", given->n_samples,
-                         s->config.max_waiting, n_waiting);
+        return kvf__fail_field(&s->error, KVF_E_LIMIT, "n_samples", given->n_samples, 0,
+                               "max_waiting is %u and %u wait: run steps, or ask for fewer", s->config.max_waiting,
+                               n_waiting);
     return KVF_OK;
 }
 
@@ -259,7 +258,7 @@ static kvf_status prompt_without_room(kvf_sched *s, kvf__req *r) {
     if (alone && r->samples != KVF__FORKS) kvf__group_dissolve(s, r);
     if (alone && !bounded && !r->n_held) {
         kvf_status status = kvf__sched_reserve_nothing(s, r);
-        if (status != KVF_OK) return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+        if (status != KVF_OK) return kvf__fail_as(&s->error, status, kvf_manager_error(s->config.manager));
         kvf__sched_give_extent(s, r);
         kvf__sched_go_on(s, r);
         return KVF_OK;
@@ -288,7 +287,7 @@ kvf_status kvf_sched_fork_prompt(kvf_sched *sched, kvf_request request) {
         return KVF_OK;
     }
     if (status == KVF_E_NO_BLOCKS) return prompt_without_room(sched, r);
-    if (status != KVF_OK) return kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
+    if (status != KVF_OK) return kvf__fail_as(&sched->error, status, kvf_manager_error(sched->config.manager));
     return KVF_OK;
 }
 
@@ -317,7 +316,7 @@ kvf_status kvf_sched_prompt_done(kvf_sched *sched, kvf_request request) {
         }
     }
     if (status == KVF_E_NO_BLOCKS) return prompt_without_room(sched, r);
-    if (status != KVF_OK) return kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
+    if (status != KVF_OK) return kvf__fail_as(&sched->error, status, kvf_manager_error(sched->config.manager));
     kvf__sched_give_extent(sched, r);
     kvf__sched_go_on(sched, r);
     return KVF_OK;
@@ -332,7 +331,7 @@ kvf_status kvf_sched_event_room(kvf_sched *sched, kvf_request request) {
                          (unsigned long long)request);
     status = kvf__sched_reserve_event(sched, r);
     if (status == KVF_E_NO_BLOCKS) return KVF_OK;
-    if (status != KVF_OK) kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
+    if (status != KVF_OK) kvf__fail_as(&sched->error, status, kvf_manager_error(sched->config.manager));
     return status;
 }
 
@@ -343,15 +342,15 @@ kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request request, const kvf
     if (status == KVF_OK) status = kvf__config_read(&given, sizeof given, prefix, "kvf_sched_prefix", &sched->error);
     if (status != KVF_OK) return status;
     if (given.prefix_end % sched->block_size || given.prefix_end > r->n_prompt)
-        return kvf__fail(&sched->error, KVF_E_INVALID,
-                         "prefix_end %u: must be a multiple of the block size %u, at most n_prompt %u; 0: unknown",
-                         given.prefix_end, sched->block_size, r->n_prompt);
+        return kvf__fail_field(&sched->error, KVF_E_INVALID, "prefix_end", given.prefix_end, 0,
+                               "must be a multiple of the block size %u, at most n_prompt %u; 0: unknown",
+                               sched->block_size, r->n_prompt);
     if (given.key.tokens && given.key.n_tokens < r->n_prompt)
         return kvf__fail(&sched->error, KVF_E_INVALID, "prefix: %u tokens are given: must be n_prompt %u at least",
                          given.key.n_tokens, r->n_prompt);
     if (given.key.salt_bytes > KVF_PREFIX_SALT_MAX)
-        return kvf__fail(&sched->error, KVF_E_LIMIT, "salt_bytes %u: must be at most %u; of a longer one give a hash",
-                         given.key.salt_bytes, KVF_PREFIX_SALT_MAX);
+        return kvf__fail_field(&sched->error, KVF_E_LIMIT, "salt_bytes", given.key.salt_bytes, 0,
+                               "must be at most %u; of a longer one give a hash", KVF_PREFIX_SALT_MAX);
     if ((given.key.salt_bytes && !given.key.salt) || (given.key.n_extras && !given.key.extras))
         return kvf__fail(&sched->error, KVF_E_INVALID, "prefix: %s is NULL",
                          given.key.n_extras && !given.key.extras ? "extras" : "salt");
@@ -378,7 +377,7 @@ kvf_status kvf_sched_resize(kvf_sched *sched, kvf_request request) {
     }
     /* An unbounded one grows from the free pool. A bounded one may share blocks with a later prompt. Each plan asks again. */
     if (status == KVF_E_NO_BLOCKS) return KVF_OK;
-    if (status != KVF_OK) kvf__fail(&sched->error, status, "%s", kvf_manager_error(sched->config.manager));
+    if (status != KVF_OK) kvf__fail_as(&sched->error, status, kvf_manager_error(sched->config.manager));
     return status;
 }
 
@@ -389,8 +388,8 @@ static kvf_status change_candidate(kvf_sched *s, const kvf__req *r, double rho, 
         return kvf__fail(&s->error, KVF_E_STATE, "request %llu: its samples have options of their own",
                          (unsigned long long)r->name);
     if (kvf_policy_flags(&r->options) & KVF_POLICY_KEEPS_ALL)
-        return kvf__fail(&s->error, KVF_E_INVALID, "policy %s: has no budget to change, it keeps every token",
-                         r->options.ops->name);
+        return kvf__fail_value(&s->error, KVF_E_INVALID, "policy", r->options.ops->name,
+                               "has no budget to change, it keeps every token");
     to->options.rho = rho;
     to->options.budget_tokens = budget_tokens;
     if (r->seq && kvf_policy_needs(&r->options)) to->options.budget_may_change = 1; /* it goes on observing */
@@ -414,7 +413,7 @@ static kvf_status reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *to) 
                          "request %llu: a budget of %u tokens a layer in place of %u needs more blocks than are free: "
                          "unchanged, try again when others have ended",
                          (unsigned long long)r->name, to->budget, r->budget);
-    return kvf__fail(&s->error, status, "%s", kvf_manager_error(s->config.manager));
+    return kvf__fail_as(&s->error, status, kvf_manager_error(s->config.manager));
 }
 
 /* The policy's state comes last: all that can fail is done before. */
@@ -459,8 +458,8 @@ kvf_status kvf_sched_set_budgets(kvf_sched *sched, const kvf_request *requests, 
     if (!sched) return KVF_E_INVALID;
     if (n_requests && !requests) return kvf__fail(&sched->error, KVF_E_INVALID, "requests: is NULL");
     if (n_requests > sched->n_slots)
-        return kvf__fail(&sched->error, KVF_E_INVALID, "n_requests %u: there is room for %u live ones", n_requests,
-                         sched->n_slots);
+        return kvf__fail_field(&sched->error, KVF_E_INVALID, "n_requests", n_requests, 0,
+                               "there is room for %u live ones", sched->n_slots);
     kvf__req *r, to;
     kvf_status status = KVF_OK;
     uint32_t n = 0;

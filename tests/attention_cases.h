@@ -356,7 +356,7 @@ static inline bool run_step(world *w, const plan *p, kvf_stream *stream, uint32_
     a.mass = &mass;
     a.path = p->path;
     give_workspace(w, &a, p->n_threads);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_attention_append(stream, &a, &err), KVF_OK, "%s", err.text);
     kvf_status st = p->decode ? kvf_attention_decode(stream, &a, &err) : kvf_attention_prefill(stream, &a, &err);
     cr_assert_eq(st, KVF_OK, "%s", err.text);

@@ -95,7 +95,7 @@ static void small_free(void *ctx, void *p, size_t bytes) {
 }
 static const kvf_allocator small = {small_alloc, small_free, NULL};
 
-#define NEED(call_) cr_assert_eq((call_), KVF_OK, "%s: %s", #call_, kvf_sched_error(w.sched))
+#define NEED(call_) cr_assert_eq((call_), KVF_OK, "%s: %s", #call_, kvf_sched_error(w.sched)->text)
 
 /* ---- The world --------------------------------------------------------------------------------------- */
 
@@ -295,8 +295,8 @@ static void end(void) {
 }
 
 static const char *text_of(char of) {
-    return of == 'm'   ? kvf_manager_error(w.m)
-           : of == 's' ? kvf_sched_error(w.sched)
+    return of == 'm'   ? kvf_manager_error(w.m)->text
+           : of == 's' ? kvf_sched_error(w.sched)->text
            : of == 'p' ? kvf_policy_state_error(w.state)
                        : NULL;
 }

@@ -81,7 +81,7 @@ static inline kvf_generate request_of(uint32_t *prompt, uint32_t n, uint32_t see
 
 static inline void submit(kvf_engine *e, struct job *j, kvf_generate g, const char *policy) {
     kvf_policy_options o = options_of(policy);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     memset(j, 0, sizeof *j);
     j->engine = e;
     g.policy = &o;

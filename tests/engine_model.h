@@ -28,13 +28,13 @@ static inline void close_model(void) { kvf_model_close(model); }
 
 static inline kvf_engine *create(const kvf_engine_config *c) {
     kvf_engine *e = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_engine_create(c, &e, &err), KVF_OK, "%s", err.text);
     return e;
 }
 
 static inline void step(kvf_engine *e, int *more) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_engine_step(e, more, &err), KVF_OK, "%s", err.text);
     cr_assert_eq(kvf_audit(kvf_engine_manager(e, NULL), &err), KVF_OK, "%s", err.text);
 }
@@ -105,7 +105,7 @@ static inline kvf_policy_options options_of(const char *text) {
     char *policy = strtok_r(words, " ", &save), *preset = NULL, *w = strtok_r(NULL, " ", &save);
     if (w && !strchr(w, '=')) preset = w, w = strtok_r(NULL, " ", &save);
     kvf_policy_options o;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_policy_options_init(&o, sizeof o, policy, preset, &err), KVF_OK, "%s", err.text);
     for (; w; w = strtok_r(NULL, " ", &save)) {
         char *value = strchr(w, '=');

@@ -85,7 +85,7 @@ static inline void submit(kvf_engine *e, struct answer *a, uint32_t n, uint32_t 
     uint32_t prompt[MAX_TOKENS];
     kvf_policy_options o = options_of(policy);
     kvf_generate g = request_of(prompt, n, seed, max_tokens, a);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     g.policy = &o;
     a->engine = e;
     cr_assert_eq(kvf_engine_submit(e, &g, &a->id, &err), KVF_OK, "%s", err.text);

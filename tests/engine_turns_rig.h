@@ -99,7 +99,7 @@ static inline void next_turn(struct talk *t) {
                      .n_tokens = s->n_tokens[t->turn],
                      .max_tokens = s->n_answer,
                      .forced = s->forced[t->turn]};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_engine_extend(t->engine, t->id, &turn, &err), KVF_OK, "%s", err.text);
 }
 
@@ -147,7 +147,7 @@ static inline void begin_talk(kvf_engine *e, struct talk *t, const char *policy,
                       .user = t,
                       .on_finish = on_finish,
                       .on_logits = on_logits};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     memset(t, 0, sizeof *t);
     t->engine = e;
     t->script = s;
@@ -205,7 +205,7 @@ struct hand {
 };
 
 static inline void hand_ok(struct hand *h, kvf_status st) {
-    cr_assert_eq(st, KVF_OK, "%s; %s", h->r.err.text, kvf_manager_error(h->r.manager));
+    cr_assert_eq(st, KVF_OK, "%s; %s", h->r.err.text, kvf_manager_error(h->r.manager)->text);
 }
 
 static inline kvf_policy_batch hand_batch(struct hand *h, float **sums, float **last, float **squares,

@@ -102,7 +102,7 @@ static inline kvf_generate request_of(uint32_t *prompt, uint32_t n, uint32_t see
 /* n policies for n samples; 0: the request's own. */
 static inline void submit(kvf_engine *e, struct job *j, kvf_generate g, const char *const *policies, uint32_t n) {
     kvf_policy_options o[MAX_ANSWERS];
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     memset(j, 0, sizeof *j);
     j->engine = e;
     for (uint32_t i = 0; i < n; i++) o[i] = options_of(policies[i]);

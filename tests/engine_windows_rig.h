@@ -104,7 +104,7 @@ static inline void expect_evicting_refused(const char *words) {
     uint32_t prompt[MAX_TOKENS];
     kvf_engine_config c = config_of(200);
     kvf_engine *e = create(&c);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     for (int p = 1; p < N_POLICIES; p++) {
         kvf_policy_options o = options_of(policies[p]);
         kvf_generate g = greedy(prompt, N_PROMPT, 3, N_NEW);

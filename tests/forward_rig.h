@@ -107,10 +107,10 @@ static inline kvf_forward rig_append(forward_rig *r, const uint32_t *which, cons
         r->q_begin[i + 1] = r->q_begin[i] + n_new[i];
         out_rows[i] = r->q_begin[i + 1] - 1;
     }
-    rig_check(kvf_append(r->manager, items, n, &copies), "append", kvf_manager_error(r->manager));
+    rig_check(kvf_append(r->manager, items, n, &copies), "append", kvf_manager_error(r->manager)->text);
     r->view.struct_size = sizeof r->view;
     r->view.struct_size = sizeof r->view;
-    rig_check(kvf_view_fill(r->manager, 0, seqs, n, &r->view), "view", kvf_manager_error(r->manager));
+    rig_check(kvf_view_fill(r->manager, 0, seqs, n, &r->view), "view", kvf_manager_error(r->manager)->text);
     return (kvf_forward){.struct_size = sizeof(kvf_forward),
                          .view = &r->view,
                          .pages = &r->pages,

@@ -104,7 +104,7 @@ int main(void) {
     c.max_slots = 512;
     c.profile = &pc;
     static shared s;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     if (kvf_manager_create(&c, &s.m, &err)) return fprintf(stderr, "FAIL: %s\n", err.text), 1;
     pthread_t threads[3];
     for (int i = 0; i < 3; i++)

@@ -11,7 +11,7 @@
 /* NULL where the config's allocator had no memory. */
 static inline kvf_model *open_tiny_as(const struct tiny_model_params *params, const kvf_model_config *config) {
     char path[256];
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_model *opened = NULL;
     gw_temp_path(path, sizeof path);
     cr_assert_eq(kvf_test_write_tiny_model(path, params), 0);

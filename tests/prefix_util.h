@@ -16,7 +16,7 @@ static inline kvf_manager *make_cache(plan p) {
     shape s = {p.layers ? p.layers : 1, 1, 1, BS, p.blocks, 0, p.seqs ? p.seqs : 8, p.slots ? p.slots : 256};
     kvf_manager_config c = config_of(s);
     kvf_manager *m = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     c.prefix_cache = 1;
     c.prefix_eviction = p.eviction;
     c.n_snapshot_pages = p.snapshot_pages;

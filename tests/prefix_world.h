@@ -83,7 +83,7 @@ typedef struct world {
 } world;
 
 static inline void world_fail(const world *w, const char *what, long a, long b) {
-    fprintf(stderr, "%s: %s (%ld, %ld): %s\n", w->doing, what, a, b, kvf_manager_error(w->m));
+    fprintf(stderr, "%s: %s (%ld, %ld): %s\n", w->doing, what, a, b, kvf_manager_error(w->m)->text);
     abort();
 }
 #define MUST(condition, what, a, b)                                  \
@@ -144,7 +144,7 @@ static inline void make_prompts(world *w) {
 }
 
 static inline void world_open(world *w, kvf_manager_config config, uint64_t seed) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     memset(w, 0, sizeof *w);
     w->doing = "create";
     w->rng = seed * 0x9e3779b97f4a7c15u | 1;
@@ -258,7 +258,7 @@ static inline void poison(world *w, const kvf__pool *p, uint32_t n, int tier) {
 #include "tests/prefix_causes.h"
 
 static inline void check_all(world *w, const wseq *stored) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     w->n_checked++;
     if (kvf_audit(w->m, &err)) {
         fprintf(stderr, "%s: audit: %s\n", w->doing, err.text);

@@ -76,14 +76,14 @@ static inline uint32_t rig_below(uint64_t *state, uint32_t n) { return (uint32_t
 
 static inline kvf_policy_options rig_options(const char *policy, const char *preset) {
     kvf_policy_options o;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status status = kvf_policy_options_init(&o, sizeof o, policy, preset, &err);
     cr_assert(status == KVF_OK, "%s", err.text);
     return o;
 }
 
 static inline kvf_policy_options rig_set(kvf_policy_options o, const char *name, const char *value) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status status = kvf_policy_option_set(&o, name, value, &err);
     cr_assert(status == KVF_OK, "%s", err.text);
     return o;
@@ -112,7 +112,7 @@ static inline kvf_sched_config rig_config(uint32_t chunk) {
 
 static inline rig *rig_create(kvf_manager_config mc, kvf_sched_config sc) {
     rig *g = calloc(1, sizeof *g);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert(kvf_manager_create(&mc, &g->manager, &err) == KVF_OK, "%s", err.text);
     g->mc = *kvf_manager_get_config(g->manager);
     kvf_policy_state_config pc = {.struct_size = sizeof pc,
@@ -140,7 +140,7 @@ static inline rig *rig_create(kvf_manager_config mc, kvf_sched_config sc) {
 }
 
 static inline void rig_audit(rig *g) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert(kvf_audit(g->manager, &err) == KVF_OK, "step %u: %s", g->n_steps, err.text);
     cr_assert(!g->sched || kvf__sched_is_valid(g->sched), "step %u: the scheduler's state is not legal", g->n_steps);
     kvf_occupancy o = {.struct_size = sizeof o};
@@ -231,7 +231,7 @@ static inline kvf_status rig_try_group(rig *g, uint64_t seed, uint32_t n, uint32
 static inline rig_request *rig_submit(rig *g, uint64_t seed, uint32_t n_prompt, uint32_t max_new,
                                       kvf_policy_options o) {
     kvf_status status = rig_try_submit(g, seed, n_prompt, max_new, o);
-    cr_assert(status == KVF_OK, "%s", kvf_sched_error(g->sched));
+    cr_assert(status == KVF_OK, "%s", kvf_sched_error(g->sched)->text);
     return &g->requests[g->n_requests - 1];
 }
 
@@ -321,7 +321,7 @@ static inline void rig_budget(rig *g, rig_request *r, uint32_t seq_index) {
     cr_assert(g->mc.n_layers <= RIG_MAX_LAYERS && n_heads <= RIG_Q_HEADS * 8);
     for (uint32_t i = 0; i < g->mc.n_layers * n_heads; i++) variance[i] = (double)(rig_mix(r->seed, i) % 1000) / 100.0;
     const kvf_policy_ops *ops = r->options.ops;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     if (!ops->budget) return;
     kvf_status status = ops->budget(g->policies, seq_index, ops->metric ? variance : NULL, r->n_prompt, &err);
     cr_assert(status == KVF_OK, "%s", err.text);

@@ -89,7 +89,7 @@ static inline void rig_plan(rig *g) {
     }
     g->step.struct_size = sizeof g->step;
     kvf_status status = kvf_sched_plan(g->sched, &g->step);
-    cr_assert(status == KVF_OK, "%s", kvf_sched_error(g->sched));
+    cr_assert(status == KVF_OK, "%s", kvf_sched_error(g->sched)->text);
     cr_assert(++g->n_steps < 100000);
     rig_note_losses(g);
     uint32_t n_tokens = 0;
@@ -138,7 +138,7 @@ static inline void rig_end_group(rig *g, rig_request *leader) {
         rig_lose(g, leader);
         return;
     }
-    cr_assert(status == KVF_OK, "%s", kvf_sched_error(g->sched));
+    cr_assert(status == KVF_OK, "%s", kvf_sched_error(g->sched)->text);
     rig_copies(g, kvf_sched_copies(g->sched));
     leader->state = RIG_DECODES;
     for (rig_request *r = leader + 1; r < g->requests + g->n_requests && r->sample > leader->sample; r++) {
@@ -191,7 +191,7 @@ static inline void rig_end_item(rig *g, const kvf_step_item *item) {
         r->state = RIG_DECODES;
         return;
     }
-    cr_assert(status == KVF_E_NO_BLOCKS, "%s", kvf_sched_error(g->sched));
+    cr_assert(status == KVF_E_NO_BLOCKS, "%s", kvf_sched_error(g->sched)->text);
     g->n_bounced++;
     r->state = RIG_WAITING;
     r->n_computed = 0;

@@ -71,7 +71,7 @@ static inline kvf_status open_status(const vocabulary *v, const kvf_allocator *a
 
 static inline kvf_model *open_vocabulary(const vocabulary *v) {
     kvf_model *model = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(open_status(v, NULL, &model, &err), KVF_OK, "%s", err.text);
     return model;
 }

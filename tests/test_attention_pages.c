@@ -397,7 +397,7 @@ static void expect_error(broken *b, int calls, kvf_status status, const char *te
     kvf_status (*const call[])(kvf_stream *, const kvf_attention *,
                                kvf_error *) = {kvf_attention_append, kvf_attention_prefill, kvf_attention_decode};
     for (int i = 0; i < 3; i++) {
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         if (!(calls & (1 << i))) continue;
         kvf_status st = call[i](NULL, &b->a, &err);
         cr_assert_eq(st, status, "call %d: \"%s\": status %d, text \"%s\"", i, text, st, err.text);

@@ -164,7 +164,7 @@ Test(attention_windows, edges) {
     expect_near(&narrow, &naive, 1e-5, "narrow", true, false);
     kvf_attention a = make_call(w);
     float *out = zeros(w->n_total * w->q_stride, sizeof *out);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     a.out = out;
     give_workspace(w, &a, 1);
     w->next_pos[0] += 8;

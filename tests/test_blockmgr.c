@@ -13,7 +13,7 @@ Test(blockmgr, config_defaults_are_filled_in) {
     const kvf_manager_config *r = kvf_manager_get_config(m);
     cr_assert(r->block_size == 16 && r->max_seqs == 256 && r->max_slots == 8192 && r->heads_per_group == 3);
     cr_assert(r->n_score_pages == 5 && r->allocator.alloc != NULL);
-    cr_assert_str_eq(kvf_manager_error(m), "");
+    cr_assert_str_eq(kvf_manager_error(m)->text, "");
     AUDIT(m);
     kvf_manager_destroy(m);
     kvf_manager_destroy(NULL);
@@ -43,7 +43,7 @@ Test(blockmgr, config_out_of_range_names_the_field) {
         kvf_manager_config c = config_of(bad[i].s);
         size_t bytes = 77;
         kvf_manager *m = NULL;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         FAILS(KVF_E_INVALID, kvf_manager_bytes(&c, &bytes, &err));
         cr_assert(strstr(err.text, bad[i].text), "%s", err.text);
         FAILS(KVF_E_INVALID, kvf_manager_create(&c, &m, NULL));
@@ -58,7 +58,7 @@ Test(blockmgr, config_out_of_range_names_the_field) {
 
 Test(blockmgr, config_sizes_that_wrap_are_refused) {
     size_t bytes = 77;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_manager_config c = config_of((shape){1024, 1024, 1, 8, 1u << 31, 0, 1u << 20, 1u << 31});
     FAILS(KVF_E_OVERFLOW, kvf_manager_bytes(&c, &bytes, &err));
     cr_assert(strstr(err.text, "max_seqs 1048576"), "%s", err.text);
@@ -122,7 +122,7 @@ Test(blockmgr, allocates_once_at_create) {
         counter count = {0, fail_at, 0, 0};
         c.allocator = (kvf_allocator){counting_alloc, counting_free, &count};
         kvf_manager *m = NULL;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         if (fail_at == 0) {
             FAILS(KVF_E_NO_MEMORY, kvf_manager_create(&c, &m, &err));
             cr_assert(!m && count.live == 0 && strstr(err.text, "bytes"), "%s", err.text);
@@ -212,7 +212,7 @@ Test(blockmgr, stale_and_foreign_handles_are_refused) {
         FAILS(KVF_E_STALE, kvf_view_fill(m, 0, pair, 2, &v));
         FAILS(KVF_E_STALE, kvf_seq_occupancy(m, bad[i], &lo, sizeof lo));
         cr_assert(n == 77 && row == NULL && child == 5);
-        cr_assert_str_not_empty(kvf_manager_error(m));
+        cr_assert_str_not_empty(kvf_manager_error(m)->text);
         AUDIT(m);
     }
     dump_take(&after, m, &a, 1);

@@ -32,7 +32,7 @@ static void set_up(scene *s) {
 }
 
 static void expect_damage(kvf_manager *m, uint32_t *word, uint32_t value, int i) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     uint32_t right = *word;
     cr_assert_neq(right, value, "damage %d is none", i);
     *word = value;

@@ -26,7 +26,7 @@ static kvf_manager_config config_for(const setup *s) {
 static kvf_manager *make_classes(const setup *s) {
     kvf_manager_config c = config_for(s);
     kvf_manager *m = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_profile_config profile;
     kvf_profile_config_init(&profile, sizeof profile);
     c.profile = &profile;
@@ -52,7 +52,7 @@ static void expect_ids(const kvf_manager *m, kvf_seq seq, const setup *s) {
 }
 
 static void expect_refused(const kvf_manager_config *c, kvf_status status, const char *what) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     size_t bytes = 0;
     FAILS(status, kvf_manager_bytes(c, &bytes, &err));
     cr_assert(strstr(err.text, what), "%s", err.text);

@@ -440,8 +440,8 @@ Test(blockmgr_compact, two_managers_are_strangers) {
     OK(append(m, a, 12, list_of(&l)));
     OK(append(n, b, 12, list_of(&k)));
     FAILS(KVF_E_STALE, append(n, a, 1, list_of(&k)));
-    cr_assert_str_eq(kvf_manager_error(m), "");
-    cr_assert_str_not_empty(kvf_manager_error(n));
+    cr_assert_str_eq(kvf_manager_error(m)->text, "");
+    cr_assert_str_not_empty(kvf_manager_error(n)->text);
     OK(kvf_seq_free(m, a));
     cr_assert(n_free(m) == 4 && n_free(n) == 2);
     kvf_manager_destroy(m);

@@ -302,7 +302,7 @@ static inline void fill_view(world *w, uint32_t which, const kvf_seq *seqs, uint
 }
 
 static inline void compare(world *w) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     CHECK(w, kvf_audit(w->m, &err) == KVF_OK, "audit: %s\n", err.text);
     refs r, pr;
     count(w, &r, &pr);

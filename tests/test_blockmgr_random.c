@@ -395,7 +395,7 @@ static void wind_up(world *w) {
     STATUS(w, kvf_occupancy_read(w->m, &o, NULL, 0), KVF_OK);
     CHECK(w, o.blocks.n_free == w->n_blocks && o.score_pages.n_free == w->n_pages && !o.blocks.n_promised,
           "something leaked\n");
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     CHECK(w, kvf_audit(w->m, &err) == KVF_OK, "audit: %s\n", err.text);
 }
 
@@ -453,7 +453,7 @@ static void run(uint64_t seed, int kind, uint32_t n_groups, uint32_t n_blocks, u
     for (uint32_t b = 0; b < BLOCKS_MAX; b++) w.layer_of[b] = LAYERS;
     kvf_profile_config pc = {.struct_size = sizeof pc, .clock = ticks, .clock_ctx = &w};
     if (w.profiled) c.profile = &pc;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_block_class classes[CLASSES];
     set_classes(&w, &c, classes, kind & TWO_CLASSES);
     cr_assert_eq(kvf_manager_create(&c, &w.m, &err), KVF_OK, "%s", err.text);

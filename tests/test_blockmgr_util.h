@@ -21,7 +21,7 @@
     } while (0)
 #define AUDIT(m)                                                           \
     do {                                                                   \
-        kvf_error err_ = {""};                                             \
+        kvf_error err_ = {.text = ""};                                     \
         cr_assert_eq(kvf_audit(m, &err_), KVF_OK, "audit: %s", err_.text); \
     } while (0)
 
@@ -58,7 +58,7 @@ static inline kvf_manager_config config_of(shape s) {
 static inline kvf_manager *make(shape s) {
     kvf_manager_config c = config_of(s);
     kvf_manager *m = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_manager_create(&c, &m, &err), KVF_OK, "%s", err.text);
     return m;
 }

@@ -9,7 +9,7 @@ static kvf_manager *make_windows(uint32_t layers, const uint32_t *windows, uint3
                                  int cache) {
     kvf_manager_config c = config_of((shape){layers, 1, 1, BS, n_blocks, 16, 4, max_slots});
     kvf_manager *m = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_profile_config profile;
     kvf_profile_config_init(&profile, sizeof profile);
     c.layer_windows = windows;
@@ -27,7 +27,7 @@ Test(blockmgr_windows, config_is_copied_and_checked) {
     cr_assert(kept != windows && kept[0] == 0 && kept[1] == 20 && kept[2] == KVF_LAYER_NONE);
     kvf_manager_destroy(m);
     kvf_manager_config c = config_of((shape){3, 1, 1, BS, 8, 8, 4, 64});
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     size_t bytes = 0;
     windows[0] = windows[1] = NOTHING;
     c.layer_windows = windows;
@@ -158,12 +158,13 @@ Test(blockmgr_windows, what_cannot_be_done_to_a_window_is_refused) {
     for (uint32_t l = 0; l < 3; l += 2) {
         kvf_compact_item item = {s, l, 3, NULL};
         FAILS(KVF_E_INVALID, kvf_compact_begin(m, &item, 1, &c));
-        cr_assert(strstr(kvf_manager_error(m), l ? "keeps nothing" : "keeps a window"), "%s", kvf_manager_error(m));
+        cr_assert(strstr(kvf_manager_error(m)->text, l ? "keeps nothing" : "keeps a window"), "%s",
+                  kvf_manager_error(m)->text);
     }
     compact(m, s, 1, 12);
     /* 30 positions, of which the window has 16..29: position 27 would need 18, position 23 needs 14. */
     FAILS(KVF_E_INVALID, kvf_seq_rollback(m, s, 7));
-    cr_assert(strstr(kvf_manager_error(m), "window of 10"), "%s", kvf_manager_error(m));
+    cr_assert(strstr(kvf_manager_error(m)->text, "window of 10"), "%s", kvf_manager_error(m)->text);
     OK(kvf_seq_rollback(m, s, 3));
     OK(kvf_seq_take_scores(m, s, cover));
     cr_assert_eq(occupancy(m).score_pages.n_held, 1);

@@ -163,7 +163,7 @@ Test(chat, refuses_turns_out_of_order) {
     };
     kvf_model *model = open_llama3("");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         uint32_t ids[64];
         size_t n = 99;
         cr_assert_eq(
@@ -210,7 +210,7 @@ Test(chat, r22_refuses_what_it_does_not_know) {
         char text[64] = "before";
         uint32_t ids[64];
         size_t n = 99;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         cr_assert_eq(kvf_chat_render(kvf_model_tokenizer(model), cases[i].asked, cases[i].message, cases[i].n, text, 64,
                                      &n, &err),
                      cases[i].status);
@@ -225,7 +225,7 @@ Test(chat, r22_refuses_what_it_does_not_know) {
         .extra = one_token,
         .skip = "tokenizer.ggml.tokens tokenizer.ggml.token_type tokenizer.ggml.merges llama.vocab_size "
                 "tokenizer.ggml.bos_token_id tokenizer.ggml.eos_token_id"});
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     size_t n;
     cr_assert_eq(kvf_chat_render(kvf_model_tokenizer(model), "chatml", &good, 1, NULL, 0, &n, &err), KVF_E_UNSUPPORTED);
     cr_assert(strstr(err.text, "no token <|im_start|>"), "%s", err.text);

@@ -86,7 +86,7 @@ static void compare(const kvf__cuda_ops *cuda, area *host, area *device, uint64_
     for (size_t i = 0; i < host->n_bytes; i++) host->bytes[i] = (unsigned char)random_below(&state, 256);
     kvf_copy_list list = {items, random_copies(&state, host->pages.block_size, items), MAX_COPIES};
     kvf_copy *device_items = NULL;
-    kvf_error err = {{0}};
+    kvf_error err = {.text = ""};
     kvf_status st = cuda->upload(device->bytes, host->bytes, host->n_bytes, &err);
     if (!st) st = cuda->alloc(list.n * sizeof *items, (void **)&device_items, &err);
     if (!st) st = cuda->copies_run(&device->pages, &device->scores, &list, device_items, &err);
@@ -138,7 +138,7 @@ Test(cuda, bad_copies_change_nothing) {
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         kvf_copy items[2] = {good, bad[i]};
         kvf_copy_list list = {items, 2, 2};
-        kvf_error err = {{0}};
+        kvf_error err = {.text = ""};
         cr_assert_eq(cuda->copies_run(&a.pages, &a.scores, &list, device_items, &err), KVF_E_INVALID, "case %zu", i);
         cr_assert(*err.text);
     }
@@ -160,7 +160,7 @@ Test(cuda, bad_copies_change_nothing) {
 Test(cuda, a_module_that_is_not_there_is_told) {
     const kvf__cuda_ops *ops = NULL;
     void *handle = NULL;
-    kvf_error err = {{0}};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf__cuda_open("no-such-module.so", &handle, &ops, &err), KVF_E_NOT_FOUND);
     cr_assert(strstr(err.text, "no-such-module.so") && strstr(err.text, "KVF_CUDA=ON"), "%s", err.text);
     cr_assert(!handle && !ops);

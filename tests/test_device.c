@@ -90,7 +90,7 @@ Test(device, an_event_is_done_with_all_before_it) {
 Test(device, memory_is_the_allocators) {
     struct failing f = {2, 0};
     kvf_allocator a = {failing_alloc, failing_free, &f};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     void *p = NULL, *none = NULL;
     kvf_device_queue *q = NULL, *no_queue = NULL;
     kvf_device_event *event = NULL;

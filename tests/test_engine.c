@@ -321,7 +321,7 @@ Test(engine, aborts_in_every_state_leave_nothing_behind) {
         memset(a, 0, sizeof a);
         for (uint32_t i = 0; i < 4; i++)
             submit(e, &a[i], 100, i, 30, policies[(uint32_t)(at + 1) % N_POLICIES == 5 ? 1 : (at + (int)i) % 5]);
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         int more = 1;
         for (int s = 0; s < at && more; s++) cr_assert_eq(kvf_engine_step(e, &more, &err), KVF_OK, "%s", err.text);
         for (uint32_t i = 0; i < 4; i += 2)
@@ -366,7 +366,7 @@ static void resubmit(void *user, const kvf_result *r) {
     struct answer *a = user;
     uint32_t token = TINY_BYTE_0;
     kvf_generate g = {.struct_size = sizeof g, .tokens = &token, .n_tokens = 1, .user = a, .on_finish = resubmit};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     a->ended++;
     cr_expect_eq(r->finish, KVF_FINISH_ABORTED);
     cr_expect_eq(kvf_engine_submit(a->engine, &g, NULL, &err), KVF_E_STATE, "%s", err.text);
@@ -386,7 +386,7 @@ Test(engine, a_callback_cannot_submit_to_an_engine_being_destroyed) {
 /* ---- Refusals ------------------------------------------------------------------------------------------------------ */
 
 static void expect_refused(kvf_engine *e, const kvf_generate *g, kvf_status want, const char *words) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status st = kvf_engine_submit(e, g, NULL, &err);
     cr_expect_eq(st, want, "%s: %s", kvf_status_name(st), err.text);
     cr_expect(strstr(err.text, words) != NULL, "'%s' lacks '%s'", err.text, words);
@@ -550,7 +550,7 @@ Test(engine, every_allocation_may_fail_once) {
     kvf_engine_config c = config_of(100);
     c.allocator = (kvf_allocator){failing_alloc, failing_free, &f};
     kvf_engine *e = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     int64_t n = 0;
     for (;; n++) {
         f.left = n;

@@ -58,7 +58,7 @@ static void submit_job(kvf_engine *e, job *j, uint32_t i, const char *policy) {
     static const uint32_t n[N_JOBS] = {131, 100, 75, 131};
     uint32_t prompt[MAX_TOKENS], tail[MAX_TOKENS];
     kvf_policy_options o = options_of(policy);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     memset(j, 0, sizeof *j);
     (void)request_of(tail, n[i], 900 + i % 3, N_NEW, &j->a);
     kvf_generate g = request_of(prompt, n[i], 1, N_NEW, &j->a);
@@ -179,7 +179,7 @@ static void logprobs_of(const uint32_t *prompt, uint32_t n, double *logprobs) {
                       .policy = &full,
                       .user = a,
                       .on_finish = on_finish};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_engine_submit(e, &g, NULL, &err), KVF_OK, "%s", err.text);
     run(e);
     logprobs[0] = 0;
@@ -220,7 +220,7 @@ Test(engine_baselines, sirllm_keeps_what_the_model_expected_least) {
     kvf_engine *e = create(&c);
     kvf_generate g = request_of(prompt, 150, 9, 40, &a);
     kvf_policy_options o = options_of("sirllm budget_tokens=40");
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     logprobs_of(prompt, 150, logprobs);
     g.policy = &o;
     g.sampling = (kvf_sampling){.temperature = 3, .seed = 2}; /* what it draws surprises it too */

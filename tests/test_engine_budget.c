@@ -47,7 +47,7 @@ static void submit(kvf_engine *e, struct answer *a, uint32_t n, uint32_t seed, u
                    const char *policy) {
     uint32_t prompt[MAX_TOKENS];
     kvf_policy_options o = options_of(policy);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     random_prompt(prompt, n, seed);
     kvf_generate g = {.struct_size = sizeof g,
                       .tokens = prompt,
@@ -161,7 +161,7 @@ Test(engine_budget, a_looser_budget_has_its_promise_or_is_refused) {
     kvf_engine_config c = config_of(60); /* 160 tokens in each of 3 layers */
     kvf_engine *e = create(&c);
     struct answer a = {0}, b = {0};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_engine_stats s = {.struct_size = sizeof s};
     submit(e, &a, 100, 1, 100, "d2o rho=0.9 min_tokens=16");
     while (a.n_tokens < 3) cr_assert_eq(kvf_engine_step(e, NULL, NULL), KVF_OK);
@@ -188,7 +188,7 @@ Test(engine_budget, budgets_that_cannot_change_are_refused) {
     kvf_engine_config c = config_of(400);
     kvf_engine *e = create(&c);
     struct answer rho_1 = {0}, full = {0}, alone;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     submit(e, &rho_1, 100, 1, 30, "d2o rho=1");
     submit(e, &full, 100, 1, 30, "full");
     while (full.n_tokens < 3) cr_assert_eq(kvf_engine_step(e, NULL, NULL), KVF_OK);
@@ -242,7 +242,7 @@ Test(engine_budget, bytes_are_so_many_tokens) {
     for (int kind = 0; kind < 2; kind++) { /* while it waits, while it runs */
         kvf_engine *e[2] = {create(&c), create(&c)};
         struct answer *a[2] = {&by_tokens, &by_bytes};
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         for (int i = 0; i < 2; i++) {
             memset(a[i], 0, sizeof *a[i]);
             submit(e[i], a[i], 100, 3, 20, "d2o rho=0.5 min_tokens=16");

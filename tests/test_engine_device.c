@@ -121,7 +121,7 @@ Test(engine_device, no_block_is_used_before_its_copy_is_done) {
 
 /* Until a step fails, or all is done; then once more: it stays failed. What ran has ended by then. */
 static kvf_status run_faulty(kvf_engine *e, const struct fake_device *f) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status st = KVF_OK;
     for (int more = 1; more && !st;) {
         st = kvf_engine_step(e, &more, &err);
@@ -146,7 +146,7 @@ static bool run_with_fault(int64_t k, uint32_t *n_created, outcome *out) {
     const kvf_device device = fake_device(&f);
     kvf_engine_config c = config_late(110, &device);
     kvf_engine *e = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     c.allocator = (kvf_allocator){failing_alloc, failing_free, &memory};
     f.fail_after = k;
     answers_may_fail = 1;
@@ -182,7 +182,7 @@ Test(engine_device, refuses_what_makes_no_sense) {
     kvf_device d = fake_device(&f);
     kvf_engine_config c = config_late(110, &d);
     kvf_engine *e = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     d.event_wait = NULL;
     cr_assert_eq(kvf_engine_create(&c, &e, &err), KVF_E_INVALID);
     cr_assert(strstr(err.text, "fake: event_wait is NULL"), "%s", err.text);

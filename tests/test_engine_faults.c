@@ -114,7 +114,7 @@ static void submit_all(kvf_engine *e, const char *words, outcome *out) {
 }
 
 static void run_all(const kvf_engine_config *c, const char *words, long k, outcome *out) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_engine_config over = *c;
     inner.struct_size = sizeof inner;
     cr_assert_eq(kvf_runner_create_cpu(model, c->device, NULL, &inner, &err), KVF_OK, "%s", err.text);
@@ -264,7 +264,7 @@ Test(engine_faults, r1_who_fails_again_and_again_ends_alone) {
     for (int pass = 0; pass < 2; pass++) {
         kvf_engine *e = create(&c);
         struct job *jobs = pass ? j : good;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         for (uint32_t i = 0; i < 4; i++) {
             kvf_generate g = request_of(prompt, 30 + i, 3 + i, 10);
             kvf_policy_options o = options_of("d2o rho=0.3 min_tokens=16");
@@ -317,7 +317,7 @@ Test(engine_faults, r1_every_allocation_of_a_step_may_fail) {
     run_all(&c, "d2o rho=0.3 min_tokens=16", NEVER, &out[0]);
     for (int64_t k = 0, n = 1; n; k++) {
         kvf_engine *e = create(&c);
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         submit_all(e, "d2o rho=0.3 min_tokens=16", &out[1]);
         f.left = k;
         for (int more = 1; more;) {

@@ -47,7 +47,7 @@ static memory *memory_create(void) {
 }
 
 static void audit(memory *x) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_audit(x->m, &err), KVF_OK, "%s", err.text);
 }
 

@@ -131,7 +131,7 @@ Test(engine_forks, aborts_of_one_or_all_in_every_state_leave_nothing_behind) {
                     cr_expect(a.n_ended == 1 && a.answers[which].finish == KVF_FINISH_ABORTED);
                     cr_expect_eq(kvf_engine_abort_sample(e, a.id, which), KVF_E_NOT_FOUND);
                 }
-                kvf_error err = {""};
+                kvf_error err = {.text = ""};
                 cr_assert_eq(kvf_audit(e->manager, &err), KVF_OK, "%s", err.text);
                 run(e);
                 cr_expect(b.answers[0].n_tokens == 8, "a neighbour was harmed");
@@ -244,7 +244,7 @@ Test(engine_forks, prompts_alone_have_as_many_empty_answers) {
 /* ---- Refusals, memory ------------------------------------------------------------------------------------------- */
 
 static void expect_refused(kvf_engine *e, const kvf_generate *g, kvf_status want, const char *words) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status st = kvf_engine_submit(e, g, NULL, &err);
     cr_expect_eq(st, want, "%s: %s", kvf_status_name(st), err.text);
     cr_expect(strstr(err.text, words) != NULL, "'%s' lacks '%s'", err.text, words);
@@ -302,7 +302,7 @@ Test(engine_forks, every_allocation_of_a_submission_may_fail) {
     uint32_t prompt[MAX_TOKENS];
     for (int kind = 0; kind < 3; kind++) {
         struct job j;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         int64_t n = 0;
         for (;; n++) {
             int64_t before = f.alive;

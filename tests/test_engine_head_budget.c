@@ -174,7 +174,7 @@ Test(engine_head_budget, a_change_is_shared_out_before_the_next_token) {
         kvf_engine *e = begin(&c, &j, 100, 60, policy);
         uint32_t budgets[] = {50, 30, 30, 70, 28 + kind};
         for (uint32_t i = 0; i < sizeof budgets / sizeof *budgets; i++) {
-            kvf_error err = {""};
+            kvf_error err = {.text = ""};
             struct held before = {.n_slots = 0}, h;
             if (i) before = look(e, &j);
             if (i) cr_assert_eq(kvf_engine_set_budget(e, j.id, 1, budgets[i], &err), KVF_OK, "%s", err.text);

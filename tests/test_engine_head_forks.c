@@ -95,7 +95,7 @@ Test(engine_head_forks, preempted_samples_lose_and_change_nothing) {
 
 static void submit_one(kvf_engine *e, struct job *j, kvf_generate g, const char *policy) {
     kvf_policy_options o = options_of(policy);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     memset(j, 0, sizeof *j);
     j->engine = e;
     g.policy = &o;

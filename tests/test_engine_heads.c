@@ -51,7 +51,7 @@ static void run_changed(const kvf_engine_config *c, const char *policy, uint32_t
                         outcome *out) {
     uint32_t prompt[MAX_TOKENS];
     kvf_engine *e = create(c);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     int more = 1;
     memset(out, 0, sizeof *out);
     for (uint32_t i = 0; i < N_JOBS; i++) {

@@ -44,7 +44,7 @@ static kvf_generate request_of(uint32_t *prompt, uint64_t seed, uint32_t n_top, 
 }
 
 static void submit(kvf_engine *e, const kvf_generate *g) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_engine_submit(e, g, NULL, &err), KVF_OK, "%s", err.text);
 }
 
@@ -118,7 +118,7 @@ Test(engine_logprobs, more_than_there_may_be_are_refused) {
     answer a;
     kvf_engine *e = create_of(100);
     kvf_generate g = request_of(prompt, 1, MAX_TOP + 1, &a);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_expect_eq(kvf_engine_submit(e, &g, NULL, &err), KVF_E_INVALID);
     cr_expect(strstr(err.text, "n_top_logprobs 21") != NULL, "%s", err.text);
     g.struct_size = offsetof(kvf_generate, n_top_logprobs); /* a caller that was built before there was the field */

@@ -69,7 +69,7 @@ Test(engine_memory, r15_a_request_holds_what_it_has_generated) {
         g.on_finish = drop;
         if (i % 10 == 9) g.beam_width = 2;
         if (i % 10 == 8) g.best_of = 4, g.n = 2;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         cr_assert_eq(kvf_engine_submit(e, &g, NULL, &err), KVF_OK, "%s", err.text);
     }
     size_t waiting = m.bytes_live - at_first, lives = N / 10 * (8 + 5 + 4);
@@ -101,7 +101,7 @@ Test(engine_memory, r15_a_growth_that_fails_ends_its_request_alone) {
         struct answer *to = fail ? a : clean;
         memset(to, 0, N * sizeof *to);
         for (uint32_t i = 0; i < N; i++) {
-            kvf_error err = {""};
+            kvf_error err = {.text = ""};
             cr_assert_eq(submit_all(e, &to[i], 20 + i, kinds[i], &err), KVF_OK, "%s", err.text);
         }
         size_t before = m.n_calls;

@@ -84,7 +84,7 @@ static void make_task(struct task *t, bool adapts, uint64_t *rng) {
 
 static void submit_task(kvf_engine *e, struct task *t) {
     kvf_policy_options o = options_of(t->policy);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     t->engine = e;
     t->g.tokens = t->tokens;
     t->g.cache_salt = t->salt;
@@ -109,7 +109,7 @@ static kvf_engine_config mix_config(uint32_t n_blocks, bool deterministic, bool 
 
 /* Something that a caller may do between two steps. */
 static void meddle(kvf_engine *e, struct task *t, uint64_t *rng) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     if (!t->id || t->refused) return;
     uint32_t what = below(rng, 4);
     if (what == 0) {
@@ -167,7 +167,7 @@ static void run_mix(uint64_t seed, bool adapts, bool deterministic, bool cache, 
             more = 1;
         }
         if (n && below(&rng, 6) == 0) meddle(e, &tasks[below(&rng, n)], &rng);
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         kvf_status st = kvf_engine_step(e, &more, &err);
         cr_assert_eq(st, KVF_OK, "seed %llu, step %u: %s, %s", (unsigned long long)seed, steps, kvf_status_text(st),
                      err.text);
@@ -243,7 +243,7 @@ Test(engine_mix, a_budget_is_that_of_all_samples) {
             struct job *group = calloc(1 + N, sizeof *group);
             for (uint32_t i = 0; i <= N; i++) { /* the samples together, then each by itself */
                 kvf_engine *e = create(&c);
-                kvf_error err = {""};
+                kvf_error err = {.text = ""};
                 kvf_generate g = request_of(prompt, PROMPT, 5, NEW);
                 int more = 1;
                 g.n = i ? 1 : N;

@@ -80,7 +80,7 @@ Test(engine_mixed, a_prompt_that_never_fits_is_told_what_would) {
     c.chunk = 16;
     kvf_engine *e = create(&c);
     kvf_policy_options o = options_of("full");
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_request id;
     kvf_generate g = greedy(prompt, 200, 3, 3);
     g.policy = &o;

@@ -32,7 +32,7 @@ static kvf_engine_config config_tiers(uint32_t n_blocks, uint32_t host_blocks, i
 static void submit_prompt(kvf_engine *e, struct answer *a, uint32_t which, const char *policy) {
     uint32_t prompt[MAX_TOKENS], tail[MAX_TOKENS], n = 90 + 7 * which;
     kvf_policy_options o = options_of(policy);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     (void)request_of(tail, n, 100 + which, 12, a);
     kvf_generate g = request_of(prompt, n, 1 + which / 2, 12, a);
     memcpy(prompt + 48, tail + 48, (n - 48) * sizeof *prompt);
@@ -110,7 +110,7 @@ Test(engine_offload, any_room_on_the_host_will_do) {
 Test(engine_offload, a_prompt_is_saved_from_where_it_lies) {
     char path[256];
     struct answer a[4];
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     uint32_t prompt[MAX_TOKENS], tail[MAX_TOKENS], n_saved = 0, n_loaded = 0;
     kvf_engine_config c = config_tiers(100, 400, 1, 1);
     kvf_engine *e = create(&c);

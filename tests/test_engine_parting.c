@@ -42,7 +42,7 @@ static void submit_pieces(kvf_engine *e, struct answer *a, const struct piece *p
         random_prompt(part, MAX_TOKENS, pieces[i].seed);
         memcpy(prompt + begin, part, (pieces[i].end - begin) * sizeof *prompt);
     }
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     g.policy = &o;
     memset(a, 0, sizeof *a);
     a->engine = e;

@@ -38,7 +38,7 @@ static void submit_long(kvf_engine *e, struct answer *a, uint32_t n_shared, uint
     (void)request_of(tail, n, 1000 + own, 12, a);
     kvf_generate g = request_of(prompt, n, 1, max_tokens, a);
     memcpy(prompt + n_shared, tail, (n - n_shared) * sizeof *prompt);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     g.policy = &o;
     g.prefix_end = end;
     memset(a, 0, sizeof *a);
@@ -189,7 +189,7 @@ Test(engine_prefix, salts_and_refusals_keep_apart) {
     struct answer a = {0};
     uint32_t prompt[MAX_TOKENS];
     kvf_generate g = request_of(prompt, 64, 1, 4, &a);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     const char *salts[] = {NULL, "one", "two", "one"};
     for (int i = 0; i < 4; i++) {
         memset(&a, 0, sizeof a);
@@ -244,7 +244,7 @@ Test(engine_prefix, an_answer_is_found_in_the_next_turn) {
         c.deterministic = deterministic;
         struct answer *a = calloc(2, sizeof *a);
         uint32_t prompt[MAX_TOKENS], n = 50;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         kvf_engine *e = create(&c);
         submit_long(e, &a[0], 0, n, 0, 0, "full", 40);
         run(e);
@@ -318,7 +318,7 @@ static kvf_engine_stats run_unrelated(int deterministic) {
     kvf_engine *e = create(&c);
     uint32_t prompt[MAX_TOKENS];
     kvf_policy_options o = options_of("full");
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     uint64_t n_prompt = 0, n_decode = 0;
     for (uint32_t i = 0; i < N_UNRELATED; i++) {
         kvf_generate g = request_of(prompt, 16 + i % 8, 50 + i, 26, &answers[i]);

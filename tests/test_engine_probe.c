@@ -103,7 +103,7 @@ Test(engine_probe, what_lacks_or_does_not_fit_is_named) {
     struct answer a = {0};
     kvf_policy_options o = options_of(policies[0]);
     kvf_generate g = request_of(prompt, 40, 1, 4, &a);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     g.policy = &o;
     cr_expect_eq(kvf_engine_submit(e, &g, &a.id, &err), KVF_E_INVALID);
     cr_expect(strstr(err.text, "score probe: needs a probe"), "%s", err.text);

@@ -50,7 +50,7 @@ static uint64_t computed(kvf_engine *e) {
 /* Runs a prompt and saves it; returns the tokens saved. */
 static uint32_t save(kvf_engine *e, uint32_t n, const char *policy, struct answer *a) {
     uint32_t prompt[MAX_TOKENS], n_saved = 0;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     answer_in(e, a, n, policy);
     (void)request_of(prompt, n, 1, 1, NULL);
     kvf_prompt_file f = file_of("tiny");
@@ -68,7 +68,7 @@ Test(prompt_file, another_run_goes_on_from_it) {
             kvf_engine_config c = caching();
             c.heads_per_group = p == 3 ? 1 : 0; /* budgets of heads need groups of their own */
             struct answer first, second;
-            kvf_error err = {""};
+            kvf_error err = {.text = ""};
             uint32_t n_loaded = 0, n = lengths[i], expected = p ? n : n / BLOCK * BLOCK;
             kvf_engine *e = create(&c);
             cr_expect_eq(save(e, n, policies[p], &first), expected, "%s", policies[p]);
@@ -89,7 +89,7 @@ Test(prompt_file, another_run_goes_on_from_it) {
 Test(prompt_file, blocks_of_another_size_read_it) {
     kvf_engine_config c = caching();
     struct answer first, second;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_engine *e = create(&c);
     cr_assert_eq(save(e, 96, "d2o rho=0.3 min_tokens=16", &first), 96u);
     kvf_engine_destroy(e);
@@ -106,7 +106,7 @@ Test(prompt_file, blocks_of_another_size_read_it) {
 /* ---- What is refused ------------------------------------------------------------------------------------------ */
 
 static void expect_refused(kvf_engine *e, const kvf_prompt_file *f, kvf_status status, const char *text) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_engine_stats before = {.struct_size = sizeof before}, after = {.struct_size = sizeof after};
     cr_assert_eq(kvf_engine_get_stats(e, &before), KVF_OK);
     kvf_status st = kvf_engine_prompt_load(e, f, NULL, &err);
@@ -152,7 +152,7 @@ Test(prompt_file, any_damage_is_seen) {
     uint64_t rng = 3;
     for (int i = 0; i < 400; i++) {
         size_t at = i < 208 ? (size_t)i : gw_random(&rng) % n;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         bytes[at] ^= 0x10;
         write_all(bytes, n);
         kvf_status st = kvf_engine_prompt_load(e, &f, NULL, &err);
@@ -168,7 +168,7 @@ Test(prompt_file, any_damage_is_seen) {
 Test(prompt_file, refusals_name_the_file_and_the_remedy) {
     kvf_engine_config c = caching();
     struct answer a;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     uint32_t prompt[MAX_TOKENS];
     kvf_engine *e = create(&c);
     kvf_prompt_file f = file_of("tiny"), other = file_of("other");
@@ -214,7 +214,7 @@ Test(prompt_file, refusals_name_the_file_and_the_remedy) {
 /* The sums do not fit the engine's snapshots: nothing of the prompt is loaded. */
 Test(prompt_file, sums_without_room_leave_the_cache_as_it_was) {
     kvf_engine_config c = caching();
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     struct answer a;
     kvf_engine *e = create(&c);
     cr_assert_eq(save(e, 100, "h2o rho=0.3 min_tokens=16", &a), 100u);
@@ -236,7 +236,7 @@ Test(prompt_file, how_it_was_computed_counts) {
     for (int saved = 0; saved < 4; saved++)
         for (int loads = 0; loads < 4; loads++) {
             kvf_engine_config c = caching();
-            kvf_error err = {""};
+            kvf_error err = {.text = ""};
             struct answer a;
             c.deterministic = saved & 1;
             c.fast_activations = saved >> 1;
@@ -259,7 +259,7 @@ Test(prompt_file, scores_are_saved_and_loaded) {
     for (int saved = 0; saved < 2; saved++)
         for (int loads = 0; loads < 2; loads++) {
             kvf_engine_config c = caching();
-            kvf_error err = {""};
+            kvf_error err = {.text = ""};
             struct answer a;
             uint32_t prompt[MAX_TOKENS], n = 96, n_right = 0;
             kvf_prompt_file f = file_of("tiny");

@@ -149,7 +149,7 @@ Test(engine_swap, one_on_the_host_may_be_ended_or_changed) {
     outcome *out = calloc(1, sizeof *out);
     cr_assert_not_null(out);
     kvf_engine_config small = config_swap(90, 300, KVF_PREEMPT_SWAP);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     for (int what = 0; what < 3; what++) {
         kvf_engine *e = create(&small);
         submit_all(e, policies[3], out);
@@ -175,7 +175,7 @@ Test(engine_swap, one_on_the_host_may_be_ended_or_changed) {
 Test(engine_swap, refuses_what_makes_no_sense) {
     kvf_engine_config c = config_swap(120, 0, 3);
     kvf_engine *e = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_engine_create(&c, &e, &err), KVF_E_INVALID);
     cr_assert(strstr(err.text, "preempt 3"), "%s", err.text);
     c = config_swap(120, 0, KVF_PREEMPT_SWAP);

@@ -175,7 +175,7 @@ Test(engine_turns, aborts_in_every_state_leave_nothing) {
 }
 
 static void expect_refused(kvf_engine *e, kvf_request id, const kvf_turn *turn, kvf_status want, const char *words) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status st = kvf_engine_extend(e, id, turn, &err);
     cr_expect_eq(st, want, "%s: %s", kvf_status_name(st), err.text);
     cr_expect(strstr(err.text, words) != NULL, "'%s' lacks '%s'", err.text, words);
@@ -212,7 +212,7 @@ Test(engine_turns, what_cannot_be_is_refused_by_name) {
                       .n = 2,
                       .keep_open = 1,
                       .on_finish = on_finish};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_expect_eq(kvf_engine_submit(e, &g, NULL, &err), KVF_E_INVALID);
     cr_expect(strstr(err.text, "keep_open") != NULL);
     kvf_engine_destroy(e);
@@ -259,7 +259,7 @@ Test(engine_turns, r30_the_full_cache_counts_all_that_hold_tables) {
                       .policy = &o,
                       .on_finish = no_end};
     kvf_request idle, second;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     int more = 1;
     cr_assert_eq(kvf_engine_submit(e, &g, &idle, &err), KVF_OK, "%s", err.text);
     while (more) step(e, &more);

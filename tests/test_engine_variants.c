@@ -88,7 +88,7 @@ Test(engine_variants, figures_of_all_kinds_over_one_prompt) {
     kvf_engine *e = create(&c);
     kvf_generate g = request_of(prompt, 50, 3, 4);
     kvf_policy_options own[2] = {options_of("snapkv rho=0.3"), options_of("snapkv rho=0.3 score_window=32")};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     g.n = 2;
     g.sample_policies = own;
     cr_assert_eq(kvf_engine_submit(e, &g, NULL, &err), KVF_E_INVALID);
@@ -345,7 +345,7 @@ Test(engine_variants, prompts_alone_and_single_samples) {
 }
 
 static void expect_refused(kvf_engine *e, const kvf_generate *g, kvf_status want, const char *words) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status st = kvf_engine_submit(e, g, NULL, &err);
     cr_expect_eq(st, want, "%s: %s", kvf_status_name(st), err.text);
     cr_expect(strstr(err.text, words) != NULL, "'%s' lacks '%s'", err.text, words);
@@ -381,7 +381,7 @@ Test(engine_variants, what_cannot_be_is_refused_by_name) {
     expect_refused(e, &g, KVF_E_NEVER_FITS, "needs 66 blocks");
     g.n_tokens = 30;
     submit(e, &j, g, all, 3);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     for (int at = 0; at < 3; at++) {
         cr_expect_eq(kvf_engine_set_budget(e, j.id, 0.2, 0, &err), KVF_E_STATE);
         cr_expect(strstr(err.text, "policies of their own") != NULL);

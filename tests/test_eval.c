@@ -160,7 +160,7 @@ static alone run_alone(kvf_engine *engine, const uint32_t *tokens, const kvf_pol
     g.user = &a;
     g.on_logits = keep_logits;
     g.on_finish = keep_blocks;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     int more = 1;
     cr_assert_eq(kvf_engine_submit(engine, &g, NULL, &err), KVF_OK, "%s", err.text);
     while (more) cr_assert_eq(kvf_engine_step(engine, &more, &err), KVF_OK, "%s", err.text);

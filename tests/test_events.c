@@ -7,7 +7,7 @@
 #include "kvfold/kvfold.h"
 
 enum { LAYERS = 3, HEADS = 4, KV = 2, DIM = 8, BS = 8, BLOCKS = 512, SLOTS = 256, SEQS = 4, ROWS = 3, STEPS = 40 };
-#define OK(call) cr_assert_eq((call), KVF_OK, "%s: %s: %s", #call, w.err.text, kvf_manager_error(w.m))
+#define OK(call) cr_assert_eq((call), KVF_OK, "%s: %s: %s", #call, w.err.text, kvf_manager_error(w.m)->text)
 
 static struct world {
     kvf_manager *m;

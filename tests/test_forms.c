@@ -352,7 +352,7 @@ Test(forms, r25_a_broken_line_keeps_its_id) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         for (int before = 0; before < 2; before++) { /* the form of the line before decides where nothing else does */
             kvf__line line;
-            kvf_error err = {""};
+            kvf_error err = {.text = ""};
             rules.openai = before;
             cr_assert_neq(kvf__line_open(&rules, cases[i].text, strlen(cases[i].text), 7, &line, &err), KVF_OK, "%zu",
                           i);

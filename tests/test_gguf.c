@@ -24,7 +24,7 @@ Test(gguf, reads_all_types_and_both_versions) {
             kvf_test_tiny_model(&w, &p);
             unsigned char *data = gw_bytes(&w, &n);
             meter m = {0};
-            kvf_error err = {""};
+            kvf_error err = {.text = ""};
             kvf_status status;
             kvf_model *model = open_bytes(data, n, 0, &m, &status, &err);
             cr_assert_not_null(model, "%s", err.text);
@@ -59,7 +59,7 @@ Test(gguf, reads_optional_parts) {
     gw w = {0};
     size_t n;
     meter m = {0};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status status;
     kvf_test_tiny_model(&w, &p);
     unsigned char *data = gw_bytes(&w, &n);
@@ -237,7 +237,7 @@ Test(gguf, refuses_every_truncation) {
         meter m = {0};
         kvf_model_config config = config_with(&m, 0);
         kvf_model *model = NULL;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         cr_assert_eq(truncate(path, (off_t)length), 0);
         cr_assert_eq(kvf_model_open(path, &config, &model, &err), KVF_E_FORMAT, "cut to %zu of %zu: %s", length, n,
                      err.text);
@@ -453,7 +453,7 @@ Test(gguf, survives_every_failed_allocation) {
         cr_assert_gt(all.n_calls, 10);
         for (size_t i = 1; i <= all.n_calls; i++) {
             meter m = {.fail_at = i};
-            kvf_error err = {""};
+            kvf_error err = {.text = ""};
             model = NULL;
             config = config_with(&m, tokenizer_only);
             cr_assert_eq(kvf_model_open(path, &config, &model, &err), KVF_E_NO_MEMORY, "allocation %zu: %s", i,
@@ -487,7 +487,7 @@ Test(gguf, survives_random_mutations) {
                                   : (unsigned char)(r >> 16);
         }
         meter m = {0};
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         kvf_status status;
         kvf_model *model = open_bytes(changed, n, i % 2, &m, &status, &err);
         cr_assert_eq(model != NULL, status == KVF_OK);

@@ -10,7 +10,7 @@
 static kvf_model *open_params(const struct tiny_model_params *p, meter *m) {
     gw w = {0};
     size_t n;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status status;
     kvf_test_tiny_model(&w, p);
     unsigned char *data = gw_bytes(&w, &n);
@@ -135,7 +135,7 @@ Test(gguf_kinds, reads_which_layers_slide) {
 /* The context is the model's, whatever its window. */
 Test(gguf_kinds, the_engine_goes_beyond_a_sliding_window) {
     meter m = {0};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_engine *engine = NULL;
     kvf_model *model = open_params(&(struct tiny_model_params){.arch = "mistral", .sliding_window = 100}, &m);
     uint32_t longest = kvf_model_get_info(model)->n_context;
@@ -266,7 +266,7 @@ static void expect_same(const kvf__tensor *a, const kvf__tensor *b) {
 Test(gguf_kinds, a_split_model_is_the_whole_one) {
     const struct tiny_model_params p = {.arch = "qwen2", .weight_type = GW_Q5_1, .seed = 4, .separate_output = 1};
     char folder[300], path[512];
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     meter m = {0};
     kvf_model *whole = open_params(&p, &m), *split = NULL;
     temp_folder(folder, sizeof folder);
@@ -387,7 +387,7 @@ Test(gguf_kinds, parts_survive_random_mutations) {
         meter m = {0};
         kvf_model_config config = config_with(&m, i % 2);
         kvf_model *model = NULL;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         kvf_status status = kvf_model_open(first, &config, &model, &err);
         cr_assert_eq(model != NULL, status == KVF_OK);
         cr_assert(model || err.text[0]);

@@ -16,7 +16,7 @@ static void open_all(void) {
     cr_assert(golden, "%s", error.text);
     const char *path = kvf_test_real_model();
     if (!path) return;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_model_config config = {.struct_size = sizeof config};
     cr_assert_eq(kvf_model_open(path, &config, &model, &err), KVF_OK, "%s", err.text);
 }
@@ -39,7 +39,7 @@ static kvf_engine *engine_of(uint32_t chunk) {
     kvf_engine_config c;
     kvf_engine_config_init(&c, sizeof c);
     kvf_engine *engine = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     c.model = model;
     c.kv_dtype = KVF_F32;
     c.chunk = chunk;
@@ -51,7 +51,7 @@ static kvf_engine *engine_of(uint32_t chunk) {
 }
 
 static void run(kvf_engine *engine) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     for (int more = 1; more;) {
         cr_assert_eq(kvf_engine_step(engine, &more, &err), KVF_OK, "%s", err.text);
         cr_assert_eq(kvf_audit(kvf_engine_manager(engine, NULL), &err), KVF_OK, "%s", err.text);
@@ -87,7 +87,7 @@ Test(golden, greedy_answers_equal_the_reference_up_to_the_first_near_tie) {
         message.content_bytes = strlen(message.content);
         uint32_t own[256];
         size_t n_own = 0;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         cr_assert_eq(kvf_chat_encode(kvf_model_tokenizer(model), "auto", &message, 1, own, 256, &n_own, &err), KVF_OK,
                      "%s", err.text);
         cr_expect(n_own == n && !memcmp(own, ids, n * sizeof *ids), "%s: the rendered prompt differs", message.content);
@@ -187,7 +187,7 @@ static kvf_policy_options parse_options(const char *text) {
             name[n] = w + 2, value[n++] = v;
     }
     kvf_policy_options o;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_policy_options_init(&o, sizeof o, policy, preset, &err), KVF_OK, "%s", err.text);
     for (int i = 0; i < n; i++)
         cr_assert_eq(kvf_policy_option_set(&o, name[i], value[i], &err), KVF_OK, "%s", err.text);
@@ -206,7 +206,7 @@ static void compare_runs(size_t first) {
         struct compress_run r = {.golden = entry, .options = json_string_value(json_object_get(entry, "options"))};
         kvf_policy_options options = parse_options(r.options);
         kvf_engine *engine = r.engine = engine_of(512);
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         kvf_generate g = {.struct_size = sizeof g,
                           .tokens = ids,
                           .n_tokens = n_prompt,
@@ -258,7 +258,7 @@ Test(golden, sizes_equal_those_of_the_listed_densities) {
                                      .max_seqs = 1,
                                      .max_slots = 1024};
         kvf_policy_state *state = NULL;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         cr_assert_eq(kvf_policy_state_create(&c, &state, &err), KVF_OK, "%s", err.text);
         cr_assert_eq(kvf_policy_open(state, 0, &options, &err), KVF_OK, "%s", err.text);
         kvf__policy_seq *s = kvf__policy_seq_get(state, 0);

@@ -109,7 +109,7 @@ Test(needs, r14_a_batch_needs_no_more_than_its_sequences_in_turn) {
             for (uint32_t i = 0; i < x.n_seqs; i++) items[i] = (kvf_append_item){x.seqs[i], x.n_tokens[i]};
             kvf_status s = kvf_append(x.m, items, x.n_seqs, x.copies);
             cr_assert(s == KVF_OK || (s == KVF_E_NO_BLOCKS && !in_turn), "seed %llu, %u to be had: %s",
-                      (unsigned long long)seed, room, kvf_manager_error(x.m));
+                      (unsigned long long)seed, room, kvf_manager_error(x.m)->text);
             n_refused += s != KVF_OK;
             end(&x);
         }

@@ -245,7 +245,7 @@ Test(policy_change, grows_and_shrinks) {
 
 #define REFUSED(call, want, words)                                                                   \
     do {                                                                                             \
-        kvf_error e_ = {""};                                                                         \
+        kvf_error e_ = {.text = ""};                                                                 \
         kvf_error *err = &e_;                                                                        \
         kvf_status st_ = (call);                                                                     \
         cr_assert(st_ == (want) && strstr(e_.text, words), "%s: %s", kvf_status_name(st_), e_.text); \

@@ -53,7 +53,7 @@ static inline double rig_normal(uint64_t *s) {
 
 #define OK(call)                                                                               \
     do {                                                                                       \
-        kvf_error ok_err = {""};                                                               \
+        kvf_error ok_err = {.text = ""};                                                       \
         kvf_error *err = &ok_err;                                                              \
         kvf_status ok_st = (call);                                                             \
         (void)err;                                                                             \
@@ -63,7 +63,7 @@ static inline double rig_normal(uint64_t *s) {
 /* The call fails with status and a text that has all of word in it. */
 #define FAILS(call, status, word)                                                                               \
     do {                                                                                                        \
-        kvf_error fails_err = {""};                                                                             \
+        kvf_error fails_err = {.text = ""};                                                                     \
         kvf_error *err = &fails_err;                                                                            \
         kvf_status fails_st = (call);                                                                           \
         (void)err;                                                                                              \

@@ -84,7 +84,7 @@ Test(probe, a_file_holds_what_was_saved) {
 
 static void refused(kvf_probe_data d, const char *text) {
     kvf_probe *p = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_probe_create(&d, NULL, &p, &err), KVF_E_INVALID);
     cr_assert_null(p);
     cr_assert(strstr(err.text, text), "%s: lacks %s", err.text, text);

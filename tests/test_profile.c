@@ -21,7 +21,7 @@ static void rig_make(rig *r, uint32_t n_blocks, uint32_t n_events, bool clock) {
     if (clock) pc.clock = clock_of, pc.clock_ctx = r;
     c.profile = &pc;
     *r = (rig){NULL, 0};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_manager_create(&c, &r->m, &err), KVF_OK, "%s", err.text);
     memset(&pc, 0xa5, sizeof pc); /* it was copied */
 }
@@ -306,7 +306,7 @@ Test(profile, refuses_what_is_wrong) {
     kvf_profile_config_init(&pc, sizeof pc);
     pc.n_events = (1u << 24) + 1;
     c.profile = &pc;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_manager *m = NULL;
     FAILS(KVF_E_INVALID, kvf_manager_create(&c, &m, &err));
     cr_assert(strstr(err.text, "n_events 16777217: must be at most 16777216"), "%s", err.text);
@@ -339,7 +339,7 @@ Test(profile, the_prefix_cache_by_hand) {
     pc.clock = clock_of, pc.clock_ctx = &r;
     c.profile = &pc;
     c.prefix_cache = 1;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_manager_create(&c, &r.m, &err), KVF_OK, "%s", err.text);
     uint32_t tokens[17];
     for (uint32_t i = 0; i < 17; i++) tokens[i] = i + 1;
@@ -396,7 +396,7 @@ static void make_cached(rig *r, uint32_t n_blocks) {
     c.profile = &pc;
     c.prefix_cache = 1;
     *r = (rig){NULL, 0};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_manager_create(&c, &r->m, &err), KVF_OK, "%s", err.text);
 }
 

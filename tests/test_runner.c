@@ -23,7 +23,7 @@ static void on_finish(void *user, const kvf_result *r) {
 /* Some requests with the same beginning, in a pool that is too small for all. */
 static void run_all(const kvf_engine_config *c, const char *policy, answer out[N]) {
     kvf_engine *e = create(c);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     uint32_t prompt[N_PROMPT], forced[N_OUT];
     kvf_policy_options o = options_of(policy);
     random_prompt(forced, N_OUT, 3);
@@ -56,7 +56,7 @@ Test(runner, null_runner_decides_as_the_cpu_does) {
             kvf_engine_config c = model_config(60, 4);
             c.prefix_cache = cache;
             run_all(&c, policies[p], want);
-            kvf_error err = {""};
+            kvf_error err = {.text = ""};
             kvf_runner runner = {.struct_size = sizeof runner};
             const kvf_model_info *m = kvf_model_get_info(model);
             const kvf_runner_null_config null = {
@@ -91,7 +91,7 @@ static kvf_status one_layer(void *ctx, void *user, double *values, kvf_error *er
 /* A metric of the caller's decides the layers' sizes. */
 Test(runner, null_runner_takes_densities) {
     double densities[N_LAYERS] = {0.1, 0.2, 3};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_runner runner = {.struct_size = sizeof runner};
     const kvf_runner_null_config null = {.struct_size = sizeof null,
                                          .shape = {N_LAYERS, 4, 2, 16, 300, 512, 0, 0, NULL},
@@ -132,7 +132,7 @@ Test(runner, null_runner_takes_densities) {
 }
 
 Test(runner, bad_tables) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_runner runner = {.struct_size = sizeof runner};
     kvf_engine *e = NULL;
     kvf_runner_null_config null = {.struct_size = sizeof null, .shape = {N_LAYERS, 4, 2, 16, 300, 512, 0, 0, NULL}};
@@ -163,7 +163,7 @@ Test(runner, bad_tables) {
 
 /* The next turn of a dialogue needs given tokens as its first one does. */
 Test(runner, turns_without_logits_are_given) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_runner runner = {.struct_size = sizeof runner};
     const kvf_runner_null_config null = {.struct_size = sizeof null,
                                          .shape = {N_LAYERS, 4, 2, 16, 300, 512, 0, 0, NULL}};
@@ -203,7 +203,7 @@ Test(runner, turns_without_logits_are_given) {
 Test(runner, buffers_that_cannot_be_allocated) {
     struct failing f = {INT64_MAX, 0};
     const kvf_allocator allocator = {failing_alloc, failing_free, &f};
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_runner runner = {.struct_size = sizeof runner};
     const kvf_runner_limits limits = {.struct_size = sizeof limits,
                                       .max_tokens = 64,

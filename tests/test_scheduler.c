@@ -23,7 +23,7 @@ static void counting_free(void *ctx, void *p, size_t bytes) {
 
 Test(scheduler, config_is_checked) {
     rig *g = rig_create(rig_pool(2, 1, 8), rig_config(8));
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_sched *out = (kvf_sched *)&err;
     const kvf_sched_config good = {
         .struct_size = sizeof good, .manager = g->manager, .policies = g->policies, .chunk = 8};
@@ -68,7 +68,7 @@ Test(scheduler, create_allocates_once_and_fails_cleanly) {
     sc.manager = g->manager;
     sc.policies = g->policies;
     kvf_sched *out = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert(kvf_sched_create(&sc, &out, &err) == KVF_E_NO_MEMORY && !out && strstr(err.text, "lower max_waiting 512"),
               "%s", err.text);
     cr_assert(counts.n_allocs == 1 && counts.n_frees == 0);
@@ -95,9 +95,10 @@ static void expect_refusal(rig *g, kvf_status want, uint32_t n_prompt, uint32_t 
                            const char *const *texts) {
     kvf_status status = rig_try_submit(g, 1, n_prompt, max_new, o);
     cr_assert(status == want, "%s, not %s: %s", kvf_status_name(status), kvf_status_name(want),
-              kvf_sched_error(g->sched));
+              kvf_sched_error(g->sched)->text);
     for (; *texts; texts++)
-        cr_assert(strstr(kvf_sched_error(g->sched), *texts), "no \"%s\" in: %s", *texts, kvf_sched_error(g->sched));
+        cr_assert(strstr(kvf_sched_error(g->sched)->text, *texts), "no \"%s\" in: %s", *texts,
+                  kvf_sched_error(g->sched)->text);
 }
 
 #define TEXTS(...) ((const char *const[]){__VA_ARGS__, NULL})
@@ -109,7 +110,7 @@ Test(scheduler, refusals_name_both_numbers_and_the_remedy) {
     sc.max_waiting = 3;
     rig *g = rig_create(rig_pool(2, 2, 40), sc);
     kvf_policy_options full = rig_options("full", NULL), d2o = rig_set(rig_options("d2o", NULL), "min_tokens", "16");
-    cr_assert(strcmp(kvf_sched_error(g->sched), "") == 0);
+    cr_assert(strcmp(kvf_sched_error(g->sched)->text, "") == 0);
     expect_refusal(g, KVF_E_INVALID, 0, 4, full, TEXTS("n_prompt 0", "at least 1 token"));
     expect_refusal(g, KVF_E_NEVER_FITS, 128, 4, full, TEXTS("n_prompt 128", "128 positions", "at most 127"));
     expect_refusal(g, KVF_E_NEVER_FITS, 81, 0, full,
@@ -121,7 +122,7 @@ Test(scheduler, refusals_name_both_numbers_and_the_remedy) {
     kvf_sched_request request = {.struct_size = sizeof request, .n_prompt = 8};
     kvf_request name = 7;
     cr_assert(kvf_sched_submit(g->sched, &request, &name) == KVF_E_INVALID &&
-              strstr(kvf_sched_error(g->sched), "kvf_policy_options_init"));
+              strstr(kvf_sched_error(g->sched)->text, "kvf_policy_options_init"));
     cr_assert(kvf_sched_submit(g->sched, NULL, &name) == KVF_E_INVALID && name == 7);
     request.options = &full;
     cr_assert(kvf_sched_submit(g->sched, &request, NULL) == KVF_E_INVALID);
@@ -354,7 +355,7 @@ Test(scheduler, calls_out_of_order_are_refused) {
     cr_assert(kvf_sched_resize(g->sched, r->name) == KVF_E_STATE);
     OK(kvf_sched_plan(g->sched, &step));
     cr_assert(kvf_sched_plan(g->sched, &step) == KVF_E_STATE &&
-              strstr(kvf_sched_error(g->sched), "a step of 1 items is planned"));
+              strstr(kvf_sched_error(g->sched)->text, "a step of 1 items is planned"));
     OK(kvf_sched_done(g->sched));
     cr_assert(kvf_sched_token(g->sched, r->name, &ended) == KVF_E_STATE, "4 of 12 tokens are not computed");
     OK(kvf_sched_plan(g->sched, &step));

@@ -14,7 +14,7 @@ static kvf_policy_options d2o(const char *budget) {
 static rig_request *submit_group(rig *g, uint64_t seed, uint32_t n, uint32_t n_prompt, uint32_t max_new,
                                  kvf_policy_options o) {
     kvf_status status = rig_try_group(g, seed, n, n_prompt, max_new, o);
-    cr_assert(status == KVF_OK, "%s", kvf_sched_error(g->sched));
+    cr_assert(status == KVF_OK, "%s", kvf_sched_error(g->sched)->text);
     return &g->requests[g->n_requests - n];
 }
 
@@ -249,7 +249,7 @@ Test(scheduler_forks, random_workloads, .fini = print_seed) {
                 uint32_t n = 1 + rig_below(&s, 6), n_prompt = 1 + rig_below(&s, rig_below(&s, 2) ? 80 : 20);
                 kvf_status status = rig_try_group(g, rig_random(&s), n, n_prompt, rig_below(&s, 30), random_policy(&s));
                 cr_assert(status == KVF_OK || status == KVF_E_NEVER_FITS || status == KVF_E_INVALID, "%s",
-                          kvf_sched_error(g->sched));
+                          kvf_sched_error(g->sched)->text);
             }
             if (outsiders && g->n_live > 1 && rig_below(&s, 4) == 0)
                 for (uint32_t i = rig_below(&s, 20);

@@ -70,7 +70,7 @@ static void change_some(rig *g, uint64_t *s) {
     if (status == KVF_E_INVALID) cr_assert(!strcmp(r->options.ops->name, "full") || r->options.n_full_layers);
     cr_assert(status == KVF_OK || status == KVF_E_STATE || status == KVF_E_INVALID || status == KVF_E_NEVER_FITS ||
                   status == KVF_E_NO_BLOCKS,
-              "%s", kvf_sched_error(g->sched));
+              "%s", kvf_sched_error(g->sched)->text);
     n_changes[status == KVF_OK] += status == KVF_OK || status == KVF_E_NO_BLOCKS;
     rig_audit(g);
 }
@@ -97,7 +97,7 @@ static uint32_t run_workload(workload w) {
             uint32_t n_prompt = 1 + rig_below(&s, rig_below(&s, 2) ? 100 : 20), max_new = rig_below(&s, 40);
             kvf_status status = rig_try_submit(g, rig_random(&s), n_prompt, max_new, o);
             cr_assert(status == KVF_OK || status == KVF_E_NEVER_FITS || status == KVF_E_INVALID, "%s",
-                      kvf_sched_error(g->sched));
+                      kvf_sched_error(g->sched)->text);
         }
         if (w.outsiders && g->n_live > 1 && rig_below(&s, 4) == 0)
             for (uint32_t i = rig_below(&s, 20);

@@ -144,7 +144,7 @@ Test(scheduler_reserve, a_prompt_whose_sizes_find_no_room_waits_again_and_ends_w
     rig_request *a = rig_submit(g, 1, 30, 10, rig_options("full", NULL));
     rig_request *b = rig_submit(g, 2, 40, 200, half); /* 10 blocks; would be 40 with a prompt of 300 */
     cr_assert(overstated_prompt(g, b, 300) == KVF_E_NO_BLOCKS);
-    cr_assert(strstr(kvf_sched_error(g->sched), "put back in the queue"), "%s", kvf_sched_error(g->sched));
+    cr_assert(strstr(kvf_sched_error(g->sched)->text, "put back in the queue"), "%s", kvf_sched_error(g->sched)->text);
     b->state = RIG_WAITING;
     b->n_computed = 0;
     b->seq = 0;
@@ -154,7 +154,7 @@ Test(scheduler_reserve, a_prompt_whose_sizes_find_no_room_waits_again_and_ends_w
     rig_abort(g, b);
     rig_request *c = rig_submit(g, 3, 40, 200, half);
     cr_assert(overstated_prompt(g, c, 300) == KVF_E_NO_BLOCKS);
-    cr_assert(strstr(kvf_sched_error(g->sched), "alone"), "%s", kvf_sched_error(g->sched));
+    cr_assert(strstr(kvf_sched_error(g->sched)->text, "alone"), "%s", kvf_sched_error(g->sched)->text);
     cr_assert(kvf_sched_finish(g->sched, c->name) == KVF_E_NOT_FOUND, "it is gone");
     rig_submit(g, 4, 5, 1, half);
     rig_plan(g);

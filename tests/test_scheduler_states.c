@@ -134,7 +134,8 @@ Test(scheduler_states, an_illegal_move_ends_planning) {
     rig_request *r = rig_submit(g, 0, 4, 1, rig_options("full", NULL));
     kvf__sched_move(g->sched, kvf__sched_find(g->sched, r->name), KVF__MOVE_SWAP_IN);
     kvf_step step = {.struct_size = sizeof step};
-    cr_assert(kvf_sched_plan(g->sched, &step) == KVF_E_CORRUPT && strstr(kvf_sched_error(g->sched), "illegal move"));
+    cr_assert(kvf_sched_plan(g->sched, &step) == KVF_E_CORRUPT &&
+              strstr(kvf_sched_error(g->sched)->text, "illegal move"));
     rig_abort(g, r);
     rig_destroy(g);
 }

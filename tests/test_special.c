@@ -59,7 +59,7 @@ static size_t chat(const kvf_model *model, const char *form, const char *content
     const kvf_tokenizer *t = kvf_model_tokenizer(model);
     kvf_message message = {"user", content, strlen(content)};
     size_t n = 0, n_bytes = 0;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_chat_encode(t, form, &message, 1, ids, MAX_IDS, &n, &err), KVF_OK, "%s: %s", form, err.text);
     cr_assert_eq(kvf_chat_render(t, form, &message, 1, NULL, 0, &n_bytes, &err), KVF_E_LIMIT);
     cr_assert_leq(n, kvf_tokenizer_max_ids(t, n_bytes));

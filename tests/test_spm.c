@@ -182,7 +182,7 @@ Test(spm, g1_joins_byte_tokens) {
                 BYTE_ID(0xb0)); /* this vocabulary lacks the space itself */
     kvf_model_close(model);
     for (size_t i = 0; i < 4; i++) {
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         begin_vocabulary(&v, more + i, 1);
         v.types[259] = BYTE;
         cr_assert_eq(open_status(&v, NULL, &model, &err), KVF_E_FORMAT);
@@ -359,7 +359,7 @@ Test(spm, refuses_files_that_make_no_sense) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         static vocabulary v;
         kvf_model *model = NULL;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         small_vocabulary(&v);
         v.skip = cases[i].v.skip;
         v.n_scores = cases[i].v.n_scores;

@@ -74,7 +74,7 @@ static void must_chat(const json_t *item, const kvf_model *model, const char *te
         const char *content = json_string_value(json_array_get(message, 1));
         list[k] = (kvf_message){json_string_value(json_array_get(message, 0)), content, strlen(content)};
     }
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status status =
         kvf_chat_encode(kvf_model_tokenizer(model), template_name, list, (uint32_t)k, ids, MAX_IDS, &n, &err);
     cr_assert_eq(status, KVF_OK, "dialogue %zu: %s", i, err.text);

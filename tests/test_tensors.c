@@ -43,7 +43,7 @@ static kvf_status open_with(struct tiny_model_params *params, const more *m, lin
     char path[256];
     kvf_model_config config = {.struct_size = sizeof config, .log = {keep, l}};
     *l = (lines){.n = 0};
-    *err = (kvf_error){""};
+    *err = (kvf_error){.text = ""};
     params->extra = m ? add_tensors : NULL;
     params->ctx = (void *)(uintptr_t)m;
     gw_temp_path(path, sizeof path);

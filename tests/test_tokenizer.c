@@ -16,7 +16,7 @@
 static kvf_model *open_path(const char *path, const kvf_allocator *allocator) {
     kvf_model_config config = {.struct_size = sizeof config, .tokenizer_only = 1};
     kvf_model *model = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     if (allocator) config.allocator = *allocator;
     kvf_status status = kvf_model_open(path, &config, &model, &err);
     cr_assert_eq(status, KVF_OK, "%s: %s", kvf_status_name(status), err.text);
@@ -220,7 +220,7 @@ static kvf_model *open_tokens(const token_list *list, kvf_status *status, kvf_er
 Test(tokenizer, reads_byte_tokens) {
     static const token_list good = {.texts = {"<0x0A>", "<0x41>", "<0x-1>", "<0xZZ>", "A"}, .types = {6, 1, 1, 1, 1}};
     kvf_status status;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_model *model = open_tokens(&good, &status, &err);
     cr_assert_not_null(model, "%s", err.text);
     const uint32_t all[] = {0, 1, 2, 3};
@@ -256,7 +256,7 @@ Test(tokenizer, refuses_merges_that_make_no_sense) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kvf_status status;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         cr_assert_null(open_tokens(&cases[i].list, &status, &err));
         cr_assert_eq(status, KVF_E_FORMAT);
         cr_assert(strstr(err.text, cases[i].says), "%s, wanted %s", err.text, cases[i].says);
@@ -475,7 +475,7 @@ Test(tokenizer, survives_every_failed_allocation) {
         kvf_status status = KVF_E_NO_MEMORY;
         for (size_t i = 1; status != KVF_OK; i++) {
             uint32_t ids[512] = {5};
-            kvf_error err = {""};
+            kvf_error err = {.text = ""};
             m.n_calls = 0;
             m.fail_at = i;
             status =

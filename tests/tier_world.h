@@ -164,7 +164,7 @@ static inline void write_slot(world *w, int what, uint32_t id, uint32_t slot, ui
 }
 
 static inline void compare(world *w) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     CHECK(w, kvf_audit(w->m, &err) == KVF_OK, "audit: %s\n", err.text);
     uint32_t n_swapped = 0, n_here = 0;
     kvf_seq here[SEQS];
@@ -211,7 +211,7 @@ static inline kvf_manager *make_tiers(shape s, uint32_t host, uint32_t host_page
     c.n_host_blocks = host;
     c.n_host_score_pages = host_pages;
     kvf_manager *m = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     cr_assert_eq(kvf_manager_create(&c, &m, &err), KVF_OK, "%s", err.text);
     return m;
 }

@@ -15,7 +15,7 @@ enum { N_PRE = sizeof pre_names / sizeof *pre_names };
 static inline size_t encode(const kvf_model *model, const char *text, size_t n, uint32_t flags, uint32_t *ids,
                             size_t capacity) {
     size_t n_ids = 0;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status status = kvf_tokenizer_encode(kvf_model_tokenizer(model), text, n, flags, ids, capacity, &n_ids, &err);
     cr_assert_eq(status, KVF_OK, "%s: %s", kvf_status_name(status), err.text);
     return n_ids;

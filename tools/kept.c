@@ -127,7 +127,7 @@ bool kvf__kept_save(kvf__kept *kept, kvf_engine *engine) {
     bool ok = true;
     for (kvf__kept_prompt *p = kept->first; p; p = p->next) {
         if (!p->ready || !p->tokens) continue;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         kvf_prompt_file file = file_of(kept, p);
         kvf_status st = kvf_engine_prompt_save(engine, &file, p->tokens, p->n_tokens, NULL, &err);
         if (st && st != KVF_E_NOT_FOUND) { /* its blocks may have been needed meanwhile: then the next run saves it */

@@ -199,7 +199,7 @@ static kvf_status submit_job(pass *p, const kvf__line *line, job *j, kvf_error *
 
 /* submit_job never calls back, so the job lives until its last answer has come in a step. */
 static void submit(pass *p, kvf__line *line) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     job *j = calloc(1, sizeof *j + line->n_samples * sizeof *j->watched);
     if (!j || !kvf__answer_begin(&j->answer, line, p->tally->n_layers)) {
         reject(p, line, "out of memory");
@@ -255,7 +255,7 @@ static void take_line(pass *p, const char *text, size_t n_bytes, uint64_t number
     while (blank < n_bytes && strchr(" \t\r", text[blank]) && text[blank]) blank++;
     if (blank == n_bytes) return;
     kvf__line line;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status st = kvf__line_open(&p->rules, text, n_bytes, number, &line, &err);
     p->rules.openai = line.openai;
     write_header(p, line.openai);
@@ -284,7 +284,7 @@ static void take_line(pass *p, const char *text, size_t n_bytes, uint64_t number
 static void take_prompt(pass *p) {
     const kvf__cli *cli = p->run->cli;
     kvf__line line;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status st = kvf__line_from_prompt(&p->rules, &line, &err);
     if (st)
         reject(p, &line, err.text[0] ? err.text : kvf_status_text(st));
@@ -363,7 +363,7 @@ static void steps(pass *p) {
         if (kvf__signal_caught() || output_failed(p) || (p->ended && !p->pending)) break;
         if (!p->pending) continue;
         int more = 0;
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         kvf__watch_stepping(p->watch);
         kvf_status st = kvf_engine_step(p->engine, &more, &err);
         if (st) kvf__say("a step failed: %s", err.text[0] ? err.text : kvf_status_text(st));

@@ -145,7 +145,7 @@ static bool set_pool(profile *p) {
 
 static bool set_policy(profile *p) {
     kvf__policy_name name;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     const char *text = kvf__policy_asked(p->cli);
     if (!kvf__policy_name_read(text, &name)) {
         kvf__say("--policy %s: there is no policy of that name", kvf__shown(text).text);

@@ -111,9 +111,9 @@ static bool submit(replay *r, const kvf__trace_request *of, uint64_t number) {
         return true;
     }
     free(q);
-    if (st != KVF_E_NEVER_FITS && st != KVF_E_INVALID) return fail("submit", kvf_sched_error(r->sched));
+    if (st != KVF_E_NEVER_FITS && st != KVF_E_INVALID) return fail("submit", kvf_sched_error(r->sched)->text);
     if (!r->result->n_refused++)
-        snprintf(r->result->refused, sizeof r->result->refused, "%s", kvf_sched_error(r->sched));
+        snprintf(r->result->refused, sizeof r->result->refused, "%s", kvf_sched_error(r->sched)->text);
     return true;
 }
 
@@ -128,7 +128,7 @@ static bool give_prefix(replay *r, request *q) {
     if (!(q->tokens = malloc((size_t)n * sizeof *q->tokens))) return fail("request", "out of memory");
     kvf__trace_ids(t, number, first, n, q->tokens);
     p.key = (kvf_prefix_key){.struct_size = sizeof p.key, .tokens = q->tokens, .n_tokens = n};
-    return !kvf_sched_set_prefix(r->sched, q->id, &p) || fail("prefix", kvf_sched_error(r->sched));
+    return !kvf_sched_set_prefix(r->sched, q->id, &p) || fail("prefix", kvf_sched_error(r->sched)->text);
 }
 
 /* Those that the next step may run get their tokens: the first that live, since they are admitted in order. */
@@ -163,7 +163,7 @@ static kvf_status reserve(void *ctx, uint32_t row, kvf_error *err) {
     const replay *r = ctx;
     (void)row;
     kvf_status st = kvf_sched_event_room(r->sched, r->at->id);
-    return st ? kvf__fail(err, st, "%s", kvf_sched_error(r->sched)) : KVF_OK;
+    return st ? kvf__fail_as(err, st, kvf_sched_error(r->sched)) : KVF_OK;
 }
 
 /* Tables that share blocks need fresh ones. If there are too few the latest arrival is preempted, which may be the request itself. */
@@ -171,7 +171,7 @@ static kvf_status make_room(void *ctx, uint8_t *dropped, kvf_error *err) {
     replay *r = ctx;
     kvf_step_item shed;
     kvf_status st = kvf_sched_shed(r->sched, &shed);
-    if (st) return kvf__fail(err, st, "%s", kvf_sched_error(r->sched));
+    if (st) return kvf__fail_as(err, st, kvf_sched_error(r->sched));
     preempted(r, shed.user);
     dropped[0] = !r->at->seq;
     return KVF_OK;
@@ -189,8 +189,8 @@ static kvf_status metric(void *ctx, uint32_t row, double *values, kvf_error *err
 static bool run_moment(replay *r, request *q, kvf_moment moment, bool *resized) {
     kvf_view view = {.struct_size = sizeof view};
     uint8_t changed = 0;
-    kvf_error err = {""};
-    if (kvf_view_fill(r->manager, 0, &q->seq, 1, &view)) return fail("view", kvf_manager_error(r->manager));
+    kvf_error err = {.text = ""};
+    if (kvf_view_fill(r->manager, 0, &q->seq, 1, &view)) return fail("view", kvf_manager_error(r->manager)->text);
     const kvf_moment_rows rows = {.struct_size = sizeof rows,
                                   .moment = moment,
                                   .view = &view,
@@ -213,7 +213,7 @@ static bool note_sizes(replay *r, const request *q) {
     uint32_t index;
     const kvf_layer_size *sizes = sizes_of(r, q, &index);
     kvf__occ_add_budget(r->occ, sizes, kvf_policy_density(r->policies, index));
-    return !kvf_sched_resize(r->sched, q->id) || fail("resize", kvf_sched_error(r->sched));
+    return !kvf_sched_resize(r->sched, q->id) || fail("resize", kvf_sched_error(r->sched)->text);
 }
 
 /* Requests whose prompt fitted the budget, before the token that would exceed it. */
@@ -242,7 +242,7 @@ static bool prompt_ends(replay *r, request *q) {
         preempted(r, q);
         return true;
     }
-    return !st || fail("prompt", kvf_sched_error(r->sched));
+    return !st || fail("prompt", kvf_sched_error(r->sched)->text);
 }
 
 /* ---- Steps ------------------------------------------------------------------------------------------------ */
@@ -258,11 +258,11 @@ static void preempted_and_ended(replay *r, const kvf_step *step) {
 /* A token of a request whose known tokens are all computed; it may have been the last. */
 static bool take_token(replay *r, request *q) {
     int ended = 0;
-    if (kvf_sched_token(r->sched, q->id, &ended)) return fail("token", kvf_sched_error(r->sched));
+    if (kvf_sched_token(r->sched, q->id, &ended)) return fail("token", kvf_sched_error(r->sched)->text);
     q->n_output++;
     if (isnan(q->figures.first_token_s)) q->figures.first_token_s = r->now_s;
     if (!ended) return true;
-    if (kvf_sched_finish(r->sched, q->id)) return fail("finish", kvf_sched_error(r->sched));
+    if (kvf_sched_finish(r->sched, q->id)) return fail("finish", kvf_sched_error(r->sched)->text);
     r->result->n_done++;
     gone(r, q, "done");
     return true;
@@ -284,7 +284,7 @@ static bool after_items(replay *r, const kvf_step *step) {
         if (item.samples) {
             if (!take_token(r, q)) return false;
         } else if (item.prompt_ends && q->of->n_output == 0) {
-            if (kvf_sched_finish(r->sched, q->id)) return fail("finish", kvf_sched_error(r->sched));
+            if (kvf_sched_finish(r->sched, q->id)) return fail("finish", kvf_sched_error(r->sched)->text);
             r->result->n_done++;
             gone(r, q, "done");
         }
@@ -340,10 +340,10 @@ static bool run_step(replay *r, uint32_t *n_waiting, bool *idle) {
     kvf_step step = {.struct_size = sizeof step};
     double begin_s = r->now_s;
     if (!overflows(r) || !give_prefixes(r)) return false;
-    if (kvf_sched_plan(r->sched, &step)) return fail("plan", kvf_sched_error(r->sched));
+    if (kvf_sched_plan(r->sched, &step)) return fail("plan", kvf_sched_error(r->sched)->text);
     preempted_and_ended(r, &step);
     if (step.copies.n && kvf_copies_done(r->manager, &step.copies))
-        return fail("copies", kvf_manager_error(r->manager));
+        return fail("copies", kvf_manager_error(r->manager)->text);
     *n_waiting = step.n_waiting;
     *idle = step.n_items == 0;
     if (!step.n_items) return true;
@@ -363,7 +363,7 @@ static bool run_step(replay *r, uint32_t *n_waiting, bool *idle) {
         r->full += (positions + r->config->block_size - 1) / r->config->block_size * r->n_tables;
     }
     r->now_s += r->config->step_s + r->config->token_s * step.n_tokens;
-    if (kvf_sched_done(r->sched)) return fail("step", kvf_sched_error(r->sched));
+    if (kvf_sched_done(r->sched)) return fail("step", kvf_sched_error(r->sched)->text);
     keep_sums(r, &step);
     return after_items(r, &step) && note_step(r, &step, begin_s);
 }
@@ -403,7 +403,7 @@ static bool run(replay *r) {
 
 static bool create(replay *r) {
     const kvf__replay_config *c = r->config;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_profile_config pc;
     kvf_profile_config_init(&pc, sizeof pc);
     pc.n_events = 1 << 16;

@@ -91,7 +91,7 @@ static bool read_policies(kvf__batch *r, uint32_t n_layers) {
     r->n_passes = cli->compare ? 2 : 1;
     for (uint32_t i = 0; i < r->n_passes; i++) {
         const char *text = i ? cli->compare : kvf__policy_asked(cli);
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         if (!kvf__policy_name_read(text, &r->names[i])) {
             kvf__say("--%s %s: there is no policy of that name", i ? "compare" : "policy", kvf__shown(text).text);
             return false;

@@ -49,7 +49,7 @@ static void log_model(void *ctx, kvf_log_level level, const char *line) {
 kvf_model *kvf__setup_model(const kvf__cli *cli, bool tokenizer_only, uint32_t *n_threads) {
     char name[KVF__PATH_BYTES];
     if (!kvf__model_path(cli, name)) return NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_stream *stream = NULL;
     kvf_model *model = NULL;
     kvf_status st = tokenizer_only ? KVF_OK : kvf_stream_create_cpu(NULL, cli->threads, &stream, &err);
@@ -100,7 +100,7 @@ kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model
 
 kvf_engine *kvf__engine_open(const kvf_engine_config *config) {
     kvf_engine *engine = NULL;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status st = kvf_engine_create(config, &engine, &err);
     if (!st) return engine;
     kvf__say_option(err.text[0] ? err.text : kvf_status_text(st));

@@ -121,7 +121,7 @@ int kvf__tokenize_command(const void *options) {
     if (model && cli->decode) {
         code = print_decoded(cli, kvf_model_tokenizer(model));
     } else if (model) {
-        kvf_error err = {""};
+        kvf_error err = {.text = ""};
         const kvf_tokenizer *tokenizer = kvf_model_tokenizer(model);
         uint32_t flags = cli->plain ? 0 : KVF_ENCODE_SPECIAL;
         uint32_t *ids = kvf__encode(tokenizer, from_file ? from_file : cli->words[0], n_bytes, flags, &n, &err);

@@ -1,30 +1,23 @@
 /* libkvfold_cuda: the host side. */
 #include <cuda_runtime_api.h>
-#include <stdio.h>
 
+#include "base/base.h"
 #include "base/copy_index.h"
 #include "base/cuda/module.h"
 
 cudaError_t kvf__cuda_copy_blocks(const kvf__copy_params *params, cudaStream_t stream);
 
-/* A kvf__fail of its own: the module does not link libkvfold. */
-static kvf_status fail(kvf_error *err, kvf_status status, const char *what, unsigned long long value,
-                       const char *remedy) {
-    if (err) snprintf(err->text, sizeof err->text, "%s %llu: %s", what, value, remedy);
-    return status;
-}
-
 static kvf_status check(cudaError_t e, const char *what, kvf_error *err) {
     if (e == cudaSuccess) return KVF_OK;
-    if (err) snprintf(err->text, sizeof err->text, "%s: %s", what, cudaGetErrorString(e));
-    return e == cudaErrorMemoryAllocation ? KVF_E_NO_MEMORY : KVF_E_IO;
+    return kvf__fail(err, e == cudaErrorMemoryAllocation ? KVF_E_NO_MEMORY : KVF_E_DEVICE, "%s: %s", what,
+                     cudaGetErrorString(e));
 }
 
 static uint32_t n_devices(kvf_error *err) {
     int n = 0; /* without a driver cudaGetDeviceCount leaves it untouched */
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e == cudaSuccess && n > 0) return (uint32_t)n;
-    if (err) snprintf(err->text, sizeof err->text, "no CUDA device: %s", e ? cudaGetErrorString(e) : "none is visible");
+    (void)kvf__fail(err, KVF_E_DEVICE, "no CUDA device: %s", e ? cudaGetErrorString(e) : "none is visible");
     return 0;
 }
 
@@ -56,10 +49,10 @@ static kvf_status plan_planes(const kvf_pages *p, const kvf_score_pages *s, kvf_
     uint32_t slot_bytes = p->head_dim * (p->dtype == KVF_F32 ? 4u : 2u), heads = p->heads_per_group;
     uint32_t block_size = p->block_size, score_block_size = s ? s->block_size : block_size;
     if (!block_size || block_size % 8 || score_block_size != block_size)
-        return fail(err, KVF_E_INVALID, "block_size", score_block_size,
-                    "must be a power of two in [8, 256], one for all pages");
+        return kvf__fail_field(err, KVF_E_INVALID, "block_size", score_block_size, 0,
+                               "must be a power of two in [8, 256], one for all pages");
     if (!slot_bytes || slot_bytes % KVF__VECTOR_BYTES)
-        return fail(err, KVF_E_INVALID, "head_dim", p->head_dim, "must be a multiple of 8");
+        return kvf__fail_field(err, KVF_E_INVALID, "head_dim", p->head_dim, 0, "must be a multiple of 8");
     uint32_t slot_vectors = slot_bytes / KVF__VECTOR_BYTES, row_vectors = block_size * slot_vectors;
     planes[KVF__PLANE_K] = (kvf__copy_plane){p->k, p->k_block_stride, heads, row_vectors, slot_vectors};
     planes[KVF__PLANE_V] = (kvf__copy_plane){p->v, p->v_block_stride, heads, row_vectors, slot_vectors};
@@ -71,8 +64,8 @@ static kvf_status plan_planes(const kvf_pages *p, const kvf_score_pages *s, kvf_
     if (s) planes[KVF__PLANE_SCORES] = slot_plane(s->base, s->n_arrays * s->heads_per_group, block_size);
     for (int i = 0; i < KVF__N_PLANES; i++)
         if (planes[i].block_stride % KVF__VECTOR_BYTES || (uintptr_t)planes[i].base % KVF__VECTOR_BYTES)
-            return fail(err, KVF_E_INVALID, "plane", (unsigned)i,
-                        "its base and block stride must be multiples of 16 bytes");
+            return kvf__fail(err, KVF_E_INVALID, "plane %d: its base and block stride must be multiples of 16 bytes",
+                             i);
     return KVF_OK;
 }
 
@@ -81,14 +74,16 @@ static kvf_status check_items(const kvf_pages *p, const kvf_score_pages *s, cons
     for (uint32_t i = 0; i < copies->n; i++) {
         const kvf_copy *c = &copies->items[i];
         if (c->kind != KVF_COPY_BLOCK && c->kind != KVF_COPY_SCORE_PAGE)
-            return fail(err, KVF_E_INVALID, "copy kind", c->kind, "must be KVF_COPY_BLOCK or KVF_COPY_SCORE_PAGE");
+            return kvf__fail(err, KVF_E_INVALID, "copy kind %u: must be KVF_COPY_BLOCK or KVF_COPY_SCORE_PAGE",
+                             c->kind);
         if (c->kind == KVF_COPY_BLOCK ? !p->k || !p->v : !s || !s->base)
-            return fail(err, KVF_E_INVALID, "copy", i, "its kind of page is not given");
+            return kvf__fail(err, KVF_E_INVALID, "copy %u: its kind of page is not given", i);
         uint32_t n = c->kind == KVF_COPY_BLOCK ? p->n_blocks : s->n_pages;
         if (c->src >= n || c->dst >= n)
-            return fail(err, KVF_E_INVALID, "copy id", c->src >= n ? c->src : c->dst, "is beyond the pool");
+            return kvf__fail(err, KVF_E_INVALID, "copy id %u: is beyond the pool", c->src >= n ? c->src : c->dst);
         if (c->n_slots > p->block_size)
-            return fail(err, KVF_E_INVALID, "copy n_slots", c->n_slots, "must be at most block_size");
+            return kvf__fail_field(err, KVF_E_INVALID, "n_slots", c->n_slots, p->block_size,
+                                   "must be at most block_size");
     }
     return KVF_OK;
 }

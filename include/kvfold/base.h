@@ -22,8 +22,8 @@
  *    comment calls it optional. A call that returns no status then returns 0,
  *    NULL or zeros. A number out of its documented range is an error too. The
  *    length of an array is known only to the caller and is not checked.
- *  - A call that creates an object takes an optional kvf_error for the detail
- *    text. An object keeps the text of its last failure (kvf_<noun>_error).
+ *  - A call that creates an object takes an optional kvf_error for the detail.
+ *    An object keeps the detail of its last failure (kvf_<noun>_error).
  *  - The library never prints, exits, aborts or reads the environment.
  *  - There is no global state: objects in one process do not affect each other.
  *  - Objects are not thread-safe unless their comment says so.
@@ -83,7 +83,10 @@ extern "C" {
     X(KVF_E_STATE, -10, "call out of order")         \
     X(KVF_E_CORRUPT, -11, "an invariant is broken")  \
     X(KVF_E_NOT_FOUND, -12, "not found")             \
-    X(KVF_E_NEVER_FITS, -13, "can never fit")
+    X(KVF_E_NEVER_FITS, -13, "can never fit")        \
+    X(KVF_E_DEVICE, -14, "a device failed")          \
+    X(KVF_E_PEER, -15, "another rank failed")        \
+    X(KVF_E_TIME, -16, "time limit reached")
 
 typedef enum kvf_status {
 #define KVF_STATUS_ENUM(name, number, text) name = number,
@@ -91,9 +94,18 @@ typedef enum kvf_status {
 #undef KVF_STATUS_ENUM
 } kvf_status;
 
-/* Detail of a failure: names the thing, its value and the remedy. */
+/* Detail of a failure: names the thing, its value and the remedy. A call that fails sets all of it, so it need not be
+ * initialised. If one field, option or size is at fault, the text is "FIELD VALUE: WHY" ("FIELD: WHY" without a value), and
+ * where `need` would do, "FIELD VALUE: WHY give at least NEED". A program that has names and units of its own puts them
+ * around WHY: printf("--kv-memory %llu: %.*s", err.have, err.why_bytes, err.text + err.why). */
 typedef struct kvf_error {
     char text[480];
+    char field[40];          /* "kv_bytes"; "" if it is not one field */
+    uint64_t have;           /* the field's value, if it is a count or a size */
+    uint64_t need;           /* the nearest value that would do; 0 if it is not one number */
+    int32_t rank;            /* of the peer that failed, -1 if none did */
+    uint16_t why, why_bytes; /* where WHY lies in text; 0 and 0 without a field */
+    uint64_t reserved[4];    /* 0: it does not grow */
 } kvf_error;
 
 /** The fixed text of a status; "unknown status" for any other number.

@@ -141,10 +141,10 @@ KVF_API KVF_CHECK kvf_status kvf_manager_create(const kvf_manager_config *config
  *  @own takes the manager. @threads no other call may run. @errors none. @cost one free. */
 KVF_API void kvf_manager_destroy(kvf_manager *manager);
 
-/** Detail of the manager's last failed call; "" if none has failed.
+/** Detail of the manager's last failed call; its text is "" if none has failed.
  *  @param manager a manager.
  *  @own the manager's, until its next failing call. @threads as the manager. @errors none. @cost O(1). */
-KVF_API const char *kvf_manager_error(const kvf_manager *manager);
+KVF_API const kvf_error *kvf_manager_error(const kvf_manager *manager);
 
 /** The manager's config with the defaults filled in.
  *  @param manager a manager.

@@ -173,9 +173,9 @@ KVF_API KVF_CHECK kvf_status kvf_sched_create(const kvf_sched_config *config, kv
  *  @param sched a scheduler. @own takes it. @threads none may use it. @errors none. @cost O(sequences). */
 KVF_API void kvf_sched_destroy(kvf_sched *sched);
 
-/** Detail of the last failed call, "" when none has failed.
+/** Detail of the last failed call; its text is "" if none has failed.
  *  @param sched a scheduler. @own the scheduler's. @threads as the scheduler. @errors none. @cost O(1). */
-KVF_API const char *kvf_sched_error(const kvf_sched *sched);
+KVF_API const kvf_error *kvf_sched_error(const kvf_sched *sched);
 
 /** Queues a request. Samples that the pool can never hold together, or of which there are more than max_running, become several
  *  groups, each of which computes the prompt for itself; with `forks` they are refused.

@@ -4,7 +4,7 @@
 
 int main(void) {
     kvf_model *model = NULL;
-    kvf_error err = {{0}};
+    kvf_error err = {.text = ""};
     kvf_status status = kvf_model_open("no-such-file.gguf", NULL, &model, &err);
     printf("%s: %s\n", kvf_status_name(status), err.text);
     return status == KVF_E_IO && !model ? 0 : 1;

@@ -132,7 +132,7 @@ static bool add_sample(pass *p, const kvf_policy_options *policy, kvf__eval_cell
     if (!cell) return true;
     char text[40];
     snprintf(text, sizeof text, "%.17g", cell->rho_used);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status st = kvf_policy_option_set(&p->policies[p->n - 1], "rho", text, &err);
     if (!st && cell->policy->seed_option) {
         snprintf(text, sizeof text, "%llu", (unsigned long long)cell->seed);
@@ -177,7 +177,7 @@ static kvf_status submit(pass *p, kvf_request *request, kvf_error *err) {
 
 static kvf__eval_outcome run_steps(pass *p) {
     const kvf__eval_machine *m = p->machine;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_request request = 0;
     kvf_status st = submit(p, &request, &err);
     int more = st == KVF_OK;

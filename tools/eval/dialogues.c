@@ -108,7 +108,7 @@ static bool find_answer(const kvf__eval_inputs *in, dialogue *d, uint32_t user, 
 }
 
 static bool find_answers(const kvf__eval_inputs *in, dialogue *d, const char *path) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     /* One more question makes the last answer a turn like the others. */
     uint32_t n = d->n_messages;
     if (!strcmp(d->messages[n - 1].role, "assistant")) d->messages[n++] = (kvf_message){"user", "?", 1};

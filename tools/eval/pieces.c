@@ -26,7 +26,7 @@ void kvf__pieces_ids(kvf__pieces *p, const uint32_t *ids, size_t n) {
 
 void kvf__pieces_text(kvf__pieces *p, const kvf_tokenizer *tokenizer, const char *text) {
     size_t n = 0;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     uint32_t *ids = p->failed ? NULL : kvf__encode(tokenizer, text, strlen(text), 0, &n, &err);
     if (ids)
         kvf__pieces_ids(p, ids, n);

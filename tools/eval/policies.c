@@ -25,7 +25,7 @@ void kvf__eval_policies_free(kvf__eval_policies *policies) {
 /* ---- One policy --------------------------------------------------------------------------------------- */
 
 static bool set_option(kvf__eval_policy *p, const char *spec, const char *option, const char *value) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     if (is_shared(option)) {
         kvf__say("--policies %s: %s is the same for all: %s", kvf__shown(spec).text, option,
                  kvf__name_equal(option, "evict_every") ? "give --evict-every" : "--rhos says how much is kept");
@@ -68,7 +68,7 @@ static bool set_options(kvf__eval_policy *p, const char *spec, const char *at) {
 /* Options given by themselves hold for every policy, before its own. */
 static bool set_common(const kvf__cli *cli, const kvf_model_info *info, kvf__eval_policy *p) {
     char k[24];
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     kvf_status st = KVF_OK;
     snprintf(k, sizeof k, "%u", cli->block_size / 2);
     for (uint32_t i = 0; i < cli->policy_options.n; i++) {
@@ -170,7 +170,7 @@ bool kvf__eval_policy_add(const kvf__cli *cli, const kvf_model_info *info, const
     kvf__eval_policy p = {.table = table};
     kvf__policy_name name;
     char text[128];
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     size_t head = strcspn(spec, ","), equals = strcspn(spec, "=");
     const char *named = equals < head ? spec + equals + 1 : spec;
     int label = (int)(equals < head ? equals : strlen(spec));

@@ -63,7 +63,7 @@ static bool next_cell(const plan *p, walk *w, kvf__eval_cell *out) {
 static uint64_t need_of(const plan *p, const kvf__eval_item *item, kvf__eval_cell *cell) {
     kvf_policy_options options = cell->policy->options;
     kvf_policy_need need;
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     options.rho = kvf__eval_first_rho(cell->rho);
     kvf_status st = kvf_policy_project(&options, p->info->n_layers, p->n_groups, p->cli->block_size, item->n_prompt,
                                        item->n_forced, &need, &err);
@@ -267,7 +267,7 @@ static bool make_plan(plan *p) {
     if (!p->seeds) return false;
     size_t n_bos = 0;
     uint32_t bos[4];
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     p->inputs = (kvf__eval_inputs){.cli = cli, .tokenizer = kvf_model_tokenizer(p->model), .info = p->info};
     kvf_status st = kvf_tokenizer_encode(p->inputs.tokenizer, "", 0, KVF_ENCODE_BOS, bos, 4, &n_bos, &err);
     p->inputs.bos = !st && n_bos ? bos[0] : KVF_NO_TOKEN;

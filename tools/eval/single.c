@@ -69,7 +69,7 @@ static uint32_t *read_tokens(const kvf__cli *cli, const kvf_tokenizer *tokenizer
     if (!text) return NULL;
     uint32_t *ids = NULL;
     size_t valid = kvf__utf8_valid(text, n_bytes);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     if (valid < n_bytes) {
         kvf__say("--%s %s: byte %zu (0x%02x) is not UTF-8", option,
                  kvf__shown(cli->ids ? cli->ids : one_text(cli)).text, valid + 1, (unsigned char)text[valid]);
@@ -144,7 +144,7 @@ static void on_finish(void *user, const kvf_result *r) {
 
 /* Runs it to its end; `why` says what went wrong in the engine, and is "" where nothing did. */
 static void run_request(kvf_engine *engine, kvf_generate *g, char why[KVF__WORDS_BYTES]) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     int more = 1;
     kvf_status st = kvf_engine_submit(engine, g, NULL, &err);
     while (!st && more) st = kvf_engine_step(engine, &more, &err);
@@ -238,7 +238,7 @@ static bool print_score(const kvf__cli *cli, score *s) {
 /* ---- The command ---------------------------------------------------------------------------------------------- */
 
 static bool check_usage(const kvf__cli *cli, kvf__policy_name *name, kvf_policy_options *policy) {
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     if (!cli->ids == !one_text(cli) || cli->texts.n > 1) {
         kvf__say("eval nll --prompt: give one of --ids FILE and --text FILE");
     } else if (!cli->n_prompt) {

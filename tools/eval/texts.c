@@ -55,7 +55,7 @@ static bool read_text(const kvf__eval_inputs *in, const char *argument, kvf__eva
     char *text = kvf__read_file(path, "text", &n_bytes);
     if (!text) return false;
     size_t valid = kvf__utf8_valid(text, n_bytes);
-    kvf_error err = {""};
+    kvf_error err = {.text = ""};
     if (valid < n_bytes)
         kvf__say("--text %s: byte %zu (0x%02x) is not UTF-8", kvf__shown(path).text, valid + 1,
                  (unsigned char)text[valid]);
