@@ -113,6 +113,12 @@ kvf__share kvf__layer_share(const kvf_policy_options *o, uint32_t n_layers, uint
     /* What the full layers hold, the others pay for. */
     uint64_t all = (uint64_t)budget * n_layers, paid = (uint64_t)s.n_full * KVF__MAX(n_prompt, budget);
     uint64_t tokens = all > paid ? all - paid : 0, k = kvf__policy_room(o, block_size);
+    if (o->budget == KVF_BUDGET_GLOBAL) { /* full layers are beside the budget; each table has its sinks and window */
+        kvf_layer_size even;
+        kvf__split(o, budget, &even);
+        s.lo = lo = KVF__MAX((uint32_t)floor(o->head_floor * budget + FLOOR_SLACK), o->sinks + even.window);
+        tokens = (uint64_t)budget * s.n;
+    }
     if (clamp) s.hi = KVF__MAX(n_prompt, lo);
     if (o->budget_unit == KVF_BUDGET_BLOCK) {
         s.unit = block_size;
@@ -127,6 +133,10 @@ kvf__share kvf__layer_share(const kvf_policy_options *o, uint32_t n_layers, uint
     }
     s.total = KVF__MIN(s.total, most);
     return s;
+}
+
+uint64_t kvf__global_units(const kvf__share *share, uint32_t budget, uint64_t n) {
+    return KVF__MAX(budget * n / share->unit, n * share->lo);
 }
 
 /* The authors' sizes: ratios clamped to [0.01, 1], what is clamped is handed to nobody, hh and M floored one by one. */
@@ -222,7 +232,8 @@ kvf_status kvf_policy_project(const kvf_policy_options *options, uint32_t n_laye
         return KVF_OK;
     }
     kvf__share s = kvf__layer_share(o, n_layers, block_size, n_prompt, b, KVF__MIN(b, KVF_MIN_BUDGET_TOKENS), !fits);
-    if (o->redistribute && s.n_full && (uint64_t)b * n_layers <= (uint64_t)s.n_full * n_prompt)
+    bool global = o->budget == KVF_BUDGET_GLOBAL;
+    if (o->redistribute && !global && s.n_full && (uint64_t)b * n_layers <= (uint64_t)s.n_full * n_prompt)
         return kvf__fail(
             err, KVF_E_INVALID,
             "full_layers: %u full layers of %u tokens leave nothing of the budget, %u tokens x %u layers, to the "
@@ -231,7 +242,7 @@ kvf_status kvf_policy_project(const kvf_policy_options *options, uint32_t n_laye
     if (o->defer_first_decode && !fits)
         r.prompt_blocks = (uint64_t)n_layers * n_groups * blocks(KVF__MAX(at_end, (uint64_t)n_prompt + 1), block_size);
     /* Groups of different sizes round up to whole blocks each by itself: of all tables together. */
-    uint64_t steady, g = o->head_budget == KVF_HEAD_BUDGET_ADAPTIVE ? n_groups : 1;
+    uint64_t steady, g = global || o->head_budget == KVF_HEAD_BUDGET_ADAPTIVE ? n_groups : 1;
     if (grows) /* each layer by all of max_new, from sizes that add up to the total */
         steady = g *
                  ((o->redistribute ? s.total * s.unit : (uint64_t)s.n * n_prompt) +
@@ -242,7 +253,7 @@ kvf_status kvf_policy_project(const kvf_policy_options *options, uint32_t n_laye
     else if (!o->redistribute)
         steady = s.n * blocks((uint64_t)KVF__MAX(n_prompt, b) + k, block_size);
     else if (o->budget_unit == KVF_BUDGET_BLOCK)
-        steady = g * s.total;
+        steady = global ? kvf__global_units(&s, b, g * s.n) : g * s.total;
     else
         steady = g * (s.total + (uint64_t)s.n * (k + block_size - 1)) / block_size;
     if (fits) { /* until the overflow every layer holds up to B, which whole blocks of the total need not cover */

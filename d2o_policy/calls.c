@@ -69,9 +69,8 @@ kvf_status kvf_policy_metric(kvf_policy_state *state, kvf_stream *stream, const 
         return kvf__fail(err, KVF_E_INVALID, "metric: row %u of %u; values must be set", row, batch->view->n_seqs);
     const kvf__policy_seq *s = kvf__policy_seq_get(state, batch->view->seq_index[row]);
     if (!s) return kvf__fail(err, KVF_E_STALE, "metric: seq %u is not open", batch->view->seq_index[row]);
-    kvf_policy_ops ops = ops_of(s);
-    if (ops.metric && kvf_policy_needs(&s->options))
-        return ops.metric(state, stream, batch, row, n_tokens, values, err);
+    if (kvf_policy_has_metric(&s->options) && kvf_policy_needs(&s->options))
+        return ops_of(s).metric(state, stream, batch, row, n_tokens, values, err);
     memset(values, 0, (size_t)state->config.n_layers * state->config.n_q_heads_total * sizeof *values);
     return KVF_OK;
 }
@@ -81,8 +80,7 @@ kvf_status kvf_policy_budget(kvf_policy_state *state, uint32_t seq, const double
     const kvf__policy_seq *s = kvf__policy_seq_get(state, seq);
     if (!state) return kvf__fail(err, KVF_E_INVALID, "budget: state is NULL");
     if (!s) return kvf__fail(err, KVF_E_STALE, "budget: seq %u is not open", seq);
-    kvf_policy_ops ops = ops_of(s);
-    return ops.budget(state, seq, ops.metric ? values : NULL, n_tokens, err);
+    return ops_of(s).budget(state, seq, kvf_policy_has_metric(&s->options) ? values : NULL, n_tokens, err);
 }
 
 /* The functions for a batch's events, which all have one policy. Library's own ones check the batch. */

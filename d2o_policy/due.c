@@ -74,6 +74,12 @@ static uint32_t due_layers(kvf_policy_state *state, const kvf_view *v, uint32_t 
 
 kvf_status kvf_policy_due(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *given, uint32_t row,
                           kvf_moment moment, uint32_t *keep, uint32_t *n_due, kvf_error *err) {
+    return kvf__policy_due(state, stream, given, row, moment, keep, n_due, NULL, err);
+}
+
+kvf_status kvf__policy_due(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *given, uint32_t row,
+                           kvf_moment moment, uint32_t *keep, uint32_t *n_due, const kvf__ranks *ranks,
+                           kvf_error *err) {
     kvf__batch copy;
     kvf_status st = kvf__batch_read(&copy, given, "due", err);
     if (!st) st = kvf__view_check(state, &copy.b, "due", err);
@@ -99,12 +105,15 @@ kvf_status kvf_policy_due(kvf_policy_state *state, kvf_stream *stream, const kvf
     uint32_t kind = moment == KVF_AFTER_STEP && s->sized ? KVF_EVENT_DECODE : KVF_EVENT_PROMPT;
     uint32_t above = kvf__policy_due_above(state, s, moment, most);
     if (!above) return KVF_OK;
-    st = kvf__groups_deal(state, stream, batch, row, above, kind, true, err);
-    if (st) {
-        *s = before;
-        return st;
+    if (s->options.budget == KVF_BUDGET_GLOBAL) {
+        st = kvf__global_deal(state, stream, batch, row, above, kind, ranks, err);
+    } else {
+        st = kvf__groups_deal(state, stream, batch, row, above, kind, true, err);
+        if (!st) st = kvf__groups_deal(state, stream, batch, row, above, kind, false, err);
     }
-    st = kvf__groups_deal(state, stream, batch, row, above, kind, false, err);
-    *n_due = kvf__groups_due(state, s, n_slots, above, keep);
+    if (st)
+        *s = before;
+    else
+        *n_due = kvf__groups_due(state, s, n_slots, above, keep);
     return st;
 }

@@ -301,8 +301,9 @@ static kvf_status collect(kvf_events *x, uint32_t row) {
     bool adapts = kvf__groups_adapt(x->config.policies, s), was_sized = s->sized, was_changed = s->changed;
     kvf_event_kind kind = x->rows->moment == KVF_AFTER_STEP && was_sized ? KVF_EVENT_DECODE : KVF_EVENT_PROMPT;
     if (adapts) take_group_sizes(x, s);
-    kvf_status st =
-        kvf_policy_due(x->config.policies, x->config.stream, &b, row, x->rows->moment, x->keep, &n_due, x->err);
+    const kvf__ranks ranks = {x->config.reduce, x->config.ctx};
+    kvf_status st = kvf__policy_due(x->config.policies, x->config.stream, &b, row, x->rows->moment, x->keep, &n_due,
+                                    &ranks, x->err);
     if (st) return st;
     bool changed = x->rows->moment == KVF_AT_PROMPT_END || (was_changed && x->rows->moment == KVF_BEFORE_APPEND);
     s->resized |= !was_sized || changed || (adapts && group_sizes_differ(x, s));

@@ -35,26 +35,29 @@ static double score_of(uint64_t key) {
     return (double)KVF__MIN(KVF__MAX(score, -FLT_MAX), FLT_MAX);
 }
 
-/* values[i] of a group: the sum of the scores of its heads' i-th best slots; descending. */
-static void value_group(void *ctx, uint32_t group, uint32_t thread) {
-    const deal_job *job = ctx;
-    const kvf__call *c = &job->call;
-    const kvf_event *e = &job->events[group];
+void kvf__group_values(const kvf__call *c, const kvf_event *e, uint32_t window, const kvf__scratch *x, double *values) {
     const kvf_view *v = c->batch->view;
-    double *values = job->state->values + (size_t)group * job->state->config.max_slots;
-    kvf__scratch x = kvf__call_scratch(c, thread);
     kvf__event_part part = kvf__part_of(v, e);
-    uint32_t next_pos = v->next_pos[e->row], window = KVF__MIN(job->seq->sizes[e->layer].window, next_pos);
+    uint32_t next_pos = v->next_pos[e->row], sinks = kvf__event_seq(c, e)->options.sinks;
+    window = KVF__MIN(window, next_pos);
     for (uint32_t kv_head = part.head_begin; kv_head < part.head_begin + part.n_heads; kv_head++) {
         kvf__head h = kvf__head_of(v, c->batch->pages, e->row, e->layer, kv_head);
-        const float *worth = kvf__event_worth(c, e, kv_head, &x);
+        const float *worth = kvf__event_worth(c, e, kv_head, x);
         for (uint32_t slot = 0; slot < h.n_slots; slot++)
-            x.keys[slot] = kvf__select_key(worth[slot], h.pages->pos[kvf__slot_index(&h, slot)] & KVF__MAX_POSITION,
-                                           next_pos - window, job->seq->options.sinks);
-        kvf__sort_u64(x.keys, h.n_slots);
+            x->keys[slot] = kvf__select_key(worth[slot], h.pages->pos[kvf__slot_index(&h, slot)] & KVF__MAX_POSITION,
+                                            next_pos - window, sinks);
+        kvf__sort_u64(x->keys, h.n_slots);
         for (uint32_t i = 0; i < h.n_slots; i++)
-            values[i] = (kv_head == part.head_begin ? 0.0 : values[i]) + score_of(x.keys[i]);
+            values[i] = (kv_head == part.head_begin ? 0.0 : values[i]) + score_of(x->keys[i]);
     }
+}
+
+static void value_group(void *ctx, uint32_t group, uint32_t thread) {
+    const deal_job *job = ctx;
+    const kvf_event *e = &job->events[group];
+    kvf__scratch x = kvf__call_scratch(&job->call, thread);
+    kvf__group_values(&job->call, e, job->seq->sizes[e->layer].window, &x,
+                      job->state->values + (size_t)group * job->state->config.max_slots);
 }
 
 /* Units (slots, or blocks) of a layer: size(c) = c * unit - off slots. */

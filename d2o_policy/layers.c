@@ -150,7 +150,7 @@ static void weigh(const kvf_policy_state *state, kvf__policy_seq *s, const kvf_p
         kvf__layer_density(s->options.metric, variance, n, state->config.n_q_heads_total, s->density);
     else
         for (uint32_t l = 0; l < n; l++) s->density[l] = 0.0; /* equal weights */
-    if (ops->weights)
+    if (ops->weights && s->options.budget == KVF_BUDGET_LAYER)
         own_weights(&s->options, ops, s->n_prompt, s->budget, s->density, n, s->weights);
     else
         kvf__layer_weights(&s->options, s->density, n, s->weights);

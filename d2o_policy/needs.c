@@ -32,7 +32,7 @@ bool kvf__policy_asks_model(const kvf_policy_options *o) {
 int kvf_policy_has_metric(const kvf_policy_options *options) {
     kvf_policy_options copy;
     const kvf_policy_options *o = kvf__options_of(options, &copy);
-    return o && kvf__policy_ops_resolve(o->ops).metric && !kvf__policy_asks_model(o);
+    return o && kvf__policy_ops_resolve(o->ops).metric && !kvf__policy_asks_model(o) && o->budget == KVF_BUDGET_LAYER;
 }
 
 uint32_t kvf__policy_flags(const kvf_policy_options *o) { return kvf__policy_ops_resolve(o->ops).flags; }

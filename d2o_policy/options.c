@@ -31,6 +31,9 @@ typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE 
       "Factor of the density; 0 makes all layers equal.")                                                           \
     X(redistribute, redistribute, FLAG, 0, 0, "0|1",                                                                \
       "1: layer sizes add up to the budget exactly; 0: the authors' clamped ratios.")                               \
+    X(budget, budget, CHOICE, 0, 0, "layer|global",                                                                 \
+      "What the slots are divided among: the layers, by their weights (layer); or the tables of all layers and "    \
+      "head groups, by one threshold on the scores of all slots (global).")                                         \
     X(budget_unit, budget_unit, CHOICE, 0, 0, "token|block", "Unit of the layer sizes; block gives whole blocks.")  \
     X(full_layers, full_layers, LAYERS, 0, 0, "none or a list as 0,1,last",                                         \
       "Layers that are never compressed; the other layers get less for it, except with redistribute 0.")            \
@@ -38,7 +41,7 @@ typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE 
       "How the head groups of a layer (heads_per_group) share its slots: equally, or by the scores of their "       \
       "slots.")                                                                                                     \
     X(head_floor, head_floor, REAL, 0, 1, "[0, 1]",                                                                 \
-      "head_budget adaptive: share of an equal budget that every group keeps at least.")                            \
+      "head_budget adaptive, budget global: share of an equal budget that every table keeps at least.")             \
     X(nm, n_parts, PARTS, 0, 1000000, "N:M, N in [0, 1000000], M in [1, 1000000]",                                  \
       "Ratio of heavy hitters (sinks included) to recent window; streaming ignores it.")                            \
     X(window, window, COUNT, 0, KVF__MAX_TOKENS, "[0, 1073741824]", "Recent window in tokens; 0: by N:M.")          \
@@ -413,9 +416,12 @@ kvf_status kvf_policy_options_check(const kvf_policy_options *options, uint32_t 
     st = check_attention(o, err);
     if (!st) st = check_model_score(o, err);
     if (st) return st;
-    if (o->head_budget == KVF_HEAD_BUDGET_ADAPTIVE && o->scope == KVF_SCOPE_LAYER)
-        return kvf__fail_value(err, KVF_E_INVALID, "head_budget", "adaptive",
+    bool global = o->budget == KVF_BUDGET_GLOBAL;
+    if ((global || o->head_budget == KVF_HEAD_BUDGET_ADAPTIVE) && o->scope == KVF_SCOPE_LAYER)
+        return kvf__fail_value(err, KVF_E_INVALID, global ? "budget" : "head_budget", global ? "global" : "adaptive",
                                "needs scope head, since heads evict at different times");
+    if (global && !o->redistribute)
+        return kvf__fail_value(err, KVF_E_INVALID, "budget", "global", "needs redistribute 1");
     if (o->budget_unit == KVF_BUDGET_BLOCK && !o->redistribute)
         return kvf__fail_value(err, KVF_E_INVALID, "budget_unit", "block",
                                "needs redistribute 1, or use budget_unit token");

@@ -94,6 +94,7 @@ typedef struct kvf__scratch {
     float *rows;                        /* [4][head_dim] */
     float *lanes;                       /* [KVF__NEAR_SETS][head_dim][KVF__LANES] evicted rows */
     float *wide;                        /* [16][KVF__NEAR_STRIDE] kept rows */
+    uint32_t *bins;                     /* [KVF__BINS] */
     void *temp_row;
 } kvf__scratch;
 
@@ -150,12 +151,21 @@ void kvf__event_scores(const kvf__call *c, const kvf_event *e, uint32_t kv_head,
 
 /* ---- groups.c -------------------------------------------------------------------------------------- */
 
+/* values[i]: the sum of the scores of the i-th best slots of the event's heads, descending. The recent window and the sinks come first.
+ * values: [slots of the table]. */
+void kvf__group_values(const kvf__call *c, const kvf_event *e, uint32_t window, const kvf__scratch *x, double *values);
 /* Gives the groups of the layers that want them sizes; with check it only checks the inputs that this needs. */
 kvf_status kvf__groups_deal(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
                             uint32_t above, uint32_t kind, bool check, kvf_error *err);
 /* Tables above their groups' sizes; keep: [n_layers][n_groups]. Returns their number. */
 uint32_t kvf__groups_due(const kvf_policy_state *state, const kvf__policy_seq *s, const uint32_t *n_slots,
                          uint32_t above, uint32_t *keep);
+
+/* ---- global.c -------------------------------------------------------------------------------------- */
+
+/* budget global: gives all tables their sizes, if this is the moment to. On failure nothing has changed. */
+kvf_status kvf__global_deal(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch, uint32_t row,
+                            uint32_t above, uint32_t kind, const kvf__ranks *ranks, kvf_error *err);
 
 /* ---- worth.c --------------------------------------------------------------------------------------- */
 

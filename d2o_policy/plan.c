@@ -77,6 +77,7 @@ void kvf__scratch_carve(kvf__slab *slab, uint32_t head_dim, uint32_t max_slots, 
         .rows = kvf__slab_take(slab, 4 * d, sizeof(float)),
         .lanes = kvf__slab_take(slab, KVF__NEAR_SETS * KVF__LANES * d, sizeof(float)),
         .wide = kvf__slab_take(slab, KVF__LANES * KVF__NEAR_STRIDE, sizeof(float)),
+        .bins = kvf__slab_take(slab, KVF__BINS, sizeof *out->bins),
         .temp_row = kvf__slab_take(slab, d, sizeof(float)),
     };
     for (uint32_t a = 0; a < KVF_MAX_SCORE_ARRAYS; a++) out->score[a] = kvf__slab_take(slab, n, sizeof(float));

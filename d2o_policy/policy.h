@@ -22,6 +22,7 @@
 #define KVF__MAX_LAYERS 1024u
 #define KVF__MAX_CAM_TOKENS 128u /* one less than the rows of the scratch memory */
 #define KVF__NONE UINT32_MAX
+#define KVF__BINS 2048u   /* of a pass of radix select */
 #define KVF__MAX_POOL 64u /* score_pool is less */
 
 /* Whether the head groups of a layer have been given their sizes. BEFORE: they have, but the layer's size has changed since. */
@@ -68,7 +69,11 @@ struct kvf_policy_state {
     /* Scratch of groups.c; values is NULL if layers have one group. */
     double *values, *group_next; /* [n_groups][max_slots]; [n_groups] */
     uint32_t *group_counts;      /* [n_groups] */
-    kvf_event *group_events;     /* [n_groups] */
+    kvf_event *group_events;     /* [n_layers * n_groups] */
+    /* Scratch of global.c. */
+    double *bins;            /* [KVF__BINS] */
+    double *ties;            /* [n_layers][groups of all ranks] */
+    uint32_t *above, *equal; /* [n_layers * n_groups] units of a table above the threshold, and equal to it */
 };
 
 /* The sequence if it is open, else NULL. */
@@ -157,6 +162,8 @@ typedef struct kvf__share {
 } kvf__share;
 kvf__share kvf__layer_share(const kvf_policy_options *o, uint32_t n_layers, uint32_t block_size, uint32_t n_prompt,
                             uint32_t budget, uint32_t lo, bool clamp);
+/* budget global: the units of n tables together. */
+uint64_t kvf__global_units(const kvf__share *share, uint32_t budget, uint64_t n);
 /* Computes the layers' sizes of a budgeted sequence, not its groups'. clamp: no layer above the prompt's length. */
 void kvf__policy_size(kvf_policy_state *state, kvf__policy_seq *s, bool clamp);
 
@@ -173,7 +180,15 @@ uint32_t kvf__policy_due_above(kvf_policy_state *state, kvf__policy_seq *s, kvf_
  * many layers have an event. */
 uint32_t kvf__policy_due_layers(kvf_policy_state *state, uint32_t seq, kvf_moment moment, const uint32_t *n_slots,
                                 uint32_t *keep);
-/* Whether the groups of a layer may have different sizes. */
+/* The sum of numbers over the ranks (kvf_events_config.reduce). */
+typedef struct kvf__ranks {
+    kvf_status (*reduce)(void *ctx, double *values, uint64_t n, kvf_error *err);
+    void *ctx;
+} kvf__ranks;
+/* kvf_policy_due; ranks: NULL with one. */
+kvf_status kvf__policy_due(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *given, uint32_t row,
+                           kvf_moment moment, uint32_t *keep, uint32_t *n_due, const kvf__ranks *ranks, kvf_error *err);
+/* Whether the tables of a layer may have different sizes. */
 bool kvf__groups_adapt(const kvf_policy_state *state, const kvf__policy_seq *s);
 /* After a change of the layers' sizes: the groups will be given new sizes. */
 void kvf__groups_reset(const kvf_policy_state *state, kvf__policy_seq *s);

@@ -52,7 +52,11 @@ static void lay_out(kvf__slab *slab, const kvf_policy_state_config *c) {
     uint32_t *layer_slots = kvf__slab_take(slab, n, sizeof *layer_slots);
     uint32_t *group_counts = kvf__slab_take(slab, c->n_groups, sizeof *group_counts);
     double *group_next = kvf__slab_take(slab, c->n_groups, sizeof *group_next);
-    kvf_event *group_events = kvf__slab_take(slab, c->n_groups, sizeof *group_events);
+    kvf_event *group_events = kvf__slab_take(slab, n * c->n_groups, sizeof *group_events);
+    double *bins = kvf__slab_take(slab, KVF__BINS, sizeof *bins);
+    double *ties = kvf__slab_take(slab, n * c->n_q_heads_total, sizeof *ties);
+    uint32_t *above = kvf__slab_take(slab, n * c->n_groups, sizeof *above);
+    uint32_t *equal = kvf__slab_take(slab, n * c->n_groups, sizeof *equal);
     size_t n_values = c->n_groups > 1 ? (size_t)c->n_groups * c->max_slots : 0;
     double *values = n_values ? kvf__slab_take(slab, n_values, sizeof *values) : NULL;
     if (!slab->base || slab->bad) return;
@@ -66,6 +70,10 @@ static void lay_out(kvf__slab *slab, const kvf_policy_state_config *c) {
     state->group_next = group_next;
     state->group_events = group_events;
     state->values = values;
+    state->bins = bins;
+    state->ties = ties;
+    state->above = above;
+    state->equal = equal;
     state->arrays = (kvf__policy_seq){.weights = weights,
                                       .density = density,
                                       .sizes = sizes,
@@ -223,7 +231,8 @@ kvf_status kvf_policy_get_counts(const kvf_policy_state *state, uint32_t seq, kv
 }
 
 bool kvf__groups_adapt(const kvf_policy_state *state, const kvf__policy_seq *s) {
-    return s->options.head_budget == KVF_HEAD_BUDGET_ADAPTIVE && state->config.n_groups > 1;
+    return s->options.budget == KVF_BUDGET_GLOBAL ||
+           (s->options.head_budget == KVF_HEAD_BUDGET_ADAPTIVE && state->config.n_groups > 1);
 }
 
 const kvf_layer_size *kvf__size_of(const kvf_policy_state *state, const kvf__policy_seq *s, uint32_t layer,

@@ -31,6 +31,7 @@ static float k[BLOCKS][KV * BS * DIM], v[BLOCKS][KV * BS * DIM], norm[BLOCKS * K
 static float host_k[BLOCKS][KV * BS * DIM], host_v[BLOCKS][KV * BS * DIM], host_norm[BLOCKS * KV * BS],
     host_score[BLOCKS * 4 * KV * BS];
 static uint32_t pos[BLOCKS * KV * BS], host_pos[BLOCKS * KV * BS];
+static float model[BLOCKS * KV * BS], host_model[BLOCKS * KV * BS]; /* scores of the model */
 static float col[LAYERS * HEADS * SLOTS], late[LAYERS * HEADS * SLOTS], sq[LAYERS * KV * SLOTS], lp[SLOTS];
 
 static void *count_alloc(void *ctx, size_t bytes, size_t align) {
@@ -56,7 +57,7 @@ static float number(uint32_t a, uint32_t b, uint32_t c) {
 }
 
 static kvf_pages pages_of(float (*keys)[KV * BS * DIM], float (*values)[KV * BS * DIM], uint32_t *at, float *norms,
-                          uint32_t hpg) {
+                          float *scores, uint32_t hpg) {
     return (kvf_pages){.struct_size = sizeof(kvf_pages),
                        .dtype = KVF_F32,
                        .n_blocks = BLOCKS,
@@ -68,10 +69,13 @@ static kvf_pages pages_of(float (*keys)[KV * BS * DIM], float (*values)[KV * BS 
                        .k_block_stride = sizeof *keys,
                        .v_block_stride = sizeof *values,
                        .pos = at,
-                       .key_norm = norms};
+                       .key_norm = norms,
+                       .score = scores};
 }
 
-static void begin(const char *policy, uint32_t hpg, bool adaptive) {
+typedef enum budgets { EQUAL, ADAPTIVE, GLOBAL, GLOBAL_PROBE } budgets;
+
+static void begin(const char *policy, uint32_t hpg, budgets of) {
     w = (struct world){.view.struct_size = sizeof w.view};
     w.copies = (kvf_copy_list){w.items, 0, 1024};
     kvf_manager_config c;
@@ -89,9 +93,14 @@ static void begin(const char *policy, uint32_t hpg, bool adaptive) {
     OK(kvf_policy_options_init(&w.options, sizeof w.options, policy, NULL, &w.err));
     w.options.rho = 0.3;
     w.options.min_tokens = 0;
-    if (adaptive) w.options.head_budget = KVF_HEAD_BUDGET_ADAPTIVE;
+    if (of == ADAPTIVE) w.options.head_budget = KVF_HEAD_BUDGET_ADAPTIVE;
+    if (of >= GLOBAL) w.options.budget = KVF_BUDGET_GLOBAL;
     if (kvf_policy_needs_weights(&w.options)) w.options.merge = KVF_MERGE_NONE;
-    w.pages = pages_of(k, v, pos, norm, hpg);
+    kvf_policy_options probe = w.options;
+    probe.score = KVF_SCORE_PROBE;
+    probe.score_norm = KVF_SCORE_NORM_NONE;
+    if (of == GLOBAL_PROBE && kvf_policy_options_check(&probe, LAYERS, BS, NULL) == KVF_OK) w.options = probe;
+    w.pages = pages_of(k, v, pos, norm, model, hpg);
     w.scores = (kvf_score_pages){sizeof w.scores, score, BLOCKS, 4, hpg, BS};
     memset(k, 0, sizeof k), memset(v, 0, sizeof v), memset(pos, 0, sizeof pos), memset(score, 0, sizeof score);
 }
@@ -111,11 +120,22 @@ static uint32_t index_of(kvf_seq seq) {
 }
 
 static void run_copies(void) {
-    kvf_pages far = pages_of(host_k, host_v, host_pos, host_norm, w.pages.heads_per_group);
+    kvf_pages far = pages_of(host_k, host_v, host_pos, host_norm, host_model, w.pages.heads_per_group);
     kvf_score_pages far_scores = w.scores;
     far_scores.base = host_score;
     OK(kvf_copies_run(&w.pages, &w.scores, &far, &far_scores, &w.copies));
     OK(kvf_copies_done(w.m, &w.copies));
+}
+
+/* What a forward pass would write of the newest n tokens. */
+static void score_tokens(uint32_t row, uint32_t l, uint32_t n) {
+    for (uint32_t h = 0; h < KV; h++) {
+        uint32_t hpg = w.view.heads_per_group, t = (row * LAYERS + l) * w.view.n_groups + h / hpg;
+        for (uint32_t i = w.view.n_slots[t] - n; i < w.view.n_slots[t]; i++) {
+            uint32_t at = (w.view.rows[w.view.row_offset[t] + i / BS] * hpg + h % hpg) * BS + i % BS;
+            model[at] = number(400 + l, pos[at], h) * (float)(1 + l);
+        }
+    }
 }
 
 /* n tokens of each sequence: keys and values made from layer, position and head. */
@@ -136,6 +156,7 @@ static void append(const kvf_seq *seqs, uint32_t n_seqs, uint32_t n) {
         a.n_q_heads = HEADS, a.q_begin = begin_at, a.q = q, a.k = kv, a.v = kv;
         a.q_stride = HEADS * DIM, a.kv_stride = KV * DIM;
         OK(kvf_attention_append(NULL, &a, &w.err));
+        for (uint32_t i = 0; i < n_seqs; i++) score_tokens(i, l, n);
     }
 }
 
@@ -234,9 +255,10 @@ static uint64_t digest(kvf_seq seq) {
             for (uint32_t g = 0; g < now.heads_per_group; g++) {
                 uint32_t block = now.rows[now.row_offset[t] + s / BS], at = g * BS + s % BS, hpg = now.heads_per_group;
                 uint32_t page = now.score_rows[now.row_offset[t] + s / BS];
-                const void *parts[] = {&pos[block * hpg * BS + at], &k[block][at * DIM], &v[block][at * DIM]};
-                const size_t bytes[] = {4, DIM * 4, DIM * 4};
-                for (size_t i = 0; i < 3; i++)
+                const void *parts[] = {&pos[block * hpg * BS + at], &model[block * hpg * BS + at], &k[block][at * DIM],
+                                       &v[block][at * DIM]};
+                const size_t bytes[] = {4, 4, DIM * 4, DIM * 4};
+                for (size_t i = 0; i < 4; i++)
                     for (size_t j = 0; j < bytes[i]; j++)
                         h = (h ^ ((const unsigned char *)parts[i])[j]) * 1099511628211u;
                 uint32_t bits = 0;
@@ -252,8 +274,8 @@ typedef struct variant {
 } variant;
 
 /* A sequence and its fork, from a prompt of n tokens on. What differs between variants is in the way, not in the result. */
-static void live(const char *policy, uint32_t hpg, bool adaptive, uint32_t n, variant a, uint64_t out[2]) {
-    begin(policy, hpg, adaptive);
+static void live(const char *policy, uint32_t hpg, budgets of, uint32_t n, variant a, uint64_t out[2]) {
+    begin(policy, hpg, of);
     w.observe_twice = a.observe_twice;
     w.fail_pass = a.fail_pass;
     if (n < 40) w.options.budget_tokens = 40;
@@ -285,11 +307,15 @@ static void live(const char *policy, uint32_t hpg, bool adaptive, uint32_t n, va
 static void same_as_plain(variant a) {
     const char *policy;
     for (uint32_t i = 0; (policy = kvf_policy_name(i)); i++)
-        for (uint32_t c = 0; c < 6; c++) {
+        for (uint32_t c = 0; c < 12; c++) {
+            static const struct {
+                uint32_t hpg;
+                budgets of;
+            } cases[] = {{KV, EQUAL}, {1, EQUAL}, {1, ADAPTIVE}, {1, GLOBAL}, {1, GLOBAL_PROBE}, {KV, GLOBAL_PROBE}};
             uint64_t want[2], got[2];
-            uint32_t n = c % 2 ? 24 : 100, hpg = c < 2 ? KV : 1;
-            live(policy, hpg, c >= 4, n, (variant){false}, want);
-            live(policy, hpg, c >= 4, n, a, got);
+            uint32_t n = c % 2 ? 24 : 100;
+            live(policy, cases[c / 2].hpg, cases[c / 2].of, n, (variant){false}, want);
+            live(policy, cases[c / 2].hpg, cases[c / 2].of, n, a, got);
             cr_expect(want[0] == got[0] && want[1] == got[1], "%s, case %u: another result", policy, c);
         }
 }
@@ -303,7 +329,7 @@ Test(events, a_swap_between_steps_changes_nothing) { same_as_plain((variant){.sw
 Test(events, r7_a_short_prompt_grows_into_its_budget_and_not_beyond) {
     const char *policy;
     for (uint32_t i = 0; (policy = kvf_policy_name(i)); i++) {
-        begin(policy, KV, false);
+        begin(policy, KV, EQUAL);
         w.options.budget_tokens = 40;
         bool bounded = !(kvf_policy_flags(&w.options) & (KVF_POLICY_PROMPT_ONLY | KVF_POLICY_KEEPS_ALL));
         kvf_seq seq = prompt(24);
@@ -335,7 +361,7 @@ static kvf_status drop_row_one(void *ctx, uint8_t *dropped, kvf_error *err) {
 
 /* make_room ends a row; the other goes on. A row with the handle 0 takes no part. */
 Test(events, make_room_drops_a_row) {
-    begin("h2o", KV, false);
+    begin("h2o", KV, EQUAL);
     kvf_events_destroy(w.events);
     kvf_events_config e = {.struct_size = sizeof e, .manager = w.m, .policies = w.state, .make_room = drop_row_one};
     OK(kvf_events_create(&e, &w.events, &w.err));
@@ -366,7 +392,7 @@ Test(events, make_room_drops_a_row) {
 }
 
 Test(events, bad_input) {
-    begin("d2o", KV, false);
+    begin("d2o", KV, EQUAL);
     kvf_events_config e = {.struct_size = sizeof e, .manager = w.m, .policies = w.state, .max_rows = SEQS + 1};
     kvf_events *none = NULL;
     kvf_seq seq = prompt(50);

@@ -144,8 +144,8 @@ static inline rig *rig_new(rig_config c) {
     r->row_offset = malloc(r->n_tables * sizeof *r->row_offset);
     for (uint32_t t = 0; t < r->n_tables; t++) r->row_offset[t] = (uint64_t)t * r->per_table;
     for (uint32_t i = 0; i < c.n_seqs; i++) r->seq_index[i] = i;
-    r->view = (kvf_view){sizeof r->view, c.n_seqs,      c.n_layers,    r->n_groups, c.hpg,       c.bs,
-                         r->rows,        r->score_rows, r->row_offset, r->n_slots,  r->next_pos, r->seq_index};
+    r->view = (kvf_view){sizeof r->view, c.n_seqs,      c.n_layers, r->n_groups, c.hpg,        c.bs, r->rows,
+                         r->score_rows,  r->row_offset, r->n_slots, r->next_pos, r->seq_index, NULL, 0};
     rig_memory(r);
     kvf_policy_state_config sc = {.struct_size = sizeof sc,
                                   .n_layers = c.n_layers,

@@ -47,7 +47,8 @@ typedef struct kvf_events_config {
     kvf_allocator allocator;
     /* Called in the caller's thread, within kvf_events_run. Each may be NULL. A status other than KVF_OK ends the call. */
     void *ctx;
-    /* Sums n numbers over the ranks, in place: the layers' metric of a prompt, and cosines with scope layer. */
+    /* Sums n numbers over the ranks, in place: the layers' metric of a prompt, cosines with scope layer, and counts of slots with
+     * budget global. */
     kvf_status (*reduce)(void *ctx, double *values, uint64_t n, kvf_error *err);
     /* A row is about to have its first events, which may need fresh blocks in place of shared ones: the time to reserve them. */
     kvf_status (*reserve)(void *ctx, uint32_t row, kvf_error *err);

@@ -58,6 +58,8 @@ typedef enum kvf_metric {
     KVF_METRIC_MASS,         /* fewest tokens that hold metric_share of a head's column sums; mean over the heads */
     KVF_METRIC_ENTROPY       /* exp of the entropy of a head's column sums; mean over the heads */
 } kvf_metric;
+/* What the slots of a sequence are divided among: the layers, by their weights; or all tables by one threshold on their scores. */
+typedef enum kvf_budget_scope { KVF_BUDGET_LAYER, KVF_BUDGET_GLOBAL } kvf_budget_scope;
 typedef enum kvf_budget_unit { KVF_BUDGET_TOKEN, KVF_BUDGET_BLOCK } kvf_budget_unit;
 typedef enum kvf_score {
     KVF_SCORE_ACCUMULATE,          /* the prompt's column sums plus every decode row */
@@ -136,10 +138,12 @@ typedef struct kvf_policy_options {
     uint32_t cam_seed; /* seed of the random draws of cam_mode sample */
     kvf_match match;   /* which cosines find the nearest kept token, and are gated and weighed: of keys, or of values */
     kvf_head_budget head_budget; /* how the head groups of a layer share its slots */
-    double head_floor; /* head_budget adaptive: each group keeps at least this share of an equal one, [0, 1] */
+    double
+        head_floor; /* head_budget adaptive, budget global: each table keeps at least this share of an equal one, [0, 1] */
     uint32_t
         repeat_piece; /* score repeat: most prompt tokens of one piece, at least KVF_MIN_PIECE_TOKENS; 0: the whole prompt, or
                             * what fits the context */
+    kvf_budget_scope budget;
 } kvf_policy_options;
 
 typedef struct kvf_policy_option_info {
@@ -226,7 +230,7 @@ KVF_API int kvf_policy_evicts(const kvf_policy_options *options);
 KVF_API uint32_t kvf_policy_flags(const kvf_policy_options *options);
 
 /** Whether the layers' sizes depend on a metric, which the ranks must sum up: not where all layers weigh the same
- *  (KVF_POLICY_EQUAL_LAYERS, no KVF_NEEDS_COL_SUMS, or score repeat and probe, which need no attention).
+ *  (KVF_POLICY_EQUAL_LAYERS, no KVF_NEEDS_COL_SUMS, budget global, or score repeat and probe, which need no attention).
  *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). Returns 0 or 1. */
 KVF_API int kvf_policy_has_metric(const kvf_policy_options *options);
 
@@ -283,7 +287,8 @@ typedef struct kvf_policy_state_config {
     uint32_t q_head_begin;                    /* index of this rank's first query head in the whole model */
     uint32_t head_dim, block_size, max_seqs, max_slots;
     kvf_allocator allocator;
-    uint32_t n_groups; /* head groups of a layer, each with its own table; 0: 1. Only head_budget adaptive uses it */
+    uint32_t
+        n_groups; /* head groups of a layer, each with its own table; 0: 1. For head_budget adaptive and budget global */
 } kvf_policy_state_config;
 
 /** Creates the state for max_seqs sequences.
@@ -349,10 +354,11 @@ KVF_API const kvf_policy_options *kvf_policy_get_options(const kvf_policy_state 
  *  @threads as the state. @errors none. @cost O(1). */
 KVF_API const kvf_layer_size *kvf_policy_sizes(const kvf_policy_state *state, uint32_t seq);
 
-/** The sizes of the tables, [n_layers][n_groups], with head_budget adaptive. Before its first event, each group of a layer has
- *  the layer's size.
+/** The sizes of the tables, [n_layers][n_groups], with head_budget adaptive or budget global. Before its first event, each group of a
+ *  layer has the layer's size. With budget global, a layer's own size is then the mean of its tables'.
  *  @param state a state. @param seq index. @own the state's, until the next call that changes seq. @threads as the state.
- *  @errors none: NULL while the sizes are unknown, with head_budget equal, and with one group a layer. @cost O(1). */
+ *  @errors none: NULL while the sizes are unknown, and with budget layer if head_budget is equal or a layer has one group.
+ *  @cost O(1). */
 KVF_API const kvf_layer_size *kvf_policy_group_sizes(const kvf_policy_state *state, uint32_t seq);
 
 /** The layers' densities F, [n_layers], NULL before kvf_policy_budget or for a policy without a metric.
@@ -434,7 +440,7 @@ typedef struct kvf_policy_batch {
 
 /** Which tables of a sequence have an event now, and to how many slots they shrink. Computes the sizes if this is the moment
  *  to. kvf_events_run (events.h) calls it; a loop of its own must then run the events. With head_budget adaptive it divides
- *  the slots of a layer (n_groups times the layer's size) among its groups, by the scores of the slots in the view's tables
+ *  the slots of a layer (n_groups times the layer's size) among its groups, with budget global those of all layers among all tables, by the scores of the slots in the view's tables
  *  (evenly if batch->pages is NULL). It does so at the layer's first event, and again whenever the layer's size has changed. At
  *  a prompt's end the scores come from the prompt's sums, as in the event itself. Groups of different sizes need an event each.
  *  @param state a state. @param stream or NULL. @param batch view, pages, scores, sums, workspace, path. @param row of the view.
@@ -442,8 +448,9 @@ typedef struct kvf_policy_batch {
  *  @param n_due how many tables have one. @param err detail, or NULL.
  *  @own nothing is kept. @threads as the state.
  *  @errors KVF_E_INVALID, KVF_E_STATE (score pages): as match. A sequence that is not open is no error: n_due is 0. Nothing changes on
- *  failure. @cost O(n_tables), with head_budget adaptive O(slots log slots) when it divides a layer's slots.
- *  @source arXiv 2407.11550; d2o_policy/README.md, "When", "Groups". */
+ *  failure. @cost O(n_tables), with head_budget adaptive or budget global O(slots log slots) when it divides slots.
+ *  With budget global on several ranks use kvf_events_run, which sums what the threshold needs.
+ *  @source arXiv 2407.11550, 2505.23416; d2o_policy/README.md, "When", "Groups". */
 KVF_API KVF_CHECK kvf_status kvf_policy_due(kvf_policy_state *state, kvf_stream *stream, const kvf_policy_batch *batch,
                                             uint32_t row, kvf_moment moment, uint32_t *keep, uint32_t *n_due,
                                             kvf_error *err);
