@@ -193,13 +193,14 @@ from helper import *
 base = ["eval", "recall", "--model", model, "--contexts", "400", "--samples", "2", "--rhos", "0.5", "--policies", "h2o;streaming", "--quiet"]
 rows = lines(run(*base, "--seeds", "0,7")[0])
 cells = [r for r in rows if r["record"] == "cell"]
-assert len(cells) == 4 * 2 * 2 * 2 * 2, len(cells) # tasks, placements, samples, seeds, policies
+assert len(cells) == 8 * 2 * 2 * 2 * 2, len(cells) # tasks, placements, samples, seeds, policies
 for c in cells:
-    assert c["task"] in ("single", "multikey", "multivalue", "tracking") and c["placement"] in ("inside", "after")
+    assert c["task"] in ("single", "multikey", "multivalue", "tracking", "words", "names", "table", "code") and c["placement"] in ("inside", "after")
     assert c["n_prompt"] == c["context"] == 400 and c["n_answer"] == c["n_scored"] and c["source"] == "generated"
     assert 0 <= c["hits"] <= c["n_answer"] and c["exact"] == (c["hits"] == c["n_answer"]) and 0 <= c["depth"] <= 1
     assert c["full_exact"] == (c["full_hits"] == c["n_answer"]) and c["held_blocks"] <= 1.01 * c["target_blocks"]
-assert all(c["n_answer"] == (15 if c["task"] == "multivalue" else 5) for c in cells)
+assert all(c["n_answer"] == (15 if c["task"] == "multivalue" else 5) for c in cells if c["task"] not in ("words", "names"))
+assert all(c["n_answer"] > 5 for c in cells if c["task"] in ("words", "names")) # a byte a token
 assert run(*base, "--seeds", "7", "--tasks", "tracking", "--deterministic")[0] == run(*base, "--seeds", "7", "--tasks", "tracking", "--deterministic")[0]
 own = [r for r in lines(run(*base, "--seeds", "7", "--tasks", "tracking")[0]) if r["record"] == "cell"]
 assert own == [c for c in cells if c["task"] == "tracking" and c["seed"] == 7]

@@ -297,8 +297,8 @@ static const kvf__arg eval_args[] = {
     {"offset", "N", "token of the text at which the first place begins", "0", KVF__ARG_COUNT, AT(offset), 0, U32_LIMIT,
      NULL},
     {"samples", "N", "samples of each task, depth and context", "10", KVF__ARG_COUNT, AT(samples), 1, 65536, NULL},
-    {"tasks", "LIST", "tasks of recall: single, multikey, multivalue, tracking", "single,multikey,multivalue,tracking",
-     KVF__ARG_TEXT, AT(tasks), 0, 0, NULL},
+    {"tasks", "LIST", "tasks of recall: single, multikey, multivalue, tracking, words, names, table, code",
+     "all of them", KVF__ARG_TEXT, AT(tasks), 0, 0, NULL},
     {"placement", "WHERE", "place of the question: inside the compressed prompt, after its compression, or both",
      "both", KVF__ARG_CHOICE, AT(placement), 0, 0, "inside|after|both"},
     {"depths", "LIST", "depths of the needle: 0 is the prompt's beginning, 1 its end", "0,0.25,0.5,0.75,1",
@@ -572,7 +572,7 @@ kvf__cli kvf__cli_default(void) {
     cli.rhos = "0.2";
     cli.contexts = "1024";
     cli.seeds = "0";
-    cli.tasks = "single,multikey,multivalue,tracking";
+    cli.tasks = "single,multikey,multivalue,tracking,words,names,table,code";
     cli.placement = "both";
     cli.depths = "0,0.25,0.5,0.75,1";
     cli.scored = 256;

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.."
 
 texts="" output=build/eval program=build/release/kvfold policies=all contexts=1024,2048,4096,7936 rhos=0.1,0.2,0.4,0.8
 scored=256 recall_contexts=1024 samples=20 kvfold="" what=()
-tasks=single,multikey,multivalue,tracking tuned=jack_sheppard,news_from_nowhere,problems_gsm8k,kvfold
+tasks=single,multikey,multivalue,tracking,words,names,table,code tuned=jack_sheppard,news_from_nowhere,problems_gsm8k,kvfold
 while [ $# -gt 0 ]; do
     case $1 in
     --texts | --output | --program | --policies | --contexts | --rhos | --scored | --recall-contexts | --tasks | --samples | --kvfold)

@@ -1,4 +1,5 @@
-/* needle and recall: facts are hidden in filler text and asked for at the end. The digits of the answer are scored. */
+/* needle and recall: facts are hidden in filler text and asked for at the end. The digits of the answer are scored, or its
+ * letters where the answer consists of words. */
 #define _POSIX_C_SOURCE 200809L
 #include <ctype.h>
 #include <math.h>
@@ -8,14 +9,15 @@
 
 #include "tools/eval/pieces.h"
 
-enum { MOST_FACTS = 8, MOST_VALUES = 3, TEXT_BYTES = 200, N_KEYS = 4, N_HOPS = 3 };
+enum { MOST_FACTS = 8, MOST_VALUES = 3, TEXT_BYTES = 200, N_KEYS = 4, N_HOPS = 3, N_WORDS = 3, N_FORMED = 2 };
 
 typedef struct puzzle {
     char facts[MOST_FACTS][TEXT_BYTES];
     uint32_t n_facts, asked; /* asked: the fact whose depth counts */
     char question[2 * TEXT_BYTES];
-    char answer[MOST_VALUES][24]; /* texts one after another, of which digits count */
+    char answer[MOST_VALUES][48]; /* texts one after another, of which digits count, or letters */
     uint32_t n_answer;
+    bool letters;
 } puzzle;
 
 static const char *const colours[] = {"amber", "silver",  "crimson", "violet", "golden", "copper",
@@ -24,7 +26,18 @@ static const char *const places[] = {"lighthouse", "observatory", "mill",   "cha
                                      "tower",      "museum",      "garden", "bridge", "library", "windmill"};
 static const char *const trees[] = {"Alder", "Birch",  "Cedar", "Hazel",  "Juniper", "Larch",
                                     "Maple", "Poplar", "Rowan", "Spruce", "Willow",  "Yew"};
+static const char *const plain_words[] = {
+    "lantern", "copper", "meadow", "bishop", "cradle",  "donkey", "eagle",  "fabric", "garlic",
+    "hotel",   "insect", "jewel",  "kettle", "leather", "magnet", "nephew", "oyster", "palace",
+    "quarter", "rocket", "salmon", "tiger",  "uncle",   "valley", "wheat",  "yellow", "acid",
+    "beard",   "candy",  "drum",   "elbow",  "fence",   "gold",   "honey",  "iron",   "juice"};
+static const char *const first_names[] = {"Walter", "Agnes",  "Martin", "Sophie", "Harold", "Irene",
+                                          "Victor", "Louise", "Oscar",  "Hannah", "Edwin",  "Clara"};
+static const char *const last_names[] = {"Fletcher", "Barlow", "Winter", "Holmes", "Carver", "Dalton",
+                                         "Mercer",   "Pratt",  "Sutton", "Weaver", "Thorne", "Quinn"};
 enum {
+    N_PLAIN_WORDS = sizeof plain_words / sizeof plain_words[0],
+    N_NAMES = sizeof first_names / sizeof first_names[0], /* of each list */
     N_COLOURS = sizeof colours / sizeof colours[0],
     N_PLACES = sizeof places / sizeof places[0],
     N_TREES = sizeof trees / sizeof trees[0]
@@ -67,9 +80,66 @@ static void make_keys(kvf__dice *dice, uint32_t n, puzzle *p) {
              colour(place[asked]), building(place[asked]), colour(place[asked]), building(place[asked]));
 }
 
+/* How a fact of a place is written, and asked for. fact: colour, building, value; question: colour and building, twice. The
+ * answer begins as the fact does. upper: colour and building in capitals, as in an identifier. */
+typedef struct form {
+    const char *fact, *question;
+    bool upper;
+} form;
+static const form words_form = {
+    " The secret words of the %s %s are%s.",
+    "\n\nQuestion: What are the secret words of the %s %s?\nAnswer: The secret words of the "
+    "%s %s are",
+    false};
+static const form names_form = {" The keeper of the %s %s is%s.",
+                                "\n\nQuestion: Who is the keeper of the %s %s?\nAnswer: The keeper of the %s %s is",
+                                false};
+static const form table_form = {"\n| The %s %s |%s |",
+                                "\n\nQuestion: What is in the row of the %s %s?\nAnswer: | The %s %s |", false};
+static const form code_form = {"\n#define %s_%s_PORT%s",
+                               "\n\nQuestion: What is %s_%s_PORT?\nAnswer: #define %s_%s_PORT", true};
+
+static const char *capitals(const char *word, bool upper, char out[24]) {
+    size_t i = 0;
+    for (; word[i] && i < 23; i++) out[i] = (char)(upper ? toupper((unsigned char)word[i]) : word[i]);
+    out[i] = 0;
+    return out;
+}
+
+/* A value that begins with a space: three words, a name, or a number. */
+static void draw_value(kvf__dice *dice, const form *f, char out[48]) {
+    uint32_t at[N_WORDS];
+    for (uint32_t i = 0; i < N_WORDS; i++) at[i] = kvf__dice_below(dice, N_PLAIN_WORDS);
+    if (f == &words_form)
+        snprintf(out, 48, " %s %s %s", plain_words[at[0]], plain_words[at[1]], plain_words[at[2]]);
+    else if (f == &names_form)
+        snprintf(out, 48, " %s %s", first_names[at[0] % N_NAMES], last_names[at[1] % N_NAMES]);
+    else
+        snprintf(out, 48, " %u", number(dice));
+}
+
+/* A fact of each of several places, in a form of its own; one is asked for. */
+static void make_forms(kvf__dice *dice, const form *f, puzzle *p) {
+    uint32_t place[N_FORMED], asked = kvf__dice_below(dice, N_FORMED);
+    char value[48], a[24], b[24];
+    draw_places(dice, place, N_FORMED);
+    p->n_facts = N_FORMED;
+    p->asked = asked;
+    p->letters = f == &words_form || f == &names_form;
+    p->n_answer = 1;
+    for (uint32_t i = 0; i < N_FORMED; i++) {
+        draw_value(dice, f, value);
+        snprintf(p->facts[i], sizeof p->facts[i], f->fact, capitals(colour(place[i]), f->upper, a),
+                 capitals(building(place[i]), f->upper, b), value);
+        if (i == asked) memcpy(p->answer[0], value, sizeof value);
+    }
+    const char *x = capitals(colour(place[asked]), f->upper, a), *y = capitals(building(place[asked]), f->upper, b);
+    snprintf(p->question, sizeof p->question, f->question, x, y, x, y);
+}
+
 /* Several facts of one place, all of them asked for in their order. */
 static void make_values(kvf__dice *dice, puzzle *p) {
-    static const char *const form[MOST_VALUES] = {" %u", ", %u", " and %u"};
+    static const char *const forms[MOST_VALUES] = {" %u", ", %u", " and %u"};
     uint32_t place;
     draw_places(dice, &place, 1);
     p->n_facts = p->n_answer = MOST_VALUES;
@@ -78,7 +148,7 @@ static void make_values(kvf__dice *dice, puzzle *p) {
         uint32_t value = number(dice);
         snprintf(p->facts[i], sizeof p->facts[i], " One of the secret numbers of the %s %s is %u.", colour(place),
                  building(place), value);
-        snprintf(p->answer[i], sizeof p->answer[i], "%.*s%u", (int)strcspn(form[i], "%"), form[i], value);
+        snprintf(p->answer[i], sizeof p->answer[i], "%.*s%u", (int)strcspn(forms[i], "%"), forms[i], value);
     }
     snprintf(p->question, sizeof p->question,
              "\n\nQuestion: What are the secret numbers of the %s %s?\nAnswer: The secret numbers of the %s %s are",
@@ -107,7 +177,7 @@ static void make_chain(kvf__dice *dice, puzzle *p) {
     snprintf(p->answer[0], sizeof p->answer[0], " %u", value);
 }
 
-static const char *const tasks[] = {"single", "multikey", "multivalue", "tracking"};
+static const char *const tasks[] = {"single", "multikey", "multivalue", "tracking", "words", "names", "table", "code"};
 enum { N_TASKS = sizeof tasks / sizeof tasks[0] };
 
 static void make_puzzle(uint32_t task, kvf__dice *dice, puzzle *p) {
@@ -115,7 +185,11 @@ static void make_puzzle(uint32_t task, kvf__dice *dice, puzzle *p) {
     case 0: make_keys(dice, 1, p); break;
     case 1: make_keys(dice, N_KEYS, p); break;
     case 2: make_values(dice, p); break;
-    default: make_chain(dice, p);
+    case 3: make_chain(dice, p); break;
+    case 4: make_forms(dice, &words_form, p); break;
+    case 5: make_forms(dice, &names_form, p); break;
+    case 6: make_forms(dice, &table_form, p); break;
+    default: make_forms(dice, &code_form, p);
     }
 }
 
@@ -170,16 +244,17 @@ static bool hide(const kvf__eval_inputs *in, const puzzle *p, kvf__dice *dice, c
     return ok && !out->failed;
 }
 
-static bool has_digit(const kvf_tokenizer *tokenizer, uint32_t id) {
+/* Whether a token has a digit, or a letter. */
+static bool counts(const kvf_tokenizer *tokenizer, uint32_t id, bool letters) {
     char piece[64];
     size_t n = kvf_tokenizer_piece(tokenizer, id, 0, piece, sizeof piece);
     for (size_t i = 0; i < n && i < sizeof piece; i++)
-        if (isdigit((unsigned char)piece[i])) return true;
+        if (letters ? isalpha((unsigned char)piece[i]) : isdigit((unsigned char)piece[i])) return true;
     return false;
 }
 
 static bool put_item(const kvf__eval_inputs *in, const place *at, const kvf__pieces *prompt, const kvf__pieces *forced,
-                     size_t n_unscored, const kvf__eval_item *names, kvf__eval_items *items) {
+                     size_t n_unscored, bool letters, const kvf__eval_item *names, kvf__eval_items *items) {
     kvf__eval_item *item = kvf__eval_item_add(items, (uint32_t)prompt->n, (uint32_t)forced->n, true);
     if (!item) return false;
     memcpy(item->source, names->source, sizeof item->source);
@@ -194,11 +269,12 @@ static bool put_item(const kvf__eval_inputs *in, const place *at, const kvf__pie
     memcpy(item->tokens, prompt->ids, prompt->n * sizeof *item->tokens);
     memcpy(item->tokens + prompt->n, forced->ids, forced->n * sizeof *item->tokens);
     for (size_t i = n_unscored; i < forced->n; i++) {
-        item->counts[i] = has_digit(in->tokenizer, forced->ids[i]);
+        item->counts[i] = counts(in->tokenizer, forced->ids[i], letters);
         item->n_scored += item->counts[i];
     }
     if (item->n_scored) return true;
-    kvf__say("eval: the model's vocabulary has no token for a digit, which the answers of tasks are made of");
+    kvf__say("eval: the model's vocabulary has no token for a %s, which the answers of %s are made of",
+             letters ? "letter" : "digit", item->task);
     return false;
 }
 
@@ -218,7 +294,8 @@ static bool add_item(const kvf__eval_inputs *in, const place *at, kvf__eval_item
         if (!isnan(at->depth)) names.depth = at->depth;
         kvf__pieces_ids(at->after ? &forced : &prompt, question.ids, question.n);
         for (uint32_t i = 0; i < p.n_answer; i++) kvf__pieces_text(&forced, in->tokenizer, p.answer[i]);
-        ok = !prompt.failed && !forced.failed && put_item(in, at, &prompt, &forced, n_unscored, &names, items);
+        ok = !prompt.failed && !forced.failed &&
+             put_item(in, at, &prompt, &forced, n_unscored, p.letters, &names, items);
     }
     kvf__pieces_free(&prompt);
     kvf__pieces_free(&question);
@@ -241,7 +318,8 @@ static bool read_tasks(const char *text, bool *asked) {
         while (i < N_TASKS && (strlen(tasks[i]) != length || strncmp(tasks[i], p, length) != 0)) i++;
         if (i == N_TASKS) {
             kvf__say(
-                "--tasks %s: must be single, multikey, multivalue and tracking, or some of them, with commas between",
+                "--tasks %s: must be single, multikey, multivalue, tracking, words, names, table or code, or several of them "
+                "with commas between",
                 kvf__shown(text).text);
             return false;
         }
