@@ -67,7 +67,8 @@ for arguments in cases:
     with open("err", "wb") as err:
         p = subprocess.Popen([kvfold, "run", "--model", model, *arguments], stdin=subprocess.DEVNULL, stdout=w, stderr=err)
     os.close(w)
-    time.sleep(1.5)
+    while not int(open(f"/proc/{p.pid}/status").read().split("SigCgt:")[1].split()[0], 16) >> signal.SIGINT - 1 & 1: time.sleep(0.02)
+    time.sleep(0.5)
     p.send_signal(signal.SIGINT)
     time.sleep(0.3)
     with os.fdopen(r, "rb") as f: text = f.read()[filled:]

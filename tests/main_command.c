@@ -1,4 +1,4 @@
-/* Runs command.sh, the tests of the kvfold command, with tiny random models. */
+/* Runs command.sh, the tests of the kvfold command, with tiny random models: all of them, or main_command PART. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,13 +9,6 @@
 #include "tests/gguf_writer.h"
 
 enum { SKIP = 77 };
-
-/* Whether batches are run again and again for equal bytes: under ThreadSanitizer it takes minutes and adds no kind of access. */
-#ifdef __SANITIZE_THREAD__
-enum { WHOLE = 0 };
-#else
-enum { WHOLE = 1 };
-#endif
 
 /* The command lies in the build folder, above this program's. */
 static int find_command(char *path, size_t capacity) {
@@ -29,7 +22,7 @@ static int find_command(char *path, size_t capacity) {
     return access(path, X_OK) == 0;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     char command[3100], model[256], quantised[256];
     if (!find_command(command, sizeof command)) {
         puts("skipped: the kvfold command was not built");
@@ -43,8 +36,8 @@ int main(void) {
     bad = kvf_test_write_tiny_model(quantised, &params) || bad;
     pid_t child = bad ? -1 : fork();
     if (child == 0) {
-        execlp("sh", "sh", KVF_SOURCE_DIR "/tests/command.sh", command, model, WHOLE ? quantised : (char *)NULL,
-               (char *)NULL);
+        execlp("sh", "sh", KVF_SOURCE_DIR "/tests/command.sh", command, model, quantised,
+               argc > 1 ? argv[1] : (char *)NULL, (char *)NULL);
         _exit(127);
     }
     int status = -1;
