@@ -21,6 +21,7 @@ static void encode(const kvf_tokenizer *t, const char *text, size_t n, uint32_t 
     uint32_t *ids = malloc(most * sizeof *ids + 1), *less = malloc(most * sizeof *less + 1);
     FUZZ_MUST(ids && less, "memory");
     FUZZ_MUST(kvf_tokenizer_encode(t, text, n, flags, ids, most, &n_ids, NULL) == KVF_OK && n_ids <= most, "encode");
+    FUZZ_MUST(n_ids >= kvf_tokenizer_min_ids(t, text, n), "fewer ids than there can be");
     for (size_t i = 0; i < n_ids; i++) FUZZ_MUST(ids[i] < kvf_tokenizer_n_vocab(t), "an id");
     if (n_ids) {
         FUZZ_MUST(kvf_tokenizer_encode(t, text, n, flags, less, n_ids - 1, &n_less, NULL) == KVF_E_LIMIT, "no room");

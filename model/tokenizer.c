@@ -134,7 +134,10 @@ static kvf_status load_texts(const loading *l, const kvf__gguf_key *tokens) {
     if (!t->texts || !t->types || !t->is_end || !t->by_text) return no_memory(l);
     memset(t->by_text, 0xff, (t->text_mask + 1) * sizeof *t->by_text);
     const unsigned char *at = tokens->data;
-    for (uint32_t id = 0; id < t->n_vocab; id++) t->texts[id] = kvf__gguf_next_text(&at);
+    for (uint32_t id = 0; id < t->n_vocab; id++) {
+        t->texts[id] = kvf__gguf_next_text(&at);
+        t->max_text_bytes = KVF__MAX(t->max_text_bytes, t->texts[id].bytes);
+    }
     for (uint32_t id = 0; id < t->n_vocab; id++) {
         if (kvf__tokenizer_lookup(t, t->texts[id]) != KVF_NO_TOKEN) continue;
         size_t i = mix(hash_bytes(0xcbf29ce484222325u, t->texts[id])) & t->text_mask;
@@ -161,7 +164,6 @@ static kvf_status load_scores(const loading *l, const kvf__gguf_key *scores) {
             return kvf__fail(l->err, KVF_E_FORMAT,
                              "%s: key tokenizer.ggml.scores: token %" PRIu32 " has score NaN: must be a number",
                              l->gguf->path.text, id);
-        t->max_text_bytes = KVF__MAX(t->max_text_bytes, t->texts[id].bytes);
     }
     return KVF_OK;
 }
@@ -421,7 +423,8 @@ static kvf_status load_spm(const loading *l) {
     return status;
 }
 
-/* For kvf_tokenizer_max_ids: a space by its bytes, as spm.c writes what has no token, and the shortest control token. */
+/* For kvf_tokenizer_max_ids: a space by its bytes, as spm.c writes what has no token, and the shortest control token. For
+ * kvf_tokenizer_min_ids: which bytes always become part of a token. */
 static void load_bounds(const loading *l) {
     kvf_tokenizer *t = l->t;
     t->space_ids = 1;
@@ -440,6 +443,10 @@ static void load_bounds(const loading *l) {
         if (t->types[id] == KVF__TOKEN_CONTROL && t->texts[id].bytes &&
             (!t->control_bytes || t->texts[id].bytes < t->control_bytes))
             t->control_bytes = t->texts[id].bytes;
+    bool all = true;
+    for (int b = 0; b < 256; b++) all &= t->counted[b] = t->byte_ids[b] != KVF_NO_TOKEN;
+    if (t->scores && !all)
+        memset(t->counted, 0, sizeof t->counted); /* one unknown token may stand for a text of any length */
 }
 
 static kvf_status load_bpe(const loading *l) {
@@ -555,6 +562,13 @@ size_t kvf_tokenizer_max_ids(const kvf_tokenizer *t, size_t n_bytes) {
         if (gained > lost) most += (n_bytes - 1) / (t->control_bytes + 1) * (gained - lost);
     }
     return kvf__mul(n_bytes, per_byte, &ids) && kvf__add(ids, most, &most) ? most : SIZE_MAX;
+}
+
+/* No token stands for more bytes than the vocabulary writes it with: it writes a space with two or three. */
+size_t kvf_tokenizer_min_ids(const kvf_tokenizer *t, const char *text, size_t n_bytes) {
+    size_t n = 0;
+    for (size_t i = 0; t && text && i < n_bytes; i++) n += t->counted[(unsigned char)text[i]];
+    return n ? (n - 1) / t->max_text_bytes + 1 : 0;
 }
 
 uint32_t kvf_tokenizer_n_vocab(const kvf_tokenizer *t) { return t ? t->n_vocab : 0; }

@@ -43,8 +43,9 @@ struct kvf_tokenizer {
     uint8_t *is_end;  /* [n_vocab] */
     char *bytes;      /* what the tokens stand for, joined */
     size_t n_bytes;
-    size_t *begins;    /* [n_vocab + 1] into bytes */
-    uint32_t *by_text; /* [text_mask + 1] open addressing: id, or KVF_NO_TOKEN; of equal texts the lowest id */
+    size_t *begins;        /* [n_vocab + 1] into bytes */
+    size_t max_text_bytes; /* of a text */
+    uint32_t *by_text;     /* [text_mask + 1] open addressing: id, or KVF_NO_TOKEN; of equal texts the lowest id */
     size_t text_mask;
     kvf__merge *merges; /* [merge_mask + 1] open addressing by pair */
     size_t merge_mask;
@@ -56,13 +57,13 @@ struct kvf_tokenizer {
     kvf__text chat_template; /* in the map; data NULL: none */
     kvf__pretokenizer *pre;  /* NULL with scores */
     /* A SentencePiece vocabulary has scores and no merges; all of this is 0 in others, unknown_id is KVF_NO_TOKEN. */
-    float *scores;         /* [n_vocab] none is NaN; NULL: merges it is */
-    size_t max_text_bytes; /* of a token */
-    uint32_t unknown_id;   /* what stands for a byte that has no token, or KVF_NO_TOKEN */
-    bool add_space;        /* before a text: at its begin and after a control token */
+    float *scores;       /* [n_vocab] none is NaN; NULL: merges it is */
+    uint32_t unknown_id; /* what stands for a byte that has no token, or KVF_NO_TOKEN */
+    bool add_space;      /* before a text: at its begin and after a control token */
     /* What kvf_tokenizer_max_ids goes by. */
     size_t space_ids;     /* ids of one space: 0 to 3 without a token of its own */
     size_t control_bytes; /* of the shortest control token, 0: none can be written out */
+    bool counted[256];    /* kvf_tokenizer_min_ids: by byte, whether it always becomes part of a token */
 };
 
 /* What the text of a file may become. */

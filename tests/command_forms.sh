@@ -102,3 +102,40 @@ assert p.wait(60) == 0
 said = os.read(a, 60000).decode()
 assert ": requests 1 done, answers 3, " in said, said
 END
+
+# A line takes no more memory than a prompt of the whole context; one that is longer is skipped, not kept.
+check a_line_of_any_length_takes_little_memory <<'END'
+from helper import *
+import threading
+def peak(parts, code): # of a run that reads these from a pipe: KiB, answers
+    p = subprocess.Popen([kvfold, "run", "--model", model, "--input", "-", "--quiet"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                         stderr=subprocess.DEVNULL)
+    def feed():
+        for part in parts: p.stdin.write(part)
+        p.stdin.close()
+    writer = threading.Thread(target=feed)
+    writer.start()
+    out = p.stdout.read()
+    writer.join()
+    _, status, usage = os.wait4(p.pid, 0)
+    p.returncode = os.waitstatus_to_exitcode(status)
+    assert p.returncode == code, (p.returncode, out[-500:])
+    return usage.ru_maxrss, {r.get("custom_id", r.get("id")): r for r in lines(out)}
+good = b'{"id": 1, "prompt": "x", "max_tokens": 1}\n'
+least, _ = peak([good], 0)
+word, n = b"word " * 200000, 1000000
+long = [(b'{"id": "p", "prompt": "', *[word] * 48, b'"}\n'), (b'{"messages": [{"role": "user", "content": "', *[word] * 48, b'"}], "id": "behind"}\n'),
+        (*[b" " * n] * 48, b"\n"), (*[b"[" * n] * 48, b"\n"),
+        (b'{"custom_id": "c", "body": {"prompt": "', *[word] * 48, b'"}}\n')] # few bytes here: a child begins with its parent's peak
+most, found = peak([good] + [part for parts in long for part in parts] + [good.replace(b"1,", b"2,", 1)], 1)
+assert most - least < 24 << 10, (least, most)
+assert found.pop("c")["response"]["body"]["error"]["code"] == "line_too_long"
+assert {i: r.get("error", "")[:14] for i, r in found.items()} == {i: "is longer than" for i in ("p", 3, 4, 5)} | {1: "", 2: ""}, found
+# Within the limit: what cannot fit is refused before it becomes tokens.
+many = b'{"id": "t", "token_ids": [' + b"1," * 90000 + b"1]}\n"
+text = b'{"id": "p", "prompt": "' + word[:n // 2] + b'"}\n{"id": "m", "messages": [{"role": "user", "content": "' + word[:n // 2] + b'"}]}\n'
+most, found = peak([good, many, text], 1)
+said = {i: r.get("error") for i, r in found.items()}
+assert "values, must have at most" in said["t"] and "prompt of 500000 bytes: has at least" in said["p"], said
+assert "messages of 500000 bytes: has at least" in said["m"] and said[1] is None and most - least < 24 << 10, (said, least, most)
+END

@@ -111,3 +111,51 @@ found, err = go("1MiB", "--resume")
 assert "1 lines are done" in err and "2 that less KV memory cut short are done again" in err, err
 assert found == {"a": [(None, None)], "b": [(None, None)] * 2, "c": [(None, None)]}, found
 END
+check lines_are_compared_by_what_they_mean <<'END'
+from helper import *
+rows = [{"id": "a", "prompt": "x", "max_tokens": 2, "temperature": 0, "stop": ["zz"]}, chat("b", max_tokens=2, n=1)]
+def write(rows): open("in", "w").write("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows) + "\n")
+base = ["run", "--model", model, "--any-model", "--input", "in", "--output", "meant", "--quiet"]
+write(rows)
+run(*base)
+before = open("meant", "rb").read()
+same = [json.dumps({**rows[0], "max_tokens": 2.0, "temperature": 0.0, "top_k": None}),
+        json.dumps({**rows[1], "body": {**rows[1]["body"], "max_tokens": 2e0, "n": 1.0, "user": None, "seed": None,
+                                        "messages": [{"role": "user", "content": "Hi", "name": None}]}})]
+write(same)
+run(*base, "--resume")
+assert open("meant", "rb").read() == before
+for i, row in ((0, {**rows[0], "max_tokens": 3}), (0, {**rows[0], "top_k": 0}), (0, {**rows[0], "stop": [None, "zz"]}),
+               (1, {**rows[1], "body": {**rows[1]["body"], "temperature": 0.5}})):
+    changed = list(same)
+    changed[i] = row
+    write(changed)
+    assert f"line {i + 1}: meant has the answer to another line" in run(*base, "--resume", code=2)[1], row
+END
+check large_ids_keep_their_digits <<'END'
+from helper import *
+for id in ("9007199254740993", "-9223372036854775808", '"1e16"'):
+    text = f'{{"id": {id}, "prompt": "x", "max_tokens": 1}}\n'
+    assert batch(text)[0][0]["id"] == json.loads(id)
+for id in ("1e16", "9007199254740993.0", "-1e300"):
+    out, _ = batch(f'{{"id": {id}, "prompt": "x"}}\n{{"id": {id}, "prompt": NaN}}\n', code=1)
+    assert [r["id"] for r in out] == [1, 2] and "must be written with all its digits" in out[0]["error"], out
+assert batch('{"id": 7.0, "prompt": "x", "max_tokens": 1}')[0][0]["id"] == 7
+out, _ = batch("".join(f'{{"id": "{"i" * 1000}{i}", "prompt": "x", "max_tokens": 1}}\n' for i in (1, 2, 1)), code=1)
+assert sorted("error" in r for r in out) == [False, False, True] and "an earlier line has it" in [r for r in out if "error" in r][0]["error"]
+END
+check further_answers_to_one_line_are_dropped <<'END'
+from helper import *
+rows = [{"id": i, "prompt": "x", "max_tokens": 1} for i in ("a", "b", "c")]
+open("in", "w").write("\n".join(map(json.dumps, rows)))
+base = ["run", "--model", model, "--input", "in", "--output", "twice"]
+run(*base, "--quiet")
+head, *answered = open("twice", "rb").read().splitlines(True)
+whole = head + b"".join(answered)
+for order in ((0, 0, 1, 2), (0, 1, 2, 1, 0), (0, 0, 0)):
+    open("twice", "wb").write(head + b"".join(answered[i] for i in order))
+    _, err = run(*base, "--resume")
+    assert f"{len(order) - len(set(order))} further answers to lines that have one are dropped" in err, err
+    assert sorted(open("twice", "rb").read().splitlines()) == sorted(whole.splitlines())
+    run(*base, "--quiet", "--resume")
+END

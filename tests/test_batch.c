@@ -196,6 +196,50 @@ Test(batch, packed_input_torn_anywhere_gives_its_whole_lines_and_a_failure) {
     }
 }
 
+/* A line of more than max_line bytes comes as its first bytes; what is behind it comes as it is. */
+Test(batch, a_line_that_is_too_long_is_skipped) {
+    enum { MOST = 10, LONG = 300000 };
+    static char text[2 * LONG + 100];
+    static unsigned char packed[sizeof text + 1000];
+    for (int kind = 0; kind < 3; kind++) {
+        for (size_t length = MOST; length <= LONG; length = length == MOST       ? MOST + 1
+                                                            : length == MOST + 1 ? LONG
+                                                                                 : LONG + 1) {
+            size_t n = 0;
+            for (int i = 0; i < 2; i++) {
+                n += (size_t)sprintf(text + n, "line %d\n", i);
+                memset(text + n, 'a' + i, length);
+                n += length;
+                if (!i) text[n++] = '\n'; /* the last has no end */
+            }
+            size_t n_packed = kind ? (kind == 1 ? pack_gzip : pack_zstd)(text, n, packed, sizeof packed) : n;
+            char path[] = "kvfold-batch-XXXXXX";
+            int fd = mkstemp(path);
+            cr_assert(fd >= 0 && write(fd, kind ? (void *)packed : text, n_packed) == (ssize_t)n_packed);
+            close(fd);
+            kvf__reader r;
+            cr_assert(kvf__reader_open(&r, path, false));
+            unlink(path);
+            r.max_line = MOST;
+            const char *line;
+            size_t n_line;
+            for (int again = 0; again < 2; again++) {
+                for (int i = 0; i < 4; i++) {
+                    kvf__read got = kvf__reader_next(&r, true, &line, &n_line);
+                    cr_assert_eq(got, i % 2 && length > MOST ? KVF__READ_LONG : KVF__READ_LINE, "%d %zu: %d", kind,
+                                 length, i);
+                    cr_assert(r.n_lines == (uint64_t)i + 1 && n_line == (i % 2 ? MOST : strlen("line 0")));
+                    cr_assert(i % 2 ? line[0] == 'a' + i / 2 && line[MOST - 1] == line[0] : line[5] == '0' + i / 2);
+                }
+                cr_assert_eq(kvf__reader_next(&r, true, &line, &n_line), KVF__READ_END);
+                cr_assert(r.n_bytes == n && r.capacity < LONG, "%zu", r.capacity);
+                cr_assert(kvf__reader_rewind(&r));
+            }
+            kvf__reader_close(&r);
+        }
+    }
+}
+
 Test(batch, packing_is_told_by_the_first_bytes) {
     const struct {
         const char *bytes;

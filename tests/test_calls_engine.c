@@ -179,6 +179,7 @@ static const kvf_prompt_file *saved(void) {
     S('n', kvf_model_forward, "iioie", model, rig.activations, rig.stream, &forward, &w.err) \
     S('n', kvf_tokenizer_encode, "iifoioie", w.words, (const char *)w.text, (size_t)3, 0u, w.ids, (size_t)IDS, &w.bytes, &w.err) \
     V(kvf_tokenizer_max_ids, "aa", w.words, (size_t)3) \
+    V(kvf_tokenizer_min_ids, "aa-", w.words, (const char *)w.text, (size_t)3) \
     V(kvf_tokenizer_piece, "aaaa-", w.words, 40u, 0, w.text, sizeof w.text) \
     V(kvf_tokenizer_decode, "aa-aa-", w.words, w.prompt, (size_t)24, 0, w.text, sizeof w.text) \
     V(kvf_tokenizer_find, "aa", w.words, "a") \

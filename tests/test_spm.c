@@ -255,6 +255,7 @@ static size_t most_ids(const kvf_model *model, const char *alphabet, size_t n) {
         for (uint32_t flags = 0; flags < 4; flags++) {
             n_ids = encode(model, text, n, flags, ids, 256);
             if (n_ids > most) most = n_ids;
+            cr_assert_geq(n_ids, kvf_tokenizer_min_ids(t, text, n));
         }
         kvf_error err;
         kvf_message message = {"user", text, n};

@@ -49,6 +49,7 @@ Test(spm_reference, r3_agrees_with_the_reference) {
             size_t n = encode(model, text, strlen(text), 0, ids, MAX_IDS);
             cr_assert(n == n_wanted && !memcmp(ids, wanted, n * sizeof *ids), "%s, case %zu: \"%s\"", name, i, text);
             cr_assert_leq(n, kvf_tokenizer_max_ids(kvf_model_tokenizer(model), strlen(text)));
+            cr_assert_geq(n, kvf_tokenizer_min_ids(kvf_model_tokenizer(model), text, strlen(text)));
             n_cases++;
             if (strstr(text, "\xe2\x96\x81") || !strcmp(name, "no_bytes")) continue;
             must_decode(model, ids, n, 1, text); /* what the reference does not do for every text */

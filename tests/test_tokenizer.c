@@ -446,6 +446,23 @@ Test(tokenizer, begins_where_the_file_wants_it) {
     }
 }
 
+/* By the longest token; bytes that have none count for nothing. */
+Test(tokenizer, tells_the_fewest_ids_of_a_text) {
+    kvf_model *model = open_tiny_words(&(struct tiny_model_params){0});
+    const kvf_tokenizer *t = kvf_model_tokenizer(model);
+    char text[4000];
+    memset(text, 'a', sizeof text);
+    size_t longest = 0, n = kvf_tokenizer_min_ids(t, text, sizeof text), n_ids;
+    uint32_t ids[sizeof text];
+    for (uint32_t id = 0; id < kvf_tokenizer_n_vocab(t); id++)
+        longest = KVF__MAX(longest, kvf_tokenizer_piece(t, id, 1, NULL, 0));
+    cr_assert(n && n <= (sizeof text - 1) / longest + 1 && n >= sizeof text / (2 * longest), "%zu", n);
+    cr_assert_eq(kvf_tokenizer_encode(t, text, sizeof text, 0, ids, sizeof text, &n_ids, NULL), KVF_OK);
+    cr_assert_geq(n_ids, n);
+    cr_assert(kvf_tokenizer_min_ids(t, text, 0) == 0 && kvf_tokenizer_min_ids(t, text, 1) == 1);
+    kvf_model_close(model);
+}
+
 Test(tokenizer, leaves_a_buffer_that_is_too_small) {
     kvf_model *model = open_tiny_words(&(struct tiny_model_params){0});
     uint32_t ids[4] = {7, 7, 7, 7};

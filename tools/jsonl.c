@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -112,6 +113,17 @@ bool kvf__sink_close(kvf__sink *s) {
 
 /* ---- Ids ----------------------------------------------------------------------------------------------- */
 
+enum { ID_BYTES = 64 }; /* of the text kept of an id; a longer one is known by its hash, 128 bits */
+
+static char *text_of(const json_t *id) {
+    char *text = json_dumps(id, JSON_ENCODE_ANY | JSON_COMPACT); /* "7" and 7 differ by the quotes; no byte is zero */
+    if (text && strlen(text) > ID_BYTES) {
+        XXH128_hash_t hash = XXH3_128bits(text, strlen(text));
+        snprintf(text, ID_BYTES, "#%016llx%016llx", (unsigned long long)hash.high64, (unsigned long long)hash.low64);
+    }
+    return text;
+}
+
 /* The slot of a text, or the free one where it would go. */
 static size_t find_slot(const kvf__ids *ids, const char *text) {
     size_t mask = ids->n_slots - 1, i = (size_t)XXH3_64bits(text, strlen(text)) & mask;
@@ -140,7 +152,7 @@ static bool grow_ids(kvf__ids *ids, size_t bytes) {
 }
 
 kvf__ids_result kvf__ids_add(kvf__ids *ids, const json_t *id, uint64_t value) {
-    char *text = json_dumps(id, JSON_ENCODE_ANY | JSON_COMPACT); /* "7" and 7 differ by the quotes; no byte is zero */
+    char *text = text_of(id);
     size_t bytes = text ? strlen(text) + 1 : 0;
     kvf__ids_result result = KVF__IDS_NO_MEMORY;
     if (text && grow_ids(ids, bytes + sizeof value)) {
@@ -159,7 +171,7 @@ kvf__ids_result kvf__ids_add(kvf__ids *ids, const json_t *id, uint64_t value) {
 }
 
 bool kvf__ids_get(const kvf__ids *ids, const json_t *id, uint64_t *value) {
-    char *text = ids->n ? json_dumps(id, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
+    char *text = ids->n ? text_of(id) : NULL;
     size_t place = text ? ids->slots[find_slot(ids, text)] : 0;
     if (place) memcpy(value, ids->arena + place - 1 + strlen(text) + 1, sizeof *value);
     free(text);

@@ -249,14 +249,16 @@ static void reject_duplicate(pass *p, kvf__line *line, kvf__ids_result used) {
     reject(p, line, text);
 }
 
-static void take_line(pass *p, const char *text, size_t n_bytes, uint64_t number) {
+/* whole: false where these are but the first bytes of a line that is too long. */
+static void take_line(pass *p, const char *text, size_t n_bytes, uint64_t number, bool whole) {
     kvf__line_skip_mark(&text, &n_bytes);
     size_t blank = 0;
     while (blank < n_bytes && strchr(" \t\r", text[blank]) && text[blank]) blank++;
-    if (blank == n_bytes) return;
+    if (blank == n_bytes && whole) return;
     kvf__line line;
     kvf_error err = {.text = ""};
-    kvf_status st = kvf__line_open(&p->rules, text, n_bytes, number, &line, &err);
+    kvf_status st = whole ? kvf__line_open(&p->rules, text, n_bytes, number, &line, &err)
+                          : kvf__line_too_long(&p->rules, text, n_bytes, number, &line, &err);
     p->rules.openai = line.openai;
     write_header(p, line.openai);
     /* A bad line uses up the id it names; the default id of a line that could not be read is used by nobody. */
@@ -308,8 +310,8 @@ static void feed(pass *p) {
         }
         kvf__read got = kvf__reader_next(&p->run->reader, p->pending == 0, &text, &n_bytes);
         if (got == KVF__READ_LATER) return;
-        if (got == KVF__READ_LINE) {
-            take_line(p, text, n_bytes, p->run->reader.n_lines);
+        if (got == KVF__READ_LINE || got == KVF__READ_LONG) {
+            take_line(p, text, n_bytes, p->run->reader.n_lines, got == KVF__READ_LINE);
             continue;
         }
         p->ended = true;
@@ -384,6 +386,7 @@ bool kvf__batch_pass(kvf__batch *r, uint32_t index) {
                                 .info = r->info,
                                 .model_path = r->model_path,
                                 .policy = r->names[index],
+                                .max_values = kvf__line_max_values(cli, r->info),
                                 .own = index == 0};
     p.ahead = cli->max_running > 16384 ? 65536 : cli->max_running * 4;
     if (!kvf__tally_init(p.tally, cli, r->info, &r->policies[index], r->names[index].preset)) return false;

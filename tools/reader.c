@@ -82,7 +82,7 @@ bool kvf__reader_rewind(kvf__reader *r) {
     r->pack = KVF__PACK_UNSURE;
     r->begin = r->scanned = r->used = r->raw_begin = r->raw_used = 0;
     r->n_lines = r->n_bytes = 0;
-    r->end = r->raw_end = r->full = false;
+    r->end = r->raw_end = r->full = r->skipping = false;
     r->broken = NULL;
     return true;
 }
@@ -183,19 +183,30 @@ static kvf__read fill(kvf__reader *r, bool wait) {
     return KVF__READ_LINE;
 }
 
+/* Takes n bytes of the buffer as a line, or as what has come of a long one, and the line's end, if it is there. */
+static void take(kvf__reader *r, size_t n, bool ended) {
+    r->begin = r->scanned = r->begin + n + ended;
+    r->n_bytes += n + ended;
+    r->line_ended = ended;
+}
+
 kvf__read kvf__reader_next(kvf__reader *r, bool wait, const char **line, size_t *n_bytes) {
     for (;;) {
         char *from = r->buffer + r->scanned;
         char *at = r->used > r->scanned ? memchr(from, '\n', r->used - r->scanned) : NULL;
-        if (at || (r->end && !r->broken && r->used > r->begin)) {
-            char *stop = at ? at : r->buffer + r->used;
+        size_t n = at ? (size_t)(at - r->buffer) - r->begin : r->used - r->begin;
+        bool too_long = r->max_line && n > r->max_line;
+        if (r->skipping) {
+            take(r, n, at != NULL);
+            r->skipping = !at;
+            if (at) continue;
+        } else if (too_long || at || (r->end && !r->broken && n)) {
             *line = r->buffer + r->begin;
-            *n_bytes = (size_t)(stop - *line);
-            r->begin = r->scanned = (size_t)(stop - r->buffer) + (at != NULL);
-            r->line_ended = at != NULL;
-            r->n_bytes += *n_bytes + r->line_ended;
+            *n_bytes = too_long ? r->max_line : n;
+            take(r, n, at != NULL);
             r->n_lines++;
-            return KVF__READ_LINE;
+            r->skipping = too_long && !at;
+            return too_long ? KVF__READ_LONG : KVF__READ_LINE;
         }
         if (r->broken) {
             kvf__say("%s: the %s data is torn or corrupt after line %llu (%s); the lines before run", r->name,
@@ -203,11 +214,6 @@ kvf__read kvf__reader_next(kvf__reader *r, bool wait, const char **line, size_t 
             return KVF__READ_FAILED;
         }
         if (r->end) return KVF__READ_END;
-        if (r->max_line && r->used - r->begin > r->max_line) {
-            kvf__say("%s line %llu: is longer than %zu bytes", r->name, (unsigned long long)r->n_lines + 1,
-                     r->max_line);
-            return KVF__READ_FAILED;
-        }
         r->scanned = r->used;
         kvf__read got = fill(r, wait);
         if (got != KVF__READ_LINE) return got;

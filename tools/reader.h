@@ -5,6 +5,7 @@
  *     the end of a pipe whose writer waits for an answer.
  *   - Compressed input is recognised by its bytes, never by its name. If it is cut off or corrupt, the whole lines before
  *     that place are returned first, then KVF__READ_FAILED.
+ *   - Memory is bounded by max_line, however long a line is.
  */
 #ifndef KVF_TOOLS_READER_H
 #define KVF_TOOLS_READER_H
@@ -27,10 +28,11 @@ typedef struct kvf__reader {
     size_t raw_begin, raw_used;
     bool raw_end, full; /* full: the last step filled all the room it had */
     const char *broken; /* what is wrong with the packed bytes */
-    size_t max_line;    /* set after opening: a longer line fails; 0: any length */
+    size_t max_line;    /* set after opening: a longer line is LONG; 0: any length */
+    bool skipping;      /* the rest of a LONG line is still to come */
 } kvf__reader;
 
-typedef enum kvf__read { KVF__READ_LINE, KVF__READ_LATER, KVF__READ_END, KVF__READ_FAILED } kvf__read;
+typedef enum kvf__read { KVF__READ_LINE, KVF__READ_LATER, KVF__READ_END, KVF__READ_FAILED, KVF__READ_LONG } kvf__read;
 
 /* "-" is standard input. With twice a pipe is first copied to a temporary file. False after a message. */
 bool kvf__reader_open(kvf__reader *reader, const char *path, bool twice);
@@ -39,7 +41,8 @@ void kvf__reader_close(kvf__reader *reader);
 bool kvf__reader_can_rewind(const kvf__reader *reader);
 bool kvf__reader_rewind(kvf__reader *reader);
 /* The next line without its end, valid until the next call. wait: block until there is one; else LATER when none is
- * there yet. FAILED after a message. A signal that was caught ends a wait with LATER. */
+ * there yet. FAILED after a message. A signal that was caught ends a wait with LATER. LONG: the first max_line bytes of a
+ * line that has more; the next call skips the rest without keeping it. */
 kvf__read kvf__reader_next(kvf__reader *reader, bool wait, const char **line, size_t *n_bytes);
 /* Skips byte order marks at the beginning of a line: concatenated files have them in the middle. */
 void kvf__line_skip_mark(const char **line, size_t *n_bytes);

@@ -2,13 +2,12 @@
 #define _POSIX_C_SOURCE 200809L
 #include "tools/request.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
-#include "tools/broken.h"
-#include "tools/digest.h"
 #include "tools/fields.h"
 
 enum { MAX_MESSAGES = 4096, MAX_VALUE = 512 };
@@ -266,6 +265,18 @@ kvf_status kvf__line_policy(const kvf__line_rules *rules, kvf__line *line, const
 
 /* ---- Text to tokens ------------------------------------------------------------------------------------- */
 
+/* A prompt that cannot fit is refused by its bytes: encoding it takes many times their memory. */
+static kvf_status check_bytes(const kvf__line_rules *rules, kvf__line *line, const char *what, size_t n_bytes,
+                              size_t min_ids, kvf_error *err) {
+    uint32_t context = kvf__line_context(rules->cli, rules->info);
+    if (min_ids < context) return KVF_OK;
+    line->code = "context_length_exceeded";
+    return kvf__field_fail(err, KVF_E_NEVER_FITS,
+                           "%s of %zu bytes: has at least %zu tokens; the context is %u tokens and must hold one more; "
+                           "shorten it",
+                           what, n_bytes, min_ids, context);
+}
+
 static kvf_status check_tokens(const kvf__line *line, const char *what, kvf_error *err) {
     if (!line->n_tokens) return kvf__field_fail(err, KVF_E_INVALID, "%s: has no token; give at least one", what);
     if (line->n_tokens <= UINT32_MAX) return KVF_OK;
@@ -275,9 +286,12 @@ static kvf_status check_tokens(const kvf__line *line, const char *what, kvf_erro
 kvf_status kvf__line_text(const kvf__line_rules *rules, kvf__line *line, const json_t *text, kvf_error *err) {
     if (!json_is_string(text)) return kvf__field_wrong_type(err, "prompt", text, "a text");
     uint32_t flags = KVF_ENCODE_BOS | (rules->cli->special ? KVF_ENCODE_SPECIAL : 0);
+    const char *bytes = json_string_value(text);
+    size_t n = json_string_length(text);
+    kvf_status st = check_bytes(rules, line, "prompt", n, kvf_tokenizer_min_ids(rules->tokenizer, bytes, n), err);
+    if (st) return st;
     err->text[0] = '\0';
-    line->tokens =
-        kvf__encode(rules->tokenizer, json_string_value(text), json_string_length(text), flags, &line->n_tokens, err);
+    line->tokens = kvf__encode(rules->tokenizer, bytes, n, flags, &line->n_tokens, err);
     return line->tokens ? check_tokens(line, "prompt", err) : KVF_E_INVALID;
 }
 
@@ -291,9 +305,19 @@ kvf_status kvf__line_token_ids(const kvf__line_rules *rules, kvf__line *line, co
 static kvf_status render(const kvf__line_rules *rules, kvf__line *line, const kvf_message *messages, uint32_t n,
                          kvf_error *err) {
     const char *name = rules->cli->chat_template;
-    size_t needed = 0;
+    size_t needed = 0, n_bytes = 0, min_ids = 0;
+    for (uint32_t i = 0; i < n; i++) { /* templates leave out blanks at the ends of a content */
+        size_t at = 0, left = messages[i].content_bytes;
+        while (left && isspace((unsigned char)messages[i].content[at])) at++, left--;
+        while (left && isspace((unsigned char)messages[i].content[at + left - 1])) left--;
+        size_t ids = kvf_tokenizer_min_ids(rules->tokenizer, messages[i].content + at, left);
+        min_ids += ids ? ids - 1 : 0; /* a token may reach into the next message */
+        n_bytes += messages[i].content_bytes;
+    }
+    kvf_status st = check_bytes(rules, line, "messages", n_bytes, min_ids, err);
+    if (st) return st;
     err->text[0] = '\0';
-    kvf_status st = kvf_chat_render(rules->tokenizer, name, messages, n, NULL, 0, &needed, err);
+    st = kvf_chat_render(rules->tokenizer, name, messages, n, NULL, 0, &needed, err);
     if (st && st != KVF_E_LIMIT) return st;
     size_t most = kvf_tokenizer_max_ids(rules->tokenizer, needed);
     if (most > SIZE_MAX / sizeof *line->tokens || !(line->tokens = malloc(most ? most * sizeof *line->tokens : 1)))
@@ -397,85 +421,6 @@ static kvf_status check_keys(kvf__line *line, kvf_error *err) {
     }
     kvf__fields_drop_null(line->root);
     return KVF_OK;
-}
-
-static kvf_status read_object(const char *text, size_t n_bytes, kvf__line *line, kvf_error *err) {
-    size_t valid = kvf__utf8_valid(text, n_bytes);
-    if (valid < n_bytes)
-        return kvf__field_fail(err, KVF_E_FORMAT, "byte %zu (0x%02x) is not UTF-8; convert the file to UTF-8",
-                               valid + 1, (unsigned char)text[valid]);
-    json_error_t error;
-    line->root = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &error);
-    if (!line->root) return kvf__field_fail(err, KVF_E_FORMAT, "not JSON: %s (column %d)", error.text, error.column);
-    if (!json_is_object(line->root))
-        return kvf__field_fail(err, KVF_E_FORMAT, "is %s, must be an object: {\"prompt\": \"...\"}",
-                               kvf__field_type(line->root));
-    return KVF_OK;
-}
-
-/* False for a value that no id can be: 7.0 counts as 7. */
-static bool take_id(kvf__line *line, const json_t *value) {
-    json_int_t number = 0;
-    bool whole = !line->openai && kvf__field_whole(value, &number);
-    if (!whole && !json_is_string(value)) return false;
-    json_t *id = whole ? json_integer(number) : json_incref((json_t *)value);
-    if (!id) return false;
-    json_decref(line->id);
-    line->id = id;
-    line->named = true;
-    return true;
-}
-
-static kvf_status read_id(kvf__line *line, kvf_error *err) {
-    const char *key = line->openai ? "custom_id" : "id";
-    const json_t *id = json_object_get(line->root, key);
-    if (json_is_null(id)) id = NULL;
-    if (!id && !line->openai) return KVF_OK;
-    line->code = "invalid_custom_id";
-    if (!id) return kvf__field_fail(err, KVF_E_INVALID, "custom_id: is missing; give each line one of its own");
-    if (!take_id(line, id))
-        return kvf__field_wrong_type(err, key, id, line->openai ? "a text" : "a text or a whole number");
-    line->code = NULL;
-    return KVF_OK;
-}
-
-static bool mentions_custom_id(const char *text, size_t n_bytes) {
-    static const char key[] = "\"custom_id\"";
-    const size_t length = sizeof key - 1;
-    for (const char *p = text; (size_t)(p - text) + length <= n_bytes; p++) {
-        p = memchr(p, '"', n_bytes - (size_t)(p - text) - length + 1);
-        if (!p) return false;
-        if (!memcmp(p, key, length)) return true;
-    }
-    return false;
-}
-
-kvf_status kvf__line_open(const kvf__line_rules *rules, const char *text, size_t n_bytes, uint64_t number,
-                          kvf__line *line, kvf_error *err) {
-    memset(line, 0, sizeof *line);
-    line->number = number;
-    line->text = text;
-    line->n_bytes = n_bytes;
-    if (!(line->id = json_integer((json_int_t)number))) return kvf__field_fail(err, KVF_E_NO_MEMORY, "out of memory");
-    kvf_status st = read_object(text, n_bytes, line, err);
-    if (!st) {
-        line->openai = kvf__openai_is(line->root);
-        return read_id(line, err);
-    }
-    line->code = "invalid_json";
-    line->openai = mentions_custom_id(text, n_bytes);
-    json_t *id = line->root ? NULL : kvf__broken_value(text, n_bytes, line->openai ? "custom_id" : "id");
-    if (!id && !line->openai) line->openai = rules->openai;
-    if (id) (void)take_id(line, id);
-    json_decref(id);
-    return st;
-}
-
-uint64_t kvf__line_hash(const kvf__line *line) {
-    char *text = json_dumps(line->root, JSON_COMPACT | JSON_SORT_KEYS);
-    uint64_t hash = text ? kvf__digest(text, strlen(text)) : 0; /* out of memory: 1, which fits no line */
-    free(text);
-    return hash ? hash : 1;
 }
 
 static kvf_status read_own(const kvf__line_rules *rules, kvf__line *line, kvf_error *err) {

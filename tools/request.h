@@ -19,6 +19,7 @@ typedef struct kvf__line_rules {
     const kvf_model_info *info;
     const char *model_path;
     kvf__policy_name policy; /* of lines that name none */
+    size_t max_values;       /* of one line: kvf__line_max_values; 0: any number */
     bool own;    /* the command line's; false in the run of --compare, where lines may set only the budget */
     bool openai; /* the form of the line before */
 } kvf__line_rules;
@@ -53,12 +54,21 @@ typedef struct kvf__line {
     char param[64];   /* the field, "": none */
 } kvf__line;
 
+/* What a line may have, by the model's or --context tokens: bytes (with each character escaped as JSON allows, the longest prompt
+ * that could fit, and room for other fields) and values. A line that has more is refused before memory is spent on it. */
+size_t kvf__line_max_bytes(const kvf__cli *cli, const kvf_tokenizer *tokenizer, const kvf_model_info *info);
+size_t kvf__line_max_values(const kvf__cli *cli, const kvf_model_info *info);
+uint32_t kvf__line_context(const kvf__cli *cli, const kvf_model_info *info);
+
 /* Reads a line as JSON, and its form and id. On failure err says why, and line has its number, form and id (the number
  * where none could be read, also by kvf__broken_value). In both cases kvf__line_free follows. */
 kvf_status kvf__line_open(const kvf__line_rules *rules, const char *text, size_t n_bytes, uint64_t number,
                           kvf__line *line, kvf_error *err);
-/* The hash of a line that its answer carries: of all fields and values, independent of their spelling and order;
- * never 0. */
+/* As kvf__line_open for a line of which only the first n_bytes are there, as it is too long: fails, with its form and id. */
+kvf_status kvf__line_too_long(const kvf__line_rules *rules, const char *text, size_t n_bytes, uint64_t number,
+                              kvf__line *line, kvf_error *err);
+/* The hash of a line that its answer carries: of all fields and values, whatever their order and spelling (2.0 is 2, and a
+ * field that is null is left out); never 0. */
 uint64_t kvf__line_hash(const kvf__line *line);
 /* The rest of it, after kvf__line_open, whose text is still there. */
 kvf_status kvf__line_read(const kvf__line_rules *rules, kvf__line *line, kvf_error *err);

@@ -203,6 +203,7 @@ static bool header_fits(const char *output, const json_t *was, const json_t *now
 typedef struct scan { /* one walk over the lines of an output */
     const char *output;
     uint64_t n_lines, n_errors, n_torn, n_odd, n_unsure; /* unsure: answers that tell no hash of their lines */
+    uint64_t n_again;                                    /* further answers to one line */
     uint64_t kv_bytes;                                   /* of this run */
     uint64_t keep_bytes;                                 /* where the last line that stays ends */
     bool header_first, gap;                              /* gap: a line that goes stands before one that stays */
@@ -229,7 +230,7 @@ static bool scan_line(scan *s, kvf__resume *resume, const kvf__reader *r, const 
     const json_t *id;
     uint64_t hash = 0;
     line_kind kind = classify(text, n, r->line_ended, s->kv_bytes, &value, &id, &hash);
-    bool first = s->n_lines++ == 0, good = true;
+    bool first = s->n_lines++ == 0;
     if (kind == LINE_HEADER && first) {
         s->header = json_incref(value);
         s->header_first = true;
@@ -238,25 +239,25 @@ static bool scan_line(scan *s, kvf__resume *resume, const kvf__reader *r, const 
     resume->n_short += kind == LINE_SHORT;
     s->n_torn += kind == LINE_TORN;
     s->n_odd += kind == LINE_ODD || (kind == LINE_HEADER && !first);
-    bool stays = kind == LINE_GOOD || (kind == LINE_HEADER && first);
+    kvf__ids_result known = kind == LINE_GOOD ? kvf__ids_add(&resume->done, id, hash) : KVF__IDS_NEW;
+    bool new = kind == LINE_GOOD &&known == KVF__IDS_NEW, stays = new || (kind == LINE_HEADER && first);
     uint64_t begin = r->n_bytes - n - r->line_ended;
     if (stays) {
         s->gap |= s->keep_bytes != begin;
         s->keep_bytes = r->n_bytes;
     }
-    if (kind == LINE_GOOD) {
-        good = kvf__ids_add(&resume->done, id, hash) != KVF__IDS_NO_MEMORY;
-        resume->n_done++;
-        s->n_unsure += hash == 0;
-    }
-    if (!good) kvf__say("--resume: out of memory");
+    resume->n_done += new;
+    s->n_unsure += new &&hash == 0;
+    s->n_again += known == KVF__IDS_SEEN;
+    if (known == KVF__IDS_NO_MEMORY) kvf__say("--resume: out of memory");
     json_decref(value);
-    return good;
+    return known != KVF__IDS_NO_MEMORY;
 }
 
 /* Calls scan_line, or with a file copies the lines that stay. */
 static bool walk(scan *s, kvf__resume *resume, FILE *copy) {
     kvf__reader r;
+    kvf__ids copied = {0};
     const char *text;
     size_t n;
     if (!kvf__reader_open(&r, s->output, false)) return false;
@@ -274,11 +275,13 @@ static bool walk(scan *s, kvf__resume *resume, FILE *copy) {
         json_t *value;
         const json_t *id;
         uint64_t hash;
-        if (classify(text, n, r.line_ended, s->kv_bytes, &value, &id, &hash) == LINE_GOOD)
+        if (classify(text, n, r.line_ended, s->kv_bytes, &value, &id, &hash) == LINE_GOOD &&
+            kvf__ids_add(&copied, id, 0) != KVF__IDS_SEEN)
             good = fwrite(text, 1, n, copy) == n && fputc('\n', copy) != EOF;
         if (!good) kvf__say("%s: %s", kvf__shown(s->output).text, strerror(errno));
         json_decref(value);
     }
+    kvf__ids_free(&copied);
     kvf__reader_close(&r);
     return good;
 }
@@ -316,6 +319,9 @@ static void say_what(const scan *s, const kvf__resume *resume) {
     kvf__say("--resume: %llu lines are done, %llu errors are tried again%s%s%s", (unsigned long long)resume->n_done,
              (unsigned long long)s->n_errors, cut, s->n_torn ? ", a torn last line is dropped" : "",
              s->n_odd ? ", lines that are no answers are dropped" : "");
+    if (s->n_again)
+        kvf__say("--resume: %llu further answers to lines that have one are dropped: the first of each stays",
+                 (unsigned long long)s->n_again);
     if (s->n_unsure)
         kvf__say("warning: --resume: %llu answers tell no hash of their lines: these are taken to be unchanged",
                  (unsigned long long)s->n_unsure);
@@ -343,7 +349,7 @@ kvf__resume_line kvf__resume_look(const kvf__resume *resume, const kvf__line *li
 /* Checks that every input line with an answer is the line that was answered. An input that can be read only once is
  * checked line by line as it arrives (pass.c). */
 static bool check_input(const kvf__resume *resume, kvf__reader *r) {
-    const kvf__line_rules rules = {0};
+    const kvf__line_rules rules = {.max_values = resume->max_values};
     kvf__ids seen = {0};
     kvf_error unused;
     const char *text;

@@ -28,6 +28,7 @@ typedef struct kvf__resume {    /* zero: nothing was there */
     kvf__ids done;              /* what ended well, with the hashes of the lines */
     uint64_t n_done;
     uint64_t kv_bytes; /* of this run; set before kvf__resume_read */
+    size_t max_values; /* of a line of the input; likewise */
     uint64_t n_short;  /* answers that the KV memory of an earlier run cut short, and this one has more */
     bool has_header;   /* the output, or the file beside it, has one that fits */
     bool failed;       /* a file could not be written */
@@ -37,7 +38,7 @@ typedef struct kvf__resume {    /* zero: nothing was there */
 bool kvf__resume_can(const char *output);
 
 /* Reads the output of an earlier run, which the sink has opened and locked. Answers that ended well stay. Errors, an
- * incomplete last line and lines that are not answers are removed in one step, so that stopping at any moment loses
+ * incomplete last line, lines that are not answers and second answers to one line are removed in one step, so that stopping at any moment loses
  * nothing. False after a message, with the file unchanged: the header is missing or does not match; a line of the
  * input is not the line that was answered; the file could not be read or written. */
 bool kvf__resume_read(kvf__resume *resume, kvf__sink *sink, kvf__reader *input, const json_t *header, bool quiet);

@@ -128,6 +128,7 @@ static bool open_sink(kvf__batch *r, kvf__sink *sink, const char *path, kvf__syn
     r->resume.input = r->reader.name;
     r->resume.force = cli->force;
     r->resume.kv_bytes = kvf__setup_kv_bytes(r->engine);
+    r->resume.max_values = kvf__line_max_values(cli, r->info);
     return !resumes || kvf__resume_read(&r->resume, sink, &r->reader, r->header, cli->quiet);
 }
 
@@ -186,6 +187,7 @@ static bool set_up(kvf__batch *r) {
     if (cli->input && !kvf__reader_open(&r->reader, cli->input, cli->compare != NULL)) return false;
     if (!kvf__model_path(cli, r->model_path) || !(r->model = kvf__setup_model(cli, false, &r->n_threads))) return false;
     r->info = kvf_model_get_info(r->model);
+    r->reader.max_line = kvf__line_max_bytes(cli, kvf_model_tokenizer(r->model), r->info);
     r->streams = cli->prompt && !cli->output && !cli->json;
     return read_policies(r, r->info->n_layers) &&
            (r->engine = kvf__setup_engine(cli, r->model, &r->policies[0], !cli->prompt)) && open_outputs(r);

@@ -242,6 +242,7 @@ static bool read_lines(kvf__trace_input *in, uint64_t limit) {
         if (got == KVF__READ_LATER) continue;
         if (got == KVF__READ_END) break;
         if (got == KVF__READ_FAILED) good = false;
+        if (got == KVF__READ_LONG) good = kvf__trace_fail(in, "is longer than %d bytes", KVF__TRACE_LINE_MAX);
         if (!good) break;
         kvf__line_skip_mark(&line, &n);
         if (n && line[n - 1] == '\r') n--;

@@ -202,6 +202,12 @@ KVF_API KVF_CHECK kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer
  *  @own nothing. @threads any. @errors none: SIZE_MAX when the number is larger. @cost O(1). */
 KVF_API size_t kvf_tokenizer_max_ids(const kvf_tokenizer *tokenizer, size_t n_bytes);
 
+/** The fewest ids that a text can have, by its length alone: a prompt that cannot fit need not be encoded to know it. 0 for
+ *  SentencePiece vocabularies that lack a byte, where one unknown token may stand for a text of any length.
+ *  @param tokenizer a tokenizer. @param text bytes. @param n_bytes how many.
+ *  @own nothing. @threads any. @errors none. @cost O(n_bytes), allocates nothing. */
+KVF_API size_t kvf_tokenizer_min_ids(const kvf_tokenizer *tokenizer, const char *text, size_t n_bytes);
+
 /** The bytes of one token. A control token has none unless special is set.
  *  @param tokenizer a tokenizer. @param id any value; outside the vocabulary: no bytes. @param special 1: control tokens have their text.
  *  @param buffer result. @param capacity of it; 512 is enough for tokens of at most 512 bytes.
