@@ -97,10 +97,13 @@ static double attention_masses(const kvf__fold *w, uint32_t entry, uint32_t targ
 
 /* Of the slots that are merged the largest score from the model counts. */
 static void fold_score(const kvf__fold *w, uint32_t entry, uint32_t target) {
-    float *score = w->old.pages->score, most = score[kvf__slot_index(&w->old, target)];
-    for (uint32_t e = entry; e != KVF__NONE; e = w->x.next[e])
-        most = fmaxf(most, score[kvf__slot_index(&w->old, w->entries[e].slot)]); /* a number rather than NaN */
-    score[kvf__slot_index(&w->to, kvf__fold_slot(w, target))] = most;
+    bool repeat = kvf__policy_asks_repeat(w->options);
+    float *plane = w->old.pages->score, most = repeat ? *score_of(w, target) : plane[kvf__slot_index(&w->old, target)];
+    for (uint32_t e = entry; e != KVF__NONE; e = w->x.next[e]) {
+        uint32_t slot = w->entries[e].slot; /* a number rather than NaN */
+        most = fmaxf(most, repeat ? *score_of(w, slot) : plane[kvf__slot_index(&w->old, slot)]);
+    }
+    *(repeat ? score_of(w, target) : &plane[kvf__slot_index(&w->to, kvf__fold_slot(w, target))]) = most;
 }
 
 /* Merges the chain of entries that starts at entry into its target. */
@@ -119,7 +122,7 @@ static void fold(const kvf__fold *w, uint32_t entry) {
     double wc = kvf__merge_weights(w->options->merge, w->x.u, w->x.mass, n, w->x.weights);
     if (w->options->merge_keys) fold_row(w, w->old, true, target, entry, wc);
     fold_row(w, w->old, false, target, entry, wc);
-    if (p->score) fold_score(w, entry, target);
+    if (p->score || kvf__policy_asks_repeat(w->options)) fold_score(w, entry, target);
     if (kvf_policy_needs_weights(w->options)) {
         size_t i = kvf__slot_index(&w->to, kvf__fold_slot(w, target));
         p->weight[i] = (float)mass;
@@ -276,6 +279,9 @@ static void write_scores(const kvf_policy_batch *b, const kvf__fold *w) {
 
 /* A decode event in place: only what moves is touched. */
 static void apply_holes(const kvf_policy_batch *b, const kvf__fold *w) {
+    const kvf__policy_seq *s = kvf__event_seq(w->call, w->event);
+    uint32_t slot = s->scored[(size_t)w->event->layer * w->call->state->config.n_kv_heads + w->kv_head];
+    for (; kvf__policy_asks_repeat(w->options) && slot < w->old.n_slots; slot++) *score_of(w, slot) = INFINITY;
     fold_all(w);
     uint32_t n_moves = fill_holes(w);
     move_in_place(w, n_moves);

@@ -77,9 +77,8 @@ static kvf_status check_scores(const kvf_policy_batch *b, const kvf__policy_seq 
                                kvf_error *err) {
     const kvf_event *e = &b->events[i];
     kvf__roles r = kvf__score_roles(&s->options);
-    if (kvf__policy_asks_model(&s->options) && !b->pages->score)
-        return kvf__fail(err, KVF_E_INVALID,
-                         "event %u: score repeat or probe: pages.score must be set, or use another score", i);
+    if (kvf__policy_asks_probe(&s->options) && !b->pages->score)
+        return kvf__fail(err, KVF_E_INVALID, "event %u: score probe: pages.score must be set, or use another score", i);
     if (r.n == 0) return KVF_OK;
     bool prompt = kvf__of_prompt(b, e), window = s->options.score == KVF_SCORE_WINDOW;
     float *const *sums = window ? b->prompt_last : b->prompt_sums;

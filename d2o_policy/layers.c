@@ -167,6 +167,7 @@ kvf_status kvf__policy_budget(kvf_policy_state *state, uint32_t seq, const doubl
     bool first = !s->budgeted;
     if (first && kvf_policy_has_metric(&s->options) && !variance && kvf_policy_needs(&s->options))
         return kvf__fail(err, KVF_E_INVALID, "variance: is NULL, but policy %s has a metric", s->options.ops->name);
+    if (n_tokens > s->n_prompt) s->segment = n_tokens - s->n_prompt;
     s->n_prompt = n_tokens;
     s->budget = kvf__budget_tokens(&s->options, n_tokens);
     if (first) {

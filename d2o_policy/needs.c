@@ -20,13 +20,20 @@ kvf_policy_ops kvf__policy_ops_resolve(const kvf_policy_ops *ops) {
 enum {
     FROM_ATTENTION = KVF_NEEDS_COL_SUMS | KVF_NEEDS_LAST_ROWS,
     FROM_MODEL = KVF_NEEDS_REPEAT | KVF_NEEDS_PROBE,
-    SUMS = FROM_ATTENTION | KVF_NEEDS_ROW | KVF_NEEDS_SQUARES
+    SUMS = FROM_ATTENTION | KVF_NEEDS_ROW | KVF_NEEDS_SQUARES | KVF_NEEDS_REPEAT
 };
 
 bool kvf__policy_asks_model(const kvf_policy_options *o) {
     kvf_policy_ops ops = kvf__policy_ops_resolve(o->ops);
     return (o->score == KVF_SCORE_REPEAT || o->score == KVF_SCORE_PROBE) && !(ops.flags & KVF_POLICY_KEEPS_ALL) &&
            ops.needs & (SUMS | FROM_MODEL);
+}
+
+bool kvf__policy_asks_probe(const kvf_policy_options *o) {
+    return o->score == KVF_SCORE_PROBE && kvf__policy_asks_model(o);
+}
+bool kvf__policy_asks_repeat(const kvf_policy_options *o) {
+    return o->score == KVF_SCORE_REPEAT && kvf__policy_asks_model(o);
 }
 
 int kvf_policy_has_metric(const kvf_policy_options *options) {
@@ -65,7 +72,7 @@ uint32_t kvf_policy_needs(const kvf_policy_options *options) {
     if (kvf__policy_asks_model(o)) {
         needs &= ~(uint32_t)KVF_NEEDS_ROW;
         needs |= o->score == KVF_SCORE_REPEAT ? KVF_NEEDS_REPEAT : KVF_NEEDS_PROBE;
-        if (o->merge == KVF_MERGE_ATTENTION) needs |= KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW;
+        if (o->merge == KVF_MERGE_ATTENTION && o->score == KVF_SCORE_PROBE) needs |= KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW;
     } else if (ops.needs & (FROM_ATTENTION | FROM_MODEL)) {
         needs |= o->score == KVF_SCORE_WINDOW ? KVF_NEEDS_LAST_ROWS : KVF_NEEDS_COL_SUMS;
         if (ops.needs & FROM_MODEL) needs |= KVF_NEEDS_ROW;

@@ -355,10 +355,9 @@ static kvf_status check_attention(const kvf_policy_options *o, kvf_error *err) {
     if (!(ops.needs & sums))
         return kvf__fail_value(err, KVF_E_INVALID, "merge", "attention",
                                "policy %s sees no attention: use another merge", o->ops->name);
-    if (o->score == KVF_SCORE_PROMPT_PLUS_CURRENT || o->score == KVF_SCORE_WINDOW)
+    if (o->score == KVF_SCORE_PROMPT_PLUS_CURRENT || o->score == KVF_SCORE_WINDOW || o->score == KVF_SCORE_REPEAT)
         return kvf__fail_value(err, KVF_E_INVALID, "merge", "attention",
-                               "score must not be prompt_plus_current or window: it goes by sums of all "
-                               "queries");
+                               "score must be accumulate, mean, sqrt or probe: it goes by sums of all queries");
     return KVF_OK;
 }
 

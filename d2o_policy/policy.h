@@ -42,6 +42,7 @@ typedef struct kvf__policy_seq {
     bool has_pages; /* the driver has taken its score pages */
     kvf_policy_options options;
     uint32_t n_prompt; /* L: of all segments */
+    uint32_t segment;  /* tokens of the newest of them */
     uint32_t budget;   /* B */
     uint32_t lo;       /* min(first B, 16) */
     kvf_policy_counts counts;
@@ -110,8 +111,11 @@ kvf_status kvf__policy_ops_check(const kvf_policy_ops *ops, kvf_error *err);
 /* ---- needs.c --------------------------------------------------------------------------------- */
 
 uint32_t kvf__policy_flags(const kvf_policy_options *o);
-/* Whether slots are ranked by kvf_pages.score: score repeat or probe, in a policy that ranks by scores. */
+/* Whether slots are ranked by scores from the model: score repeat or probe, in a policy that ranks by scores. */
 bool kvf__policy_asks_model(const kvf_policy_options *o);
+bool kvf__policy_asks_probe(const kvf_policy_options *o); /* the scores are in kvf_pages.score */
+bool kvf__policy_asks_repeat(
+    const kvf_policy_options *o); /* the scores are in score pages; slots of generated tokens have none */
 uint32_t kvf__policy_k(const kvf_policy_options *o, uint32_t block_size);
 /* Slots above S that a layer gains before it evicts: k, or 0 if only the prompt is compressed. */
 uint32_t kvf__policy_room(const kvf_policy_options *o, uint32_t block_size);

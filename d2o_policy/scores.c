@@ -1,4 +1,6 @@
 /* Scores: gathers the scores of each slot for one event, from the batch's sums and the score pages. */
+#include <math.h>
+
 #include "d2o_policy/pages.h"
 
 float kvf__gqa_reduce(kvf_gqa gqa, const float *x, uint32_t g, size_t stride) {
@@ -21,6 +23,23 @@ static const float *prompt_scores(const kvf__call *c, const kvf_event *e, const 
     return rows[e->row] + ((size_t)e->layer * config->n_q_heads + (size_t)kv_head * g) * b->prompt_stride;
 }
 
+/* score repeat: what was scored before stays, the newest segment's tokens are scored now, and those generated in between are not. */
+static void read_repetition(const kvf__call *c, const kvf_event *e, const kvf__head *h, const float *sums,
+                            uint32_t scored, float *out) {
+    const kvf_policy_batch *b = c->batch;
+    const kvf_policy_state_config *config = &c->state->config;
+    uint32_t g = config->n_q_heads / config->n_kv_heads, next_pos = b->view->next_pos[e->row];
+    uint32_t begin = next_pos - KVF__MIN(kvf__event_seq(c, e)->segment, next_pos);
+    for (uint32_t slot = 0; slot < h->n_slots; slot++) {
+        if (slot < scored)
+            out[slot] = *kvf__score_at(h, b->scores, 0, slot);
+        else if (h->pages->pos[kvf__slot_index(h, slot)] >= begin)
+            out[slot] = kvf__gqa_reduce(KVF_GQA_MAX, sums + slot, g, b->prompt_stride);
+        else
+            out[slot] = INFINITY;
+    }
+}
+
 /* What a prompt, or a segment of it, gave each slot. Slots below scored had something before. */
 static void read_prompt(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__head *h,
                         const kvf__roles *r, uint32_t scored, float *const *out) {
@@ -30,7 +49,9 @@ static void read_prompt(const kvf__call *c, const kvf_event *e, uint32_t kv_head
     uint32_t g = config->n_q_heads / config->n_kv_heads, n = h->n_slots;
     for (uint32_t a = 0; a < r->n; a++) memset(out[a], 0, n * sizeof(float));
     const float *sums = prompt_scores(c, e, o, kv_head);
-    for (uint32_t slot = 0; r->score != KVF__NONE && sums && slot < n; slot++)
+    bool repeat = kvf__policy_asks_repeat(o);
+    if (repeat) read_repetition(c, e, h, sums, scored, out[r->score]);
+    for (uint32_t slot = 0; !repeat && r->score != KVF__NONE && sums && slot < n; slot++)
         out[r->score][slot] = kvf__gqa_reduce(o->gqa, sums + slot, g, b->prompt_stride);
     if (r->squares != KVF__NONE)
         memcpy(out[r->squares],
@@ -47,7 +68,8 @@ static void add_pages(const kvf_policy_batch *b, const kvf__head *h, const kvf_p
     float decay = (float)o->score_decay;
     bool window = o->score == KVF_SCORE_WINDOW, over = window && h->n_slots - scored >= o->score_window;
     for (uint32_t a = 0; a < r->n; a++) {
-        if (a == r->v_norm || (over && (a == r->score || a == r->recent)) || (a == r->recent && !window)) continue;
+        if (a == r->v_norm || (a == r->score && kvf__policy_asks_repeat(o))) continue;
+        if ((over && (a == r->score || a == r->recent)) || (a == r->recent && !window)) continue;
         float *to = a == r->recent ? out[r->score] : out[a], factor = a < r->known ? decay : 1.0f;
         for (uint32_t slot = 0; slot < scored; slot++) to[slot] += factor * *kvf__score_at(h, b->scores, a, slot);
     }
@@ -83,6 +105,9 @@ void kvf__event_scores(const kvf__call *c, const kvf_event *e, uint32_t kv_head,
         for (uint32_t a = 0; a < r.n; a++)
             memcpy(x->score[a] + begin, kvf__score_at(&h, b->scores, a, begin), n * sizeof(float));
     }
+    uint32_t scored = s->scored[(size_t)e->layer * c->state->config.n_kv_heads + kv_head];
+    for (uint32_t slot = scored; kvf__policy_asks_repeat(&s->options) && slot < h.n_slots; slot++)
+        x->score[r.score][slot] = INFINITY;
 }
 
 /* A receiver's value has changed, and with it the norm that its score is multiplied by. */

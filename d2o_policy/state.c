@@ -151,7 +151,7 @@ kvf_status kvf_policy_open(kvf_policy_state *state, uint32_t seq, const kvf_poli
     s->open = true;
     s->budgeted = s->sized = s->deferred = s->changed = s->has_density = s->resized = s->has_pages = false;
     s->options = o;
-    s->n_prompt = s->budget = s->lo = 0;
+    s->n_prompt = s->segment = s->budget = s->lo = 0;
     s->counts = (kvf_policy_counts){0};
     size_t heads = (size_t)state->config.n_layers * state->config.n_kv_heads;
     for (size_t i = 0; i < heads; i++) s->tau[i] = NAN;

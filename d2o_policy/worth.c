@@ -49,13 +49,19 @@ void kvf_policy_worth(const kvf_policy_slots *s, float *worth) {
     if (o->score_pool > 1) pool(s, worth);
 }
 
-/* The scores from the model. A slot that has none yet counts as the mean of the others. */
-static void read_model(const kvf__head *h, const kvf__scratch *x) {
+/* The scores from the model, into x->model. A slot that has none yet counts as the mean of the others. */
+static void read_model(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__roles *r,
+                       const kvf__scratch *x) {
+    kvf__head h = kvf__head_of(c->batch->view, c->batch->pages, e->row, e->layer, kv_head);
     double sum = 0.0;
-    uint32_t n = 0, n_slots = h->n_slots, bs = h->pages->block_size;
-    for (uint32_t begin = 0; begin < n_slots; begin += bs)
-        memcpy(x->model + begin, h->pages->score + kvf__slot_index(h, begin),
-               KVF__MIN(bs, n_slots - begin) * sizeof *x->model);
+    uint32_t n = 0, n_slots = h.n_slots, bs = h.pages->block_size;
+    if (kvf__policy_asks_repeat(&kvf__event_seq(c, e)->options)) {
+        memcpy(x->model, x->score[r->score], n_slots * sizeof *x->model);
+    } else {
+        for (uint32_t begin = 0; begin < n_slots; begin += bs)
+            memcpy(x->model + begin, h.pages->score + kvf__slot_index(&h, begin),
+                   KVF__MIN(bs, n_slots - begin) * sizeof *x->model);
+    }
     for (uint32_t slot = 0; slot < n_slots; slot++)
         if (isfinite(x->model[slot])) sum += (double)x->model[slot], n++;
     float mean = n ? (float)(sum / n) : 0.0f;
@@ -101,8 +107,7 @@ const float *kvf__event_worth(const kvf__call *c, const kvf_event *e, uint32_t k
     kvf__event_scores(c, e, kv_head, x);
     bool model = kvf__policy_asks_model(o);
     if (model) {
-        kvf__head h = kvf__head_of(c->batch->view, c->batch->pages, e->row, e->layer, kv_head);
-        read_model(&h, x);
+        read_model(c, e, kv_head, &r, x);
         if (!worth && o->score_pool <= 1) return x->model;
     }
     /* Accumulated scores are used as they are: nothing is copied. */

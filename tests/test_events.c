@@ -73,7 +73,7 @@ static kvf_pages pages_of(float (*keys)[KV * BS * DIM], float (*values)[KV * BS 
                        .score = scores};
 }
 
-typedef enum budgets { EQUAL, ADAPTIVE, GLOBAL, GLOBAL_PROBE } budgets;
+typedef enum budgets { EQUAL, ADAPTIVE, GLOBAL, GLOBAL_PROBE, GLOBAL_REPEAT } budgets;
 
 static void begin(const char *policy, uint32_t hpg, budgets of) {
     w = (struct world){.view.struct_size = sizeof w.view};
@@ -96,10 +96,10 @@ static void begin(const char *policy, uint32_t hpg, budgets of) {
     if (of == ADAPTIVE) w.options.head_budget = KVF_HEAD_BUDGET_ADAPTIVE;
     if (of >= GLOBAL) w.options.budget = KVF_BUDGET_GLOBAL;
     if (kvf_policy_needs_weights(&w.options)) w.options.merge = KVF_MERGE_NONE;
-    kvf_policy_options probe = w.options;
-    probe.score = KVF_SCORE_PROBE;
-    probe.score_norm = KVF_SCORE_NORM_NONE;
-    if (of == GLOBAL_PROBE && kvf_policy_options_check(&probe, LAYERS, BS, NULL) == KVF_OK) w.options = probe;
+    kvf_policy_options model_score = w.options;
+    model_score.score = of == GLOBAL_PROBE ? KVF_SCORE_PROBE : KVF_SCORE_REPEAT;
+    model_score.score_norm = KVF_SCORE_NORM_NONE;
+    if (of > GLOBAL && kvf_policy_options_check(&model_score, LAYERS, BS, NULL) == KVF_OK) w.options = model_score;
     w.pages = pages_of(k, v, pos, norm, model, hpg);
     w.scores = (kvf_score_pages){sizeof w.scores, score, BLOCKS, 4, hpg, BS};
     memset(k, 0, sizeof k), memset(v, 0, sizeof v), memset(pos, 0, sizeof pos), memset(score, 0, sizeof score);
@@ -182,7 +182,7 @@ static kvf_seq prompt(uint32_t n) {
     for (uint32_t i = 0; i < LAYERS * KV * SLOTS; i++) sq[i] = number(101, i / SLOTS, i % SLOTS);
     for (uint32_t i = 0; i < SLOTS; i++) lp[i] = -5 * number(102, i, 0);
     for (uint32_t i = 0; i < ROWS; i++) {
-        w.sums[i] = needs & KVF_NEEDS_COL_SUMS ? col : NULL;
+        w.sums[i] = needs & (KVF_NEEDS_COL_SUMS | KVF_NEEDS_REPEAT) ? col : NULL;
         w.last[i] = needs & KVF_NEEDS_LAST_ROWS ? late : NULL;
         w.squares[i] = needs & KVF_NEEDS_SQUARES ? sq : NULL;
         w.logprobs[i] = needs & KVF_NEEDS_LOGPROBS ? lp : NULL;
@@ -311,7 +311,7 @@ static void same_as_plain(variant a) {
             static const struct {
                 uint32_t hpg;
                 budgets of;
-            } cases[] = {{KV, EQUAL}, {1, EQUAL}, {1, ADAPTIVE}, {1, GLOBAL}, {1, GLOBAL_PROBE}, {KV, GLOBAL_PROBE}};
+            } cases[] = {{KV, EQUAL}, {1, EQUAL}, {1, ADAPTIVE}, {1, GLOBAL}, {1, GLOBAL_PROBE}, {1, GLOBAL_REPEAT}};
             uint64_t want[2], got[2];
             uint32_t n = c % 2 ? 24 : 100;
             live(policy, cases[c / 2].hpg, cases[c / 2].of, n, (variant){false}, want);

@@ -15,7 +15,9 @@ typedef struct life {
     kvf_policy_options o;
     uint64_t seed;
     uint32_t n_layers, n_kv, n_groups, n_prompt, keep[MAX_TABLES], n_dealt, n_unequal, n_evicted;
-    bool dealt; /* by the newest due */
+    bool dealt;             /* by the newest due */
+    bool repeated[2 * CAP]; /* by position: score repeat has a score for it */
+    float *sums;            /* [n_layers][n_kv * G][CAP] */
 } life;
 
 /* Few different numbers, so that there are ties; some are NaN, some are not there yet. Tables differ. */
@@ -70,8 +72,9 @@ static uint32_t naive_head(const life *x, uint32_t l, uint32_t h, uint32_t windo
     double sum = 0;
     uint32_t n = head.n_slots, n_known = 0;
     for (uint32_t i = 0; i < n; i++) {
-        float score = r->pages.score[kvf__slot_index(&head, i)];
         uint32_t pos = rig_pos(r, 0, l, h, i);
+        float score = r->pages.score[kvf__slot_index(&head, i)];
+        if (x->o.score == KVF_SCORE_REPEAT) score = x->repeated[pos] ? number(x->seed, l, h, pos) : INFINITY;
         out[i] = (token){pos + window >= r->next_pos[0] ? 0 : pos < x->o.sinks ? 1 : 2, score, pos};
         if (isfinite(score)) sum += score, n_known++;
     }
@@ -176,11 +179,12 @@ static void carry_out(life *x, uint32_t kind, uint64_t fresh) {
     uint32_t n = 0, hpg = x->n_kv / x->n_groups;
     const kvf_layer_size *of = kvf_policy_group_sizes(x->r->state, 0);
     for (uint32_t i = 0; i < x->n_layers * x->n_groups; i++) {
-        if (!x->keep[i]) continue;
         uint32_t l = i / x->n_groups, g = i % x->n_groups;
+        if (!x->keep[i] && x->r->prompt_sums[0]) x->keep[i] = x->r->n_slots[i]; /* its scores are stored */
+        if (!x->keep[i]) continue;
         events[n++] = (kvf_event){0, l, x->keep[i], kind, g, 1};
         for (uint32_t h = g * hpg; h < (g + 1) * hpg; h++) {
-            uint32_t n_slots = naive_head(x, l, h, of[i].window, t[l * x->n_kv + h]);
+            uint32_t n_slots = naive_head(x, l, h, of ? of[i].window : 0, t[l * x->n_kv + h]);
             if (kind == KVF_EVENT_DECODE && !x->dealt)
                 cr_assert_eq(n_slots - x->keep[i], kvf__policy_k(&x->o, x->r->c.bs));
         }
@@ -202,15 +206,38 @@ static void open_rig(life *x, const kvf_policy_options *o, rig_config c, uint64_
     *x = (life){.o = *o, .seed = seed, .n_layers = c.n_layers, .n_kv = c.n_kv, .n_groups = c.n_kv / c.hpg};
     c.n_seqs = 1, c.g = G, c.d = D, c.cap = CAP, c.n_arrays = 1, c.mass = true;
     x->r = rig_new(c);
+    x->sums = calloc(c.n_layers * c.n_kv * G * CAP, sizeof *x->sums);
     OK(kvf_policy_open(x->r->state, 0, o, err));
+}
+
+static void life_free(life *x) {
+    free(x->sums);
+    rig_free(x->r);
+}
+
+/* What a repetition of the newest n tokens leaves: the first query head of each KV head gave most. */
+static void repeat(life *x, uint32_t n) {
+    rig *r = x->r;
+    r->prompt_sums[0] = x->sums;
+    r->prompt_stride = CAP;
+    for (uint32_t i = 0; i < n; i++) x->repeated[r->next_pos[0] - 1 - i] = true;
+    for (uint32_t q = 0; q < x->n_layers * x->n_kv * G; q++)
+        for (uint32_t i = 0; i < CAP; i++) {
+            uint32_t l = q / (x->n_kv * G), h = q / G % x->n_kv, n_slots = slots_of(x, l, h);
+            x->sums[q * CAP + i] = 1e6f; /* not read */
+            if (i < n_slots && i >= n_slots - n)
+                x->sums[q * CAP + i] = number(x->seed, l, h, rig_pos(r, 0, l, h, i)) - (float)(q % G * (i * 7 % 5));
+        }
 }
 
 static void prompt(life *x, uint32_t n, uint64_t fresh) {
     for (uint32_t i = 0; i < n; i++) append(x);
     x->n_prompt += n;
+    if (x->o.score == KVF_SCORE_REPEAT) repeat(x, n);
     OK(kvf_policy_budget(x->r->state, 0, NULL, x->n_prompt, err));
     due(x, KVF_AT_PROMPT_END);
     carry_out(x, KVF_EVENT_PROMPT, fresh);
+    x->r->prompt_sums[0] = NULL;
 }
 
 static void step(life *x, uint64_t fresh) {
@@ -227,6 +254,15 @@ static void step(life *x, uint64_t fresh) {
                   of[t].keep);
 }
 
+/* Entries of the score pages that nobody reads. */
+static void clear_unscored(life *x) {
+    const kvf__policy_seq *s = kvf__policy_seq_get(x->r->state, 0);
+    for (uint32_t l = 0; l < x->n_layers; l++)
+        for (uint32_t h = 0; h < x->n_kv; h++)
+            for (uint32_t i = s->scored[l * x->n_kv + h]; i < slots_of(x, l, h); i++)
+                *rig_score(x->r, 0, l, h, 0, i) = 0;
+}
+
 static rig_config draw(uint64_t seed, kvf_policy_options *o, uint32_t *n_prompt) {
     static const double floors[] = {0.25, 0.0, 0.5, 1.0, 0.9};
     uint64_t s = seed;
@@ -239,7 +275,7 @@ static rig_config draw(uint64_t seed, kvf_policy_options *o, uint32_t *n_prompt)
     *n_prompt = 60 + (uint32_t)(rig_random(&s) % 60);
     o->budget = KVF_BUDGET_GLOBAL;
     o->score = seed % 2 ? KVF_SCORE_PROBE : KVF_SCORE_REPEAT;
-    o->merge = seed % 5 == 4 ? KVF_MERGE_AVERAGE : KVF_MERGE_NONE;
+    o->merge = seed % 10 == 9 ? KVF_MERGE_AVERAGE : KVF_MERGE_NONE;
     o->head_floor = floors[seed % 5];
     o->rho = 0.15 + 0.5 * rig_uniform(&s);
     o->min_tokens = 0;
@@ -277,13 +313,15 @@ Test(policy_global, tables_get_the_best_slots_of_all_and_the_total_is_exact) {
             step(&y, fresh);
         }
         size_t n, m;
+        clear_unscored(&x);
+        clear_unscored(&y);
         unsigned char *a = rig_dump(x.r, 0, &n), *b = rig_dump(y.r, 0, &m);
         cr_assert(n == m && !memcmp(a, b, n), "seed %llu: threads or fresh blocks differ", (unsigned long long)seed);
         free(a);
         free(b);
         n_dealt += x.n_dealt, n_unequal += x.n_unequal, n_evicted += x.n_evicted;
-        rig_free(x.r);
-        rig_free(y.r);
+        life_free(&x);
+        life_free(&y);
     }
     cr_assert(n_dealt > 150 && n_unequal > 400 && n_evicted > 5000, "%u, %u, %u", n_dealt, n_unequal, n_evicted);
 }
@@ -311,7 +349,7 @@ static void sizes_are(const kvf_policy_options *o, rig_config c, uint32_t n_prom
     cr_assert(of);
     for (uint32_t t = 0; t < x.n_layers * x.n_groups; t++) cr_expect_eq(of[t].keep, want[t], "%u: %u", t, of[t].keep);
     cr_expect_eq(counts_of(x.r->state, 0).raised_tokens, raised);
-    rig_free(x.r);
+    life_free(&x);
 }
 
 Test(policy_global, one_table_keeps_the_budget) {
@@ -349,7 +387,7 @@ Test(policy_global, what_has_no_number_gets_least) {
         cr_assert(of[0].keep == 25 && of[1].keep == 10 && of[2].keep == 25, "%u %u %u", of[0].keep, of[1].keep,
                   of[2].keep);
         carry_out(&x, KVF_EVENT_PROMPT, 0);
-        rig_free(x.r);
+        life_free(&x);
     }
 }
 
@@ -370,7 +408,7 @@ Test(policy_global, blocks_are_dealt_whole) {
     kvf_policy_need need;
     OK(kvf_policy_project(&o, 3, 3, 16, 200, 10, &need, err));
     cr_expect_eq(need.steady_blocks, sum);
-    rig_free(x.r);
+    life_free(&x);
 }
 
 Test(policy_global, misuse_is_refused) {
@@ -400,7 +438,7 @@ Test(policy_global, misuse_is_refused) {
     x.r->seq_index[0] = 1;
     OK(kvf_policy_due(x.r->state, NULL, &b, 0, KVF_AT_PROMPT_END, x.keep, &n_due, err));
     for (uint32_t t = 0; t < 4; t++) cr_assert_eq(kvf_policy_group_sizes(x.r->state, 1)[t].keep, 20);
-    rig_free(x.r);
+    life_free(&x);
 }
 
 /* ---- Ranks --------------------------------------------------------------------------------------------------------- */
@@ -482,9 +520,9 @@ Test(policy_global, ranks_find_the_same_threshold) {
                 for (uint32_t g = 0; g < n / 2; g++)
                     cr_assert_eq(got[l * n / 2 + g].keep, want[l * n + k * n / 2 + g].keep,
                                  "seed %llu, rank %u, layer %u, group %u", (unsigned long long)seed, k, l, g);
-            rig_free(part[k].r);
+            life_free(&part[k]);
         }
-        rig_free(whole.r);
+        life_free(&whole);
     }
     (void)pthread_barrier_destroy(&together);
 }

@@ -167,9 +167,8 @@ Test(policy_options, check_finds_what_was_set_by_field) {
     BAD((bad.budget_unit = KVF_BUDGET_BLOCK, bad.redistribute = 0), "budget_unit block: needs redistribute 1");
     BAD(bad.ops = kvf_policy_find("cam"),
         "merge paper: policy cam hands values on by a rule of its own: use merge none");
-    BAD((bad.merge = KVF_MERGE_ATTENTION, bad.score = KVF_SCORE_WINDOW), "merge attention: score must not be");
-    BAD((bad.merge = KVF_MERGE_ATTENTION, bad.score = KVF_SCORE_PROMPT_PLUS_CURRENT),
-        "merge attention: score must not");
+    BAD((bad.merge = KVF_MERGE_ATTENTION, bad.score = KVF_SCORE_WINDOW), "merge attention: score must be accumulate");
+    BAD((bad.merge = KVF_MERGE_ATTENTION, bad.score = KVF_SCORE_PROMPT_PLUS_CURRENT), "merge attention: score must be");
     BAD((bad.merge = KVF_MERGE_ATTENTION, bad.ops = kvf_policy_find("streaming")),
         "merge attention: policy streaming sees no attention");
     BAD(bad.repeat_piece = 63, "repeat_piece 63: must be 0 or [64, 1073741824]");
@@ -202,8 +201,12 @@ Test(policy_options, scores_from_the_model_need_no_attention) {
                 continue;
             }
             cr_assert_eq(kvf_policy_needs(&o), want | own, "%s", o.ops->name);
-            cr_assert(!kvf_policy_has_metric(&o) && !kvf_policy_observes(&o) && kvf_policy_n_arrays(&o) == 0);
+            cr_assert(!kvf_policy_has_metric(&o) && !kvf_policy_observes(&o) && kvf_policy_n_arrays(&o) == !probe);
             o.merge = KVF_MERGE_ATTENTION;
+            if (!probe) {
+                FAILS(kvf_policy_options_check(&o, 4, 16, err), KVF_E_INVALID, "score must be accumulate");
+                continue;
+            }
             OK(kvf_policy_options_check(&o, 4, 16, err));
             bool rows = !(kvf__policy_flags(&o) & KVF_POLICY_PROMPT_ONLY);
             cr_assert_eq(kvf_policy_needs(&o), want | own | KVF_NEEDS_COL_SUMS | (rows ? KVF_NEEDS_ROW : 0u));

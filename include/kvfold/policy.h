@@ -67,8 +67,8 @@ typedef enum kvf_score {
     KVF_SCORE_MEAN,                /* accumulate, divided by the number of queries that saw the token */
     KVF_SCORE_SQRT,                /* accumulate, divided by the square root of that number */
     KVF_SCORE_WINDOW,              /* the rows of the last score_window queries only */
-    KVF_SCORE_REPEAT, /* kvf_pages.score: the highest probability that a repetition of the prompt gave the token */
-    KVF_SCORE_PROBE   /* kvf_pages.score: a linear probe of the token's hidden state */
+    KVF_SCORE_REPEAT,              /* the highest probability that a repetition of the prompt gave the token */
+    KVF_SCORE_PROBE                /* kvf_pages.score: a linear probe of the token's hidden state */
 } kvf_score;
 typedef enum kvf_score_norm {
     KVF_SCORE_NORM_NONE,
@@ -235,7 +235,8 @@ KVF_API uint32_t kvf_policy_flags(const kvf_policy_options *options);
 KVF_API int kvf_policy_has_metric(const kvf_policy_options *options);
 
 /** Which sums of attention probabilities, and which other inputs, a sequence with these options needs: KVF_NEEDS_* of the
- *  policy and of its options. With score repeat or probe no attention, unless merge attention weighs by it. 0 when nothing is ever evicted, unless budget_may_change is set.
+ *  policy and of its options. With score repeat or probe no attention, but with merge attention (for the merge alone). 0 when nothing is
+ *  ever evicted, unless budget_may_change is set.
  *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). */
 KVF_API uint32_t kvf_policy_needs(const kvf_policy_options *options);
 
@@ -417,7 +418,8 @@ typedef struct kvf_policy_batch {
     /* For observe: the sequences [row_begin, row_end) of the view, one layer, and mass as attention filled it. */
     uint32_t layer, row_begin, row_end;
     const kvf_mass *mass;
-    /* Column sums of prompts: prompt_sums[row] (NULL: none) is [n_layers][n_q_heads][prompt_stride], as kvf_mass.col_sums. */
+    /* Column sums of prompts: prompt_sums[row] (NULL: none) is [n_layers][n_q_heads][prompt_stride], as kvf_mass.col_sums. With score
+     * repeat what the repetition gave the newest segment's slots; other columns are not read. */
     float *const *prompt_sums;
     size_t prompt_stride;
     /* For match, gate and apply. */
@@ -514,8 +516,9 @@ enum {
     KVF_NEEDS_SQUARES = 4,   /* prompt: sums of squares (kvf_mass.sq_sums) */
     KVF_NEEDS_LAST_ROWS = 8, /* prompt: column sums of its last score_window queries only (with score window) */
     KVF_NEEDS_LOGPROBS = 16, /* log p of each token given those before it */
-    KVF_NEEDS_REPEAT = 32,   /* kvf_pages.score, from a repetition of each prompt */
-    KVF_NEEDS_PROBE = 64     /* kvf_pages.score, from a probe in each forward pass */
+    KVF_NEEDS_REPEAT =
+        32,              /* prompt: the highest probabilities that a repetition of it gives, in place of column sums */
+    KVF_NEEDS_PROBE = 64 /* kvf_pages.score, from a probe in each forward pass */
 };
 
 enum {
