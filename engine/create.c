@@ -248,6 +248,8 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     s.max_context = c->max_context;
     s.replay_all = c->deterministic;
     s.preempt = c->preempt;
+    s.order = c->order;
+    s.patience = c->patience;
     s.allocator = e->allocator;
     if ((st = kvf_sched_create(&s, &e->sched, err))) return st;
     if ((st = kvf__engine_create_events(e, err))) return st;

@@ -148,6 +148,8 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
     kvf_status st;
     if (!g->tokens || !g->n_tokens) return kvf__fail(err, KVF_E_INVALID, "prompt: has no token; give at least one");
     if (!g->on_finish) return kvf__fail(err, KVF_E_INVALID, "on_finish: is NULL; it receives the result");
+    if (!(g->deadline_s >= 0))
+        return kvf__fail_real(err, KVF_E_INVALID, "deadline_s", g->deadline_s, "must be 0 or more");
     /* The length before the ids, so that a huge prompt is not walked for nothing. */
     if (g->n_tokens >= e->config.max_context)
         return kvf__fail(err, KVF_E_NEVER_FITS,
@@ -324,6 +326,7 @@ static kvf_status submit(kvf_engine *e, const kvf_generate *g, const kvf_policy_
     kvf_request names[KVF_SAMPLES_MAX];
     const kvf_policy_options *options[KVF_SAMPLES_MAX];
     for (uint32_t i = 0; group && i < group->width; i++) options[i] = &group->members[i]->policy;
+    double due = 1e9 * (r->submitted + g->deadline_s);
     kvf_sched_request s = {.struct_size = sizeof s,
                            .n_prompt = r->n_prompt,
                            .max_new = r->max_tokens,
@@ -333,7 +336,9 @@ static kvf_status submit(kvf_engine *e, const kvf_generate *g, const kvf_policy_
                            .user = r,
                            .sample_users = group ? (void *const *)group->members : NULL,
                            .sample_names = group ? names : NULL,
-                           .sample_options = group && group->own_policies ? options : NULL};
+                           .sample_options = group && group->own_policies ? options : NULL,
+                           .priority = g->priority,
+                           .deadline = g->deadline_s > 0 ? (uint64_t)KVF__MIN(due, 0x1p62) : 0};
     kvf_status st = kvf_sched_submit(e->sched, &s, &r->id);
     if (st) {
         if (group)

@@ -529,7 +529,8 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     memset(e->rows, 0, e->max_running * sizeof *e->rows);
     kvf__live_note_single(e);
     if ((st = kvf__engine_offload_first(e, err))) return st;
-    if ((st = kvf_sched_plan(e->sched, &step))) return kvf__fail_as(err, st, kvf_sched_error(e->sched));
+    if ((st = kvf_sched_plan(e->sched, (uint64_t)(1e9 * kvf__engine_clock(e)), &step)))
+        return kvf__fail_as(err, st, kvf_sched_error(e->sched));
     e->stats.n_running = step.n_running;
     e->stats.n_running_max = KVF__MAX(e->stats.n_running_max, step.n_running);
     preempted_and_ended(e, &step);

@@ -10,6 +10,7 @@ void kvf__group_hold(kvf_sched *s, kvf__req *leader, kvf__req *r) {
     *end = kvf__sched_slot(s, r);
     kvf__sched_move(s, r, KVF__MOVE_HOLD);
     r->arrival = leader->arrival;
+    r->rank = leader->rank;
     r->leader = kvf__sched_slot(s, leader);
     leader->n_held++;
 }
@@ -29,6 +30,7 @@ void kvf__group_leave(kvf_sched *s, kvf__req *held) {
     while (*link != slot) link = &s->slots[*link].next;
     *link = held->next;
     held->next = held->leader = KVF__SLOT_NONE;
+    held->rank = leader->rank; /* it may have got another one since */
     leader->n_held--;
     drop_reservation(s, held);
 }

@@ -36,7 +36,9 @@ kvf__req *kvf__sched_take_slot(kvf_sched *s, const kvf__req *request) {
     r->prev = r->next = r->extent_begin = r->held = r->leader = KVF__SLOT_NONE;
     r->reserved = KVF__AS_ADMITTED;
     r->parting = false;
-    if (!r->arrival) r->arrival = r->name;
+    if (r->arrival) return r; /* a fork: of its group */
+    r->arrival = r->name;
+    if (s->config.order != KVF_ORDER_ARRIVAL && s->config.order != KVF_ORDER_DEADLINE) r->rank += (int64_t)s->serial;
     return r;
 }
 
@@ -47,7 +49,7 @@ void kvf__sched_give_slot(kvf_sched *s, kvf__req *r) {
     s->free_slot = kvf__sched_slot(s, r);
 }
 
-/* From the tail: a new arrival belongs there, and the running list has few members. A preempted request belongs near
+/* From the tail: a new arrival mostly belongs there, and the running list has few members. A preempted request belongs near
  * the queue's front, which is searched from the head. */
 static void insert(kvf_sched *s, kvf__list *list, kvf__req *r) {
     uint32_t after = list->tail;
@@ -202,6 +204,13 @@ void kvf__sched_give_extent(kvf_sched *s, kvf__req *r) {
     s->n_extents--;
     memmove(s->extents + i, s->extents + i + 1, (s->n_extents - i) * sizeof *s->extents);
     r->extent_begin = KVF__SLOT_NONE;
+}
+
+void kvf__sched_set_rank(kvf_sched *s, kvf__req *r, int64_t rank) {
+    kvf__list *list = list_of(s, r->state);
+    if (list) take_out(s, list, r);
+    r->rank = rank;
+    if (list) insert(s, list, r);
 }
 
 kvf__needs kvf__sched_needs(const kvf_sched *s, const kvf__req *leader) {

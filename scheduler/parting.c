@@ -88,6 +88,17 @@ void kvf__parting_leave(kvf_sched *s, kvf__req *r) {
     r->parting = false;
 }
 
+/* Right behind the earlier one of its neighbours with the same beginning. Only what it shares most with stands beside it. */
+void kvf__parting_rank(kvf_sched *s, kvf__req *r) {
+    if (s->config.order != KVF_ORDER_PREFIX || !r->parting || r->state != KVF__REQ_WAITING) return;
+    uint32_t at = place_of(s, r);
+    int64_t own = (int64_t)(r->arrival >> s->slot_bits), rank = own;
+    if (at && s->parting[at - 1].common >= least_gain(s)) rank = KVF__MIN(rank, s->slots[s->parting[at - 1].slot].rank);
+    if (at + 1 < s->n_parting && s->parting[at].common >= least_gain(s))
+        rank = KVF__MIN(rank, s->slots[s->parting[at + 1].slot].rank);
+    kvf__sched_set_rank(s, r, KVF__MAX(rank, own - (int64_t)s->config.patience));
+}
+
 /* Tokens of the longest snapshot that there is room for: a longer one is not kept, and nobody finds it. */
 static uint32_t longest_snapshot(const kvf_sched *s) {
     uint64_t n = (uint64_t)kvf_manager_get_config(s->config.manager)->n_snapshot_pages * s->block_size;

@@ -228,8 +228,9 @@ static kvf_status break_standstill(kvf_sched *s) {
     kvf_status status = KVF_OK;
     while (!s->n_items && !s->n_ends && s->queue.n && s->running.n && status == KVF_OK) {
         kvf__req *tail = kvf__sched_at(s, s->running.tail), *head = kvf__sched_at(s, s->queue.head);
-        if (tail->samples != KVF__FORKS || tail->arrival < head->arrival) return KVF_OK;
-        if (tail->arrival == head->arrival) {
+        bool same = tail->arrival == head->arrival;
+        if (tail->samples != KVF__FORKS || (!same && kvf__sched_before(tail, head))) return KVF_OK;
+        if (same) {
             kvf__sched_end(s, head, KVF_END_LENGTH);
             return KVF_OK;
         }
@@ -241,7 +242,15 @@ static kvf_status break_standstill(kvf_sched *s) {
     return status;
 }
 
-kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
+/* Requests without a deadline stand at the queue's end until a plan tells the time. */
+static void set_deadlines(kvf_sched *s, uint64_t now) {
+    s->now = KVF__MAX(s->now, now);
+    if (s->config.order != KVF_ORDER_DEADLINE) return;
+    int64_t due = (int64_t)KVF__MIN(KVF__MIN(s->now, INT64_MAX) + s->config.patience, INT64_MAX - 1);
+    for (kvf__req *r; (r = kvf__sched_at(s, s->queue.tail)) && r->rank == INT64_MAX;) kvf__sched_set_rank(s, r, due);
+}
+
+kvf_status kvf_sched_plan(kvf_sched *sched, uint64_t now, kvf_step *step) {
     if (!sched) return KVF_E_INVALID;
     if (!kvf__output_is_valid(step))
         return kvf__fail(&sched->error, KVF_E_INVALID, "step: must be given, its struct_size set to sizeof(kvf_step)");
@@ -255,6 +264,7 @@ kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step) {
     sched->planned = sched->snapshot_unpinned = false;
     if (sched->copies_given) sched->copies.n = 0;
     sched->copies_given = sched->swapping = false;
+    set_deadlines(sched, now);
     settle_reservations(sched);
     kvf_status status = grow_running(sched);
     if (status != KVF_OK) return status;

@@ -2,7 +2,8 @@
  *
  * Glossary
  *   slot      a place for one live request in the slab; its number is the low bits of the request's name
- *   arrival   the name of the group's first request; names rise with each submission. Lists are sorted by it
+ *   arrival   the name of the group's first request; names rise with each submission
+ *   rank      the key of the configured order (kvf_order). Lists are sorted by rank, then arrival, then name
  *   known     tokens: the prompt, and all that was generated
  *   computed  known tokens whose K and V are in the pages
  *   prefill   known tokens that are computed in chunks: the prompt; for a policy that never evicts all known tokens
@@ -88,7 +89,7 @@ typedef struct kvf__needs {
 } kvf__needs;
 
 /* The tables in lists.c say what a request may be in each state. n_computed <= n_known <= n_prompt + max_new. Both lists are sorted
- * by arrival, then by name. */
+ * by rank, arrival and name, which do not change while it runs. */
 typedef struct kvf__req {
     kvf_request name; /* 0: the slot is free */
     uint32_t prev, next;
@@ -108,6 +109,7 @@ typedef struct kvf__req {
     uint32_t budget;          /* tokens that a layer keeps; UINT32_MAX: all */
     uint32_t extent_begin;    /* KVF__SLOT_NONE: holds no extent */
     kvf_request arrival;
+    int64_t rank; /* a place in the order of submission, or a time; INT64_MAX: no deadline, until the next plan */
     uint32_t child_blocks; /* what admission counts for each further sample */
     uint32_t n_held, held; /* of a leader: number of held samples, slot of the first */
     uint32_t leader;       /* of a held sample: its leader's slot */
@@ -145,7 +147,7 @@ struct kvf_sched {
     kvf__req *slots;                           /* [n_slots]; slots from n_slots_used on were never touched */
     uint32_t n_slots, n_slots_used, free_slot; /* free slots are linked by next */
     uint32_t slot_bits;
-    uint64_t serial;
+    uint64_t serial, now; /* now: of the last plan */
     kvf__list queue, running;
     uint32_t n_in[KVF__N_REQ_STATES]; /* slots in each state, of the n_slots_used */
     uint32_t n_reserved;              /* held samples whose leader runs */
@@ -189,6 +191,7 @@ static inline bool kvf__req_caches(const kvf_sched *s, const kvf__req *r) {
 }
 
 static inline bool kvf__sched_before(const kvf__req *a, const kvf__req *b) {
+    if (a->rank != b->rank) return a->rank < b->rank;
     return a->arrival != b->arrival ? a->arrival < b->arrival : a->name < b->name;
 }
 
@@ -201,9 +204,10 @@ kvf__req *kvf__sched_at(kvf_sched *s, uint32_t slot); /* NULL for KVF__SLOT_NONE
 uint32_t kvf__sched_slot(const kvf_sched *s, const kvf__req *r);
 kvf__req *kvf__sched_take_slot(kvf_sched *s, const kvf__req *request); /* a free slot's copy with a name */
 void kvf__sched_give_slot(kvf_sched *s, kvf__req *r);
-bool kvf__sched_may(const kvf__req *r, kvf__move move);          /* whether its state has this move */
-void kvf__sched_move(kvf_sched *s, kvf__req *r, kvf__move move); /* with its list and the counts */
-bool kvf__req_is_valid(const kvf_sched *s, const kvf__req *r);   /* what it has is legal in its state */
+bool kvf__sched_may(const kvf__req *r, kvf__move move);            /* whether its state has this move */
+void kvf__sched_move(kvf_sched *s, kvf__req *r, kvf__move move);   /* with its list and the counts */
+bool kvf__req_is_valid(const kvf_sched *s, const kvf__req *r);     /* what it has is legal in its state */
+void kvf__sched_set_rank(kvf_sched *s, kvf__req *r, int64_t rank); /* of one in the queue, or in no list */
 bool kvf__sched_take_extent(kvf_sched *s, kvf__req *r, uint32_t n_columns);
 uint32_t kvf__sched_n_columns(const kvf_sched *s, const kvf__req *r); /* of its extent */
 void kvf__sched_give_extent(kvf_sched *s, kvf__req *r);
@@ -212,6 +216,7 @@ kvf__needs kvf__sched_needs(const kvf_sched *s, const kvf__req *leader); /* of t
 /* parting.c: prompts with equal beginnings, and where they part */
 void kvf__parting_enter(kvf_sched *s, kvf__req *r); /* after each move to the queue, and when its tokens become known */
 void kvf__parting_leave(kvf_sched *s, kvf__req *r);
+void kvf__parting_rank(kvf_sched *s, kvf__req *r); /* its place with KVF_ORDER_PREFIX, when its tokens become known */
 /* The first token after `begin` at which a chunk must end so that other prompts can continue from there; UINT32_MAX: none. */
 uint32_t kvf__parting_end(kvf_sched *s, const kvf__req *r, uint32_t begin);
 uint32_t kvf__sched_chunk_end(kvf_sched *s, const kvf__req *r, uint32_t begin);

@@ -27,6 +27,15 @@ static kvf_status config_defaults(kvf_sched_config *c, const kvf_manager_config 
     if (c->preempt > KVF_PREEMPT_SWAP)
         return kvf__fail_field(err, KVF_E_INVALID, "preempt", c->preempt, 0, "must be a kvf_preempt, at most %d",
                                KVF_PREEMPT_SWAP);
+    if (c->order > KVF_ORDER_PREFIX)
+        return kvf__fail_field(err, KVF_E_INVALID, "order", c->order, 0, "must be a kvf_order, at most %d",
+                               KVF_ORDER_PREFIX);
+    bool timed = c->order == KVF_ORDER_DEADLINE;
+    uint64_t most = timed ? UINT64_C(1) << 62 : MAX_WAITING_LIMIT;
+    if (c->patience > most)
+        return kvf__fail_field(err, KVF_E_INVALID, "patience", c->patience, most, "must be at most %llu %s",
+                               (unsigned long long)most, timed ? "units of time" : "places");
+    if (!c->patience) c->patience = timed ? UINT64_C(60000000000) : 256;
     if (c->max_context < 2 || c->max_context > m->max_slots)
         return kvf__fail_field(err, KVF_E_INVALID, "max_context", c->max_context, 0,
                                "must be in [2, %u], the manager's max_slots", m->max_slots);
@@ -131,6 +140,8 @@ void kvf_sched_counts(const kvf_sched *sched, uint32_t *n_running, uint32_t *n_w
 static kvf_status check_request(kvf_sched *s, const kvf_sched_request *given) {
     if (given->sample_options && given->forks)
         return kvf__fail(&s->error, KVF_E_INVALID, "sample_options: what is forked again and again has one policy");
+    if (given->priority < -1000 || given->priority > 1000)
+        return kvf__fail_real(&s->error, KVF_E_INVALID, "priority", given->priority, "must be in [-1000, 1000]");
     if (given->n_prompt == 0)
         return kvf__fail_field(&s->error, KVF_E_INVALID, "n_prompt", 0, 0, "a prompt has at least 1 token");
     if (given->n_prompt >= s->config.max_context)
@@ -149,6 +160,15 @@ static kvf_status check_request(kvf_sched *s, const kvf_sched_request *given) {
                                "max_waiting is %u and %u wait: run steps, or ask for fewer", s->config.max_waiting,
                                n_waiting);
     return KVF_OK;
+}
+
+/* Its rank: a deadline, or by how many places it is moved from the place that it gets with its name. */
+static int64_t rank_of(const kvf_sched *s, const kvf_sched_request *given) {
+    const kvf_sched_config *c = &s->config;
+    if (c->order == KVF_ORDER_PRIORITY) return -given->priority * (int64_t)c->patience;
+    if (c->order == KVF_ORDER_SHORTEST) return (int64_t)(given->n_prompt * c->patience / c->chunk);
+    if (c->order != KVF_ORDER_DEADLINE) return 0;
+    return given->deadline ? (int64_t)KVF__MIN(KVF__MAX(given->deadline, s->now), INT64_MAX - 1) : INT64_MAX;
 }
 
 /* The options of a sample, and what follows from them. */
@@ -222,6 +242,7 @@ kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, 
     kvf__req candidate = {.n_prompt = given.n_prompt,
                           .max_new = given.max_new,
                           .n_known = given.n_prompt,
+                          .rank = rank_of(sched, &given),
                           .samples = given.forks ? KVF__FORKS : KVF__ALIKE};
     if (given.sample_options) return submit_own_options(sched, &given, &candidate, out);
     status = size_sample(sched, given.options, &candidate);
@@ -354,10 +375,12 @@ kvf_status kvf_sched_set_prefix(kvf_sched *sched, kvf_request request, const kvf
     if ((given.key.salt_bytes && !given.key.salt) || (given.key.n_extras && !given.key.extras))
         return kvf__fail(&sched->error, KVF_E_INVALID, "prefix: %s is NULL",
                          given.key.n_extras && !given.key.extras ? "extras" : "salt");
+    bool first = !r->prefix.key.tokens;
     kvf__parting_leave(sched, r);
     r->prefix = given;
     r->prefix.key.struct_size = sizeof r->prefix.key;
     kvf__parting_enter(sched, r);
+    if (first) kvf__parting_rank(sched, r);
     return KVF_OK;
 }
 

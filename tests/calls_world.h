@@ -355,7 +355,7 @@ static kvf_block taken_block(void) {
     return w.block;
 }
 static kvf_request planned(void) {
-    NEED(kvf_sched_plan(w.sched, &w.step));
+    NEED(kvf_sched_plan(w.sched, 0, &w.step));
     return w.name;
 }
 static kvf_request prompt_run(void) {

@@ -151,7 +151,8 @@ static void try_scheduler(void) {
     GUARDED(kvf_step, step, 1);
     SIZED(step);
     if (s) {
-        MUST("r8 kvf_sched_plan", kvf_sched_plan(s, step.of) == 0 && step.of->n_items == 2 && step.of->n_decode == 0);
+        MUST("r8 kvf_sched_plan",
+             kvf_sched_plan(s, 0, step.of) == 0 && step.of->n_items == 2 && step.of->n_decode == 0);
         GUARD_HOLDS("r8 kvf_sched_plan", step);
     }
     for (uint32_t i = 0; s && i < step.of->n_items; i++) {

@@ -179,7 +179,7 @@ void kvf_sched_config_init(kvf_sched_config *config, size_t struct_size);
 int kvf_sched_create(const kvf_sched_config *config, kvf_sched **out, void *err);
 void kvf_sched_destroy(kvf_sched *sched);
 int kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, uint64_t *out);
-int kvf_sched_plan(kvf_sched *sched, kvf_step *step);
+int kvf_sched_plan(kvf_sched *sched, uint64_t now, kvf_step *step);
 int kvf_sched_done(kvf_sched *sched);
 int kvf_sched_prompt_done(kvf_sched *sched, uint64_t request);
 

@@ -179,8 +179,13 @@ static inline kvf_status rig_try_submit(rig *g, uint64_t seed, uint32_t n_prompt
     *r = (rig_request){.n_prompt = n_prompt, .max_new = max_new, .n_known = n_prompt, .seed = seed, .options = o};
     r->tokens = malloc(((size_t)n_prompt + max_new + 1) * sizeof *r->tokens);
     for (uint32_t i = 0; i < n_prompt; i++) r->tokens[i] = (uint32_t)rig_mix(seed, i);
-    const kvf_sched_request request = {
-        .struct_size = sizeof request, .n_prompt = n_prompt, .max_new = max_new, .options = &r->options, .user = r};
+    const kvf_sched_request request = {.struct_size = sizeof request,
+                                       .n_prompt = n_prompt,
+                                       .max_new = max_new,
+                                       .options = &r->options,
+                                       .user = r,
+                                       .priority = (int32_t)(seed % 7) - 3,
+                                       .deadline = seed % 2 ? seed % 256 : 0}; /* for other orders: by the seed */
     kvf_status status = kvf_sched_submit(g->sched, &request, &r->name);
     if (status != KVF_OK) {
         free(r->tokens);

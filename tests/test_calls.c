@@ -124,7 +124,7 @@
     V(kvf_sched_destroy, "a", taken_sched()) \
     V(kvf_sched_error, "a", w.sched) \
     S('s', kvf_sched_submit, "iii", w.sched, &w.request, &w.new_name) \
-    S('s', kvf_sched_plan, "ii", w.sched, &w.step) \
+    S('s', kvf_sched_plan, "ioi", w.sched, UINT64_C(1), &w.step) \
     S('s', kvf_sched_done, "i", (planned(), w.sched)) \
     S('s', kvf_sched_undo, "i", (planned(), w.sched)) \
     V(kvf_sched_counts, "aaa", w.sched, &w.n, &w.n2) \
@@ -275,6 +275,8 @@ static const call calls[] = {CALLS(S_CALL, V_CALL)};
     F(request_options, 's', "i", w.request.options = NULL, SUBMIT) \
     F(request_samples, 's', "f", w.request.n_samples = UINT32_MAX, SUBMIT) \
     F(request_size, 's', "i", w.request.struct_size = 0, SUBMIT) \
+    F(request_priority, 's', "i", w.request.priority = INT32_MAX, SUBMIT) \
+    F(request_deadline, 's', "o", w.request.deadline = UINT64_MAX, SUBMIT) \
     F(budgets, 's', "i", w.names[1] = w.names[0], kvf_sched_set_budgets(w.sched, w.names, UINT32_MAX, 0.5, 0)) \
     F(sched_manager, 'e', "i", w.schedc.manager = NULL, SCHED) \
     F(sched_policies, 'e', "i", w.schedc.policies = NULL, SCHED) \
@@ -283,6 +285,8 @@ static const call calls[] = {CALLS(S_CALL, V_CALL)};
     F(sched_batch, 'e', "o", w.schedc.max_batch_tokens = UINT32_MAX, SCHED) \
     F(sched_chunk, 'e', "f", w.schedc.chunk = UINT32_MAX, SCHED) \
     F(sched_context, 'e', "f", w.schedc.max_context = UINT32_MAX, SCHED) \
+    F(sched_order, 'e', "i", w.schedc.order = UINT32_MAX, SCHED) \
+    F(sched_patience, 'e', "i", w.schedc.patience = UINT64_MAX, SCHED) \
     F(prefix_end, 's', "i", w.sched_prefix.prefix_end = UINT32_MAX, \
       kvf_sched_set_prefix(w.sched, w.name, &w.sched_prefix)) \
     F(prefix_tokens, 's', "i", w.sched_prefix.key.n_tokens = 0, \

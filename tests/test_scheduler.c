@@ -344,35 +344,35 @@ Test(scheduler, calls_out_of_order_are_refused) {
     kvf_step step = {.struct_size = sizeof step};
     int ended = 7;
     cr_assert(kvf_sched_done(g->sched) == KVF_E_STATE);
-    OK(kvf_sched_plan(g->sched, &step));
+    OK(kvf_sched_plan(g->sched, 0, &step));
     cr_assert(step.n_items == 0 && step.n_waiting == 0);
-    OK(kvf_sched_plan(g->sched, &step)); /* an empty step needs no end, and may have one */
+    OK(kvf_sched_plan(g->sched, 0, &step)); /* an empty step needs no end, and may have one */
     OK(kvf_sched_done(g->sched));
     cr_assert(kvf_sched_done(g->sched) == KVF_E_STATE);
     rig_request *r = rig_submit(g, 1, 12, 2, rig_options("full", NULL));
     cr_assert(kvf_sched_token(g->sched, r->name, &ended) == KVF_E_STATE);
     cr_assert(kvf_sched_prompt_done(g->sched, r->name) == KVF_E_STATE);
     cr_assert(kvf_sched_resize(g->sched, r->name) == KVF_E_STATE);
-    OK(kvf_sched_plan(g->sched, &step));
-    cr_assert(kvf_sched_plan(g->sched, &step) == KVF_E_STATE &&
+    OK(kvf_sched_plan(g->sched, 0, &step));
+    cr_assert(kvf_sched_plan(g->sched, 0, &step) == KVF_E_STATE &&
               strstr(kvf_sched_error(g->sched)->text, "a step of 1 items is planned"));
     OK(kvf_sched_done(g->sched));
     cr_assert(kvf_sched_token(g->sched, r->name, &ended) == KVF_E_STATE, "4 of 12 tokens are not computed");
-    OK(kvf_sched_plan(g->sched, &step));
+    OK(kvf_sched_plan(g->sched, 0, &step));
     cr_assert(step.items[0].prompt_ends && step.items[0].samples);
     OK(kvf_sched_done(g->sched));
     OK(kvf_sched_token(g->sched, r->name, &ended));
     cr_assert(ended == 0 && kvf_sched_token(g->sched, r->name, &ended) == KVF_E_STATE);
-    OK(kvf_sched_plan(g->sched, &step));
+    OK(kvf_sched_plan(g->sched, 0, &step));
     cr_assert(step.n_items == 0 && step.n_running == 1, "before its prompt events are done it does not decode");
     OK(kvf_sched_prompt_done(g->sched, r->name));
     cr_assert(kvf_sched_prompt_done(g->sched, r->name) == KVF_E_STATE);
-    OK(kvf_sched_plan(g->sched, &step));
+    OK(kvf_sched_plan(g->sched, 0, &step));
     cr_assert(step.n_items == 1 && step.items[0].kind == KVF_STEP_DECODE && step.items[0].token_begin == 12);
     OK(kvf_sched_done(g->sched));
     OK(kvf_sched_token(g->sched, r->name, &ended));
     cr_assert(ended == 1 && kvf_sched_token(g->sched, r->name, NULL) == KVF_E_STATE);
-    OK(kvf_sched_plan(g->sched, &step));
+    OK(kvf_sched_plan(g->sched, 0, &step));
     cr_assert(step.n_items == 0, "what has its last token does not run on");
     const kvf_request foreign[] = {0, r->name + 1, r->name + 65536, UINT64_MAX};
     for (size_t i = 0; i < 4; i++) {

@@ -41,7 +41,7 @@ static kvf_policy_options random_policy(uint64_t *s) {
 
 typedef struct workload {
     uint64_t seed;
-    bool full_only, aborts, outsiders, changes;
+    bool full_only, aborts, outsiders, changes, orders;
 } workload;
 
 static void check_ends(const rig *g, bool outsiders) {
@@ -87,6 +87,7 @@ static uint32_t run_workload(workload w) {
     if (rig_below(&s, 2)) sc.max_batch_tokens = sc.chunk + 16 + rig_below(&s, 60);
     if (rig_below(&s, 2)) sc.max_prefill_tokens = 40 + rig_below(&s, 80);
     if (rig_below(&s, 3) == 0) sc.max_context = 60 + rig_below(&s, 100);
+    if (w.orders) sc.order = 1 + rig_below(&s, 3), sc.patience = 1 + rig_below(&s, 40);
     rig *g = rig_create(mc, sc);
     kvf_block held[512];
     uint32_t to_submit = 20 + rig_below(&s, 20);
@@ -111,7 +112,7 @@ static uint32_t run_workload(workload w) {
             if (r->state != RIG_GONE) rig_abort(g, r);
         }
     }
-    if (!w.outsiders && !w.changes)
+    if (!w.outsiders && !w.changes && !w.orders)
         cr_assert(g->n_steps <= step_bound(g), "%u steps, at most %u", g->n_steps, step_bound(g));
     if (!w.outsiders && !w.changes) cr_assert(g->n_bounced == 0, "sizes larger than what admission counted");
     check_ends(g, w.outsiders);
@@ -140,6 +141,14 @@ Test(scheduler_random, pressure_from_outside, .fini = print_seed) {
     uint32_t n_preempted = 0;
     for (uint64_t seed = 2001; seed <= 2060; seed++)
         n_preempted += run_workload((workload){.seed = seed, .aborts = seed % 2, .outsiders = true});
+    cr_assert(n_preempted > 100, "%u preemptions", n_preempted);
+}
+
+/* In other orders a running request may be preempted for one that came later, which costs steps, but no token and no request. */
+Test(scheduler_random, other_orders, .fini = print_seed) {
+    uint32_t n_preempted = 0;
+    for (uint64_t seed = 5001; seed <= 5060; seed++)
+        n_preempted += run_workload((workload){.seed = seed, .aborts = seed % 3 == 0, .orders = true});
     cr_assert(n_preempted > 100, "%u preemptions", n_preempted);
 }
 

@@ -105,7 +105,7 @@ Test(scheduler_reserve, a_reservation_set_too_early_is_settled_by_the_next_plan)
     OK(kvf_compact_begin(g->manager, items, n, &compaction));
     OK(kvf_compact_commit(g->manager));
     kvf_step step = {.struct_size = sizeof step};
-    OK(kvf_sched_plan(g->sched, &step));
+    OK(kvf_sched_plan(g->sched, 0, &step));
     cr_assert(counted(g) == exact, "%u counted, %u exact", counted(g), exact);
     OK(kvf_sched_done(g->sched));
     rig_abort(g, r);
@@ -240,7 +240,7 @@ Test(scheduler_reserve, a_policy_state_of_other_sizes_ends_the_request_and_not_t
     kvf_step step = {.struct_size = sizeof step};
     OK(kvf_sched_submit(sched, &request, &a));
     OK(kvf_sched_submit(sched, &request, &b));
-    OK(kvf_sched_plan(sched, &step));
+    OK(kvf_sched_plan(sched, 0, &step));
     cr_assert(step.n_items == 1 && step.items[0].request == a && step.n_ends == 1 && step.ends[0].request == b);
     cr_assert(step.ends[0].reason == KVF_END_REFUSED && step.n_waiting == 0);
     kvf_sched_destroy(sched);

@@ -134,7 +134,7 @@ Test(scheduler_states, an_illegal_move_ends_planning) {
     rig_request *r = rig_submit(g, 0, 4, 1, rig_options("full", NULL));
     kvf__sched_move(g->sched, kvf__sched_find(g->sched, r->name), KVF__MOVE_SWAP_IN);
     kvf_step step = {.struct_size = sizeof step};
-    cr_assert(kvf_sched_plan(g->sched, &step) == KVF_E_CORRUPT &&
+    cr_assert(kvf_sched_plan(g->sched, 0, &step) == KVF_E_CORRUPT &&
               strstr(kvf_sched_error(g->sched)->text, "illegal move"));
     rig_abort(g, r);
     rig_destroy(g);
@@ -161,7 +161,7 @@ Test(scheduler_states, calls_in_a_wrong_state_change_nothing) {
     kvf_step step = {.struct_size = sizeof step};
     refused(g, r, false, false); /* it waits */
     for (int i = 0; i < 2; i++) {
-        OK(kvf_sched_plan(g->sched, &step));
+        OK(kvf_sched_plan(g->sched, 0, &step));
         cr_assert(q->state == KVF__REQ_PREFILL);
         refused(g, r, false, false);
         OK(kvf_sched_done(g->sched));
@@ -172,7 +172,7 @@ Test(scheduler_states, calls_in_a_wrong_state_change_nothing) {
     cr_assert(q->state == KVF__REQ_DECODE);
     refused(g, r, true, false);
     OK(kvf_sched_token(g->sched, r->name, NULL));
-    OK(kvf_sched_plan(g->sched, &step)); /* its next step: the pause would be lost when that is done */
+    OK(kvf_sched_plan(g->sched, 0, &step)); /* its next step: the pause would be lost when that is done */
     cr_assert(step.n_items == 1);
     refused(g, r, false, false);
     OK(kvf_sched_done(g->sched));
@@ -193,12 +193,12 @@ Test(scheduler_states, preempted_paused_requests_count_as_waiting) {
     rig *g = rig_create(rig_pool(1, 1, 8), sc);
     rig_request *r = rig_submit(g, 0, 4, 4, rig_options("full", NULL));
     kvf_step step = {.struct_size = sizeof step};
-    OK(kvf_sched_plan(g->sched, &step));
+    OK(kvf_sched_plan(g->sched, 0, &step));
     OK(kvf_sched_done(g->sched));
     OK(kvf_sched_prompt_done(g->sched, r->name));
     OK(kvf_sched_pause(g->sched, r->name));
     rig_request *next = rig_submit(g, 1, 4, 4, rig_options("full", NULL));
-    OK(kvf_sched_plan(g->sched, &step));
+    OK(kvf_sched_plan(g->sched, 0, &step));
     OK(kvf_sched_done(g->sched));
     cr_assert(step.n_preempted == 1 && kvf__sched_find(g->sched, r->name)->state == KVF__REQ_PAUSED_PREEMPTED);
     const kvf_policy_options options = rig_options("full", NULL);

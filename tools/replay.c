@@ -340,7 +340,8 @@ static bool run_step(replay *r, uint32_t *n_waiting, bool *idle) {
     kvf_step step = {.struct_size = sizeof step};
     double begin_s = r->now_s;
     if (!overflows(r) || !give_prefixes(r)) return false;
-    if (kvf_sched_plan(r->sched, &step)) return fail("plan", kvf_sched_error(r->sched)->text);
+    if (kvf_sched_plan(r->sched, (uint64_t)(1e9 * r->now_s), &step))
+        return fail("plan", kvf_sched_error(r->sched)->text);
     preempted_and_ended(r, &step);
     if (step.copies.n && kvf_copies_done(r->manager, &step.copies))
         return fail("copies", kvf_manager_error(r->manager)->text);

@@ -101,7 +101,9 @@ typedef struct kvf_engine_config {
     /* For score probe: the probe of this model, which gives every token a score of its own; pages then keep it. It must outlive
      * the engine. NULL: score probe is refused. */
     const kvf_probe *probe;
-    int want_scores; /* 1: pages keep scores that a runner of your own writes (kvf_pages.score); set by probe */
+    int want_scores;   /* 1: pages keep scores that a runner of your own writes (kvf_pages.score); set by probe */
+    uint32_t order;    /* kvf_order: in which order requests are admitted, and whose blocks others take last */
+    uint64_t patience; /* see kvf_sched_config; with KVF_ORDER_DEADLINE in nanoseconds */
 } kvf_engine_config;
 
 typedef enum kvf_finish {
@@ -210,6 +212,8 @@ typedef struct kvf_generate {
      * above n, nor with beams. Or NULL. */
     void (*on_logits)(void *user, uint32_t index, kvf_request request, uint32_t step, const float *logits);
     const char *label; /* the request's name in log messages, instead of its number; copied; or NULL */
+    int32_t priority;  /* see kvf_sched_request */
+    double deadline_s; /* for KVF_ORDER_DEADLINE: seconds from the submission; 0: none */
 } kvf_generate;
 
 typedef struct kvf_engine_stats {
@@ -264,7 +268,7 @@ KVF_API void kvf_engine_destroy(kvf_engine *engine);
  *  remedy, or NULL.
  *  @own nothing is kept but user. @threads as the engine; also from within a callback.
  *  @errors KVF_E_INVALID (no token, an id outside the vocabulary, options, a stop string of no bytes, n_top_logprobs, n, best_of,
- *  beam_width, sample_policies), KVF_E_NEVER_FITS, KVF_E_LIMIT, KVF_E_NO_MEMORY, the device's error if it has failed in a step.
+ *  beam_width, sample_policies, priority, deadline_s), KVF_E_NEVER_FITS, KVF_E_LIMIT, KVF_E_NO_MEMORY, the device's error if it has failed in a step.
  *  on_finish is not called on failure.
  *  @cost O(tokens * samples); allocates. */
 KVF_API KVF_CHECK kvf_status kvf_engine_submit(kvf_engine *engine, const kvf_generate *generate, kvf_request *out,

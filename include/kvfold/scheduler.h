@@ -5,9 +5,9 @@
  *
  * Simple use
  *     // One step for requests of policy "full", submitted with kvf_sched_submit; repeat while any waits or runs.
- *     kvf_status run_step(kvf_manager *manager, kvf_sched *sched) {
+ *     kvf_status run_step(kvf_manager *manager, kvf_sched *sched, uint64_t now) {
  *         kvf_step step = {.struct_size = sizeof step};
- *         kvf_status status = kvf_sched_plan(sched, &step);
+ *         kvf_status status = kvf_sched_plan(sched, now, &step);
  *         if (!status) status = kvf_copies_done(manager, &step.copies); // after kvf_copies_run has carried them out
  *         // here the forward pass runs over step.items: their slots are appended already
  *         if (!status) status = kvf_sched_done(sched);
@@ -67,6 +67,24 @@ typedef enum kvf_preempt {
     KVF_PREEMPT_SWAP = 2       /* a decoding request is swapped to the host if there is room; all others recompute */
 } kvf_preempt;
 
+/* The order of the queue, and of the requests that run: who needs room takes it from the last one. A request that waits takes no blocks
+ * from one that runs. The place of a request is fixed when it is submitted (DEADLINE: at the first plan; PREFIX: when its tokens are
+ * given), so that only so many later requests ever come before it; `patience` is that of kvf_sched_config. Equal ones come as they
+ * arrived. */
+typedef enum kvf_order {
+    KVF_ORDER_ARRIVAL = 0, /* first come, first served */
+    KVF_ORDER_PRIORITY =
+        1, /* by priority: a step of it is worth `patience` places. With a priority higher by d a request comes before
+                             * the fewer than d * patience that were submitted last */
+    KVF_ORDER_DEADLINE =
+        2, /* the earliest deadline first. Without one it is `patience` after the first plan. No later request comes
+                             * before one whose deadline is past. A deadline that is missed ends nothing */
+    KVF_ORDER_SHORTEST = 3, /* the shortest prompt first: a chunk is worth `patience` places */
+    KVF_ORDER_PREFIX =
+        4 /* prompts that begin alike one after another: a request comes right behind one that waits, or whose prompt
+                             * runs, but at most `patience` places up. Needs kvf_sched_set_prefix and the prefix cache */
+} kvf_order;
+
 typedef struct kvf_sched_config {
     size_t struct_size;
     kvf_manager *manager;        /* only the scheduler may create, grow and free its sequences */
@@ -80,6 +98,10 @@ typedef struct kvf_sched_config {
     kvf_allocator allocator;
     int replay_all;   /* 1: every policy replays after a preemption, see above */
     uint32_t preempt; /* kvf_preempt; if the manager has no host tier, all are recomputed */
+    uint32_t order;   /* kvf_order */
+    /* See kvf_order. Places, at most 2^24; 0: 256. With KVF_ORDER_DEADLINE a time in the unit of kvf_sched_plan's now; 0: 60e9, which
+     * is a minute of nanoseconds. */
+    uint64_t patience;
 } kvf_sched_config;
 
 typedef struct kvf_sched_request {
@@ -94,6 +116,8 @@ typedef struct kvf_sched_request {
     kvf_request *sample_names; /* [n_samples] filled with the names, ascending; or NULL; not kept */
     const kvf_policy_options *const
         *sample_options; /* [n_samples] options of each sample, in place of options, copied; or NULL; not with forks */
+    int32_t priority;    /* -1000 to 1000, for KVF_ORDER_PRIORITY */
+    uint64_t deadline; /* a time of kvf_sched_plan's now, for KVF_ORDER_DEADLINE; 0: none; what is past counts as now */
 } kvf_sched_request;
 
 typedef enum kvf_step_kind {
@@ -139,7 +163,7 @@ typedef struct kvf_step_end {
     uint32_t reason; /* kvf_end_reason */
 } kvf_step_end;
 
-/* One step. Decode items come first, then prefill items, each in order of arrival. Their slots are appended already. A running
+/* One step. Decode items come first, then prefill items, each in the scheduler's order. Their slots are appended already. A running
  * request without a new token (kvf_sched_token) since its last item has no item in the step. */
 typedef struct kvf_step {
     size_t struct_size;           /* set by the caller */
@@ -181,18 +205,19 @@ KVF_API const kvf_error *kvf_sched_error(const kvf_sched *sched);
  *  groups, each of which computes the prompt for itself; with `forks` they are refused.
  *  @param sched a scheduler. @param request see kvf_sched_request; options are copied. @param out its name.
  *  @own nothing is kept but user. @threads as the scheduler.
- *  @errors KVF_E_INVALID (options, no token, more samples with `forks` than max_running), KVF_E_NEVER_FITS (the text names the
+ *  @errors KVF_E_INVALID (options, priority, no token, more samples with `forks` than max_running), KVF_E_NEVER_FITS (the text names the
  *  blocks needed and the blocks of the pool, or the tokens and the context), KVF_E_LIMIT (max_waiting).
- *  @cost O(n_layers + n_samples), no allocation. */
+ *  @cost O(n_layers + n_samples), no allocation; not in the order of arrival also O(requests that wait). */
 KVF_API KVF_CHECK kvf_status kvf_sched_submit(kvf_sched *sched, const kvf_sched_request *request, kvf_request *out);
 
-/** Plans the next step: admits requests in order of arrival, appends their slots, preempts if a growing request finds no block.
- *  @param sched a scheduler. @param step struct_size set by the caller; its arrays are valid until the next call. n_items 0 together with n_waiting 0
+/** Plans the next step: admits requests in the scheduler's order, appends their slots, preempts if a growing request finds no block.
+ *  @param sched a scheduler. @param now the time, in any unit; the scheduler reads no clock, and only KVF_ORDER_DEADLINE uses it. Less
+ *  than before counts as before. @param step struct_size set by the caller; its arrays are valid until the next call. n_items 0 together with n_waiting 0
  *  means that there is nothing to do; n_items is never 0 while something could run.
  *  @own the scheduler's. @threads as the scheduler.
  *  @errors KVF_E_STATE (the last step was not ended with kvf_sched_done), KVF_E_CORRUPT (a fault of the scheduler: destroy it).
  *  @cost O(running * tables), no allocation. */
-KVF_API KVF_CHECK kvf_status kvf_sched_plan(kvf_sched *sched, kvf_step *step);
+KVF_API KVF_CHECK kvf_status kvf_sched_plan(kvf_sched *sched, uint64_t now, kvf_step *step);
 
 /** Tells the scheduler that the planned step has run: its tokens are computed.
  *  @param sched a scheduler with a step planned. @own nothing. @threads as the scheduler. @errors KVF_E_STATE. @cost O(items). */
