@@ -290,3 +290,28 @@ for more in ((), ("--quiet",)): # no terminal, nothing
     _, err = run("profile", "--generate", "3000", *more)
     assert "\r" not in err and " left" not in err, err
 END
+
+# ---- The order of the queue -------------------------------------------------------------------------------------
+check order_of_the_queue <<'END'
+from helper import *
+rows = [{"id": i, "token_ids": [5 + i] * n, "max_tokens": 2, "priority": p, "deadline": d}
+        for i, (n, p, d) in enumerate(((30, 0, 50), (30, 1, 40), (9, -1, 10), (20, 2, 0), (20, 1, 20)))]
+def order(how, rows=rows): return [r["id"] for r in batch("\n".join(map(json.dumps, rows)), "--max-running", "1", *how)[0]]
+assert order([]) == order(["--order", "arrival"]) == [0, 1, 2, 3, 4]
+assert order(["--order", "priority"]) == [3, 1, 4, 0, 2]
+assert order(["--order", "deadline"]) == [2, 4, 1, 0, 3] # without one: a minute
+assert order(["--order", "shortest"]) == [2, 3, 4, 0, 1]
+alike = [{"id": i, "token_ids": [5 + i % 2] * 70, "max_tokens": 1} for i in range(6)]
+assert order(["--order", "prefix", "--chunk", "16"], alike) == [0, 2, 4, 1, 3, 5]
+one = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "x", "max_tokens": 1}}
+rows = [{**one, "custom_id": str(p), "body": {**one["body"], "kvfold": {"priority": p}}} for p in (1, 3, 2)]
+assert [r["custom_id"] for r in batch("\n".join(map(json.dumps, rows)), "--max-running", "1", "--any-model", "--order", "priority")[0]] == list("321")
+bad = [({"priority": 1001}, "priority 1001: must be a whole number from -1000 to 1000"), ({"priority": 0.5}, "priority 0.5: must be"),
+       ({"priority": "high"}, "priority: is a text, must be a whole number"), ({"deadline": -1}, "deadline -1: must be from 0"),
+       ({"deadline": "soon"}, "deadline: is a text, must be a number")]
+out, _ = batch("\n".join(json.dumps({"prompt": "x", **b}) for b, _ in bad), code=1)
+by_line = {r["line"]: r["error"] for r in out}
+assert all(words in by_line[i + 1] for i, (_, words) in enumerate(bad)), by_line
+assert "--order HOW" in run("run", "--help-all")[0].decode()
+END
+refused order_how 2 '--order' run --prompt x --model "$model" --order fifo

@@ -317,7 +317,7 @@ Test(scheduler_order, wrong_values_are_refused) {
     world_begin(KVF_ORDER_PRIORITY, 0, 20, 2, 1);
     kvf_sched_config c = w.config;
     kvf_sched *no = NULL;
-    kvf_error err = {""};
+    kvf_error err = {0};
     c.order = 5;
     cr_assert(kvf_sched_create(&c, &no, &err) == KVF_E_INVALID && strstr(err.text, "order 5: must be"));
     c.order = KVF_ORDER_SHORTEST;

@@ -34,7 +34,7 @@ typedef struct kvf__cli {
     uint64_t kv_memory, snapshot_memory, host_memory, seed;
     double temperature, top_p; /* temperature below 0: not given */
     double length_penalty;
-    const char *sync, *prefix_cache, *prefix_offload, *prefix_dir, *preempt;
+    const char *sync, *prefix_cache, *prefix_offload, *prefix_dir, *preempt, *order;
     int raw, special, plain, json, quiet, verbose, resume, force, any_model, deterministic, fast_activations;
     const char *report, *trace, *record, *metrics; /* occupancy: page, Chrome trace, request trace, figures */
     const char *densities, *arrivals;              /* kvfold profile, as are those below */

@@ -236,7 +236,7 @@ static kvf_status read_numbers(const kvf__line_rules *rules, kvf__line *line, co
     uint64_t max_tokens = line->max_tokens;
     if (st || (st = kvf__field_count(body, "max_completion_tokens", 1, UINT32_MAX, &max_tokens, err)) ||
         (st = read_logprobs(line, body, err)) || (st = kvf__line_ranked(rules, line, body, err)) ||
-        (st = kvf__line_cache(line, body, err)))
+        (st = kvf__line_queue(line, body, err)))
         return st;
     line->max_tokens = (uint32_t)max_tokens;
     const json_t *seed = json_object_get(body, "seed");
@@ -265,15 +265,16 @@ static kvf_status read_policy(const kvf__line_rules *rules, kvf__line *line, con
     json_t *value;
     kvf__fields_drop_null(own);
     json_object_foreach(own, key, value) {
-        bool known = !strcmp(key, "policy") || !strcmp(key, "preset") || !strcmp(key, "prefix_end") ||
-                     !strcmp(key, "prefix_name");
+        static const char *const others[] = {"policy", "preset", "prefix_end", "prefix_name", "priority", "deadline"};
+        bool known = false;
+        for (size_t i = 0; i < sizeof others / sizeof *others; i++) known |= !strcmp(key, others[i]);
         for (uint32_t i = 0; i < n_options && !known; i++) known = kvf__name_equal(key, options[i].name);
         if (!known)
             return refuse(line, "unknown_parameter",
                           kvf__field_fail(err, KVF_E_INVALID, "kvfold.%s: there is no policy option of that name",
                                           kvf__shown(key).text));
     }
-    kvf_status st = kvf__line_cache(line, own, err);
+    kvf_status st = kvf__line_queue(line, own, err);
     return st ? st : kvf__line_policy(rules, line, own, err);
 }
 

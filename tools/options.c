@@ -116,6 +116,10 @@ static const kvf__arg memory_args[] = {
      "what happens to a preempted request: swap: it moves to --host-memory while that has room; recompute: it "
      "is computed again; auto: recompute if one chunk restores it, else swap",
      "auto", KVF__ARG_CHOICE, AT(preempt), 0, 0, "auto|recompute|swap"},
+    {"order", "HOW",
+     "which waiting request is next: arrival, priority (of its line), deadline (of its line), shortest (prompt), or "
+     "prefix (prompts that begin alike one after another); memory is taken from the last first",
+     "arrival", KVF__ARG_CHOICE, AT(order), 0, 0, "arrival|priority|deadline|shortest|prefix"},
     {"kv-dtype", "TYPE", "type of K and V: fp16, bf16 or fp32", "fp16", KVF__ARG_CHOICE, AT(kv_dtype), 0, 0,
      "fp16|bf16|fp32"},
     {"block-size", "N", "tokens a block holds: 8, 16, 32, 64, 128 or 256", "16", KVF__ARG_COUNT, AT(block_size), 8, 256,
@@ -396,10 +400,11 @@ static const char run_notes[] =
     "  beam_width, length_penalty\n"
     "                  beam search in place of sampling; the n best hypotheses are the answers, best first\n"
     "  prefix_end      leading tokens of the prompt that other lines share, a multiple of the block size: a policy that\n"
-    "                  observes prompts can continue there; else where waiting prompts part, at multiples of --chunk, and\n"
-    "                  at a prompt's end\n"
+    "                  observes prompts can continue there\n"
     "  prefix_name     keeps this prompt, up to its prefix_end, across runs in --prefix-dir: letters, digits, - _ .\n"
     "  cache_salt      text of up to 64 bytes: prompts of different salts share nothing\n"
+    "  priority, deadline\n"
+    "                  for --order: -1000 to 1000; seconds from submission\n"
     "  logprobs        true: the log-probability of each token; N up to 20: also of the N likeliest tokens\n"
     "  A bad line is reported with its number, on standard error and as a result with finish_reason error.\n"
     "\n"
@@ -422,7 +427,7 @@ static const char run_notes[] =
     "  url             /v1/chat/completions or /v1/completions, line by line\n"
     "  body            model, messages or prompt, max_tokens, max_completion_tokens, temperature, top_p, seed, stop, n,\n"
     "                  best_of (completions), logprobs, top_logprobs, top_k, ignore_eos, cache_salt; kvfold: {policy, preset,\n"
-    "                  the policy's options, prefix_end, prefix_name};\n"
+    "                  the policy's options, prefix_end, prefix_name, priority, deadline};\n"
     "                  fields that ask for nothing (user, stream false, frequency_penalty 0, ...) are accepted\n"
     "  A bad line has error, and response with status_code 400 (404: another model's name) and body.error.\n"
     "  The header of such an output is a file beside it, OUTPUT.kvfold-header.json, and the hash of an answer's line ends\n"
@@ -569,6 +574,7 @@ kvf__cli kvf__cli_default(void) {
     cli.prefix_cache = "on";
     cli.prefix_offload = "on";
     cli.preempt = "auto";
+    cli.order = "arrival";
     cli.rhos = "0.2";
     cli.contexts = "1024";
     cli.seeds = "0";

@@ -186,6 +186,8 @@ static kvf_status submit_job(pass *p, const kvf__line *line, job *j, kvf_error *
     g.prefix_end = line->prefix_end;
     g.cache_salt = line->cache_salt;
     g.cache_salt_bytes = line->salt_bytes;
+    g.priority = line->priority;
+    g.deadline_s = line->deadline_s;
     g.user = j;
     g.label = label;
     g.on_token = p->run->streams && !p->index && !j->answer.several ? on_token : NULL;
@@ -388,7 +390,8 @@ bool kvf__batch_pass(kvf__batch *r, uint32_t index) {
                                 .policy = r->names[index],
                                 .max_values = kvf__line_max_values(cli, r->info),
                                 .own = index == 0};
-    p.ahead = cli->max_running > 16384 ? 65536 : cli->max_running * 4;
+    bool sorts = strcmp(cli->order, "arrival") != 0; /* the more lines wait, the more of them are in order */
+    p.ahead = sorts || cli->max_running > 16384 ? 65536 : cli->max_running * 4;
     if (!kvf__tally_init(p.tally, cli, r->info, &r->policies[index], r->names[index].preset)) return false;
     r->n_done = index + 1;
     if (!index) p.advice = kvf__advice_begin(cli, r->info, &r->policies[0]);

@@ -12,10 +12,11 @@
 
 enum { MAX_MESSAGES = 4096, MAX_VALUE = 512 };
 
-static const char *const keys[] = {
-    "id",      "prompt",     "messages",       "token_ids",  "max_tokens", "temperature", "top_k",
-    "top_p",   "seed",       "stop",           "policy",     "preset",     "n",           "logprobs",
-    "best_of", "beam_width", "length_penalty", "prefix_end", "cache_salt", "prefix_name", "ignore_eos"};
+static const char *const keys[] = {"id",          "prompt",         "messages",   "token_ids",  "max_tokens",
+                                   "temperature", "top_k",          "top_p",      "seed",       "stop",
+                                   "policy",      "preset",         "n",          "logprobs",   "best_of",
+                                   "beam_width",  "length_penalty", "prefix_end", "cache_salt", "prefix_name",
+                                   "ignore_eos",  "priority",       "deadline"};
 
 /* ---- Numbers and stop strings ---------------------------------------------------------------------------- */
 
@@ -86,10 +87,23 @@ static kvf_status read_prefix_name(kvf__line *line, const json_t *name, kvf_erro
     return KVF_OK;
 }
 
-kvf_status kvf__line_cache(kvf__line *line, const json_t *object, kvf_error *err) {
+static kvf_status read_order(kvf__line *line, const json_t *object, kvf_error *err) {
+    const json_t *priority = json_object_get(object, "priority");
+    json_int_t n = 0;
+    if (priority && !json_is_number(priority))
+        return kvf__field_wrong_type(err, "priority", priority, "a whole number");
+    if (priority && (!kvf__field_whole(priority, &n) || n < -1000 || n > 1000))
+        return kvf__field_fail(err, KVF_E_INVALID, "priority %s: must be a whole number from -1000 to 1000",
+                               kvf__field_shown(priority).text);
+    line->priority = (int32_t)n;
+    return kvf__field_real(object, "deadline", 0, 1e9, &line->deadline_s, err);
+}
+
+kvf_status kvf__line_queue(kvf__line *line, const json_t *object, kvf_error *err) {
     const json_t *salt = json_object_get(object, "cache_salt");
     uint64_t end = line->prefix_end;
     kvf_status st = kvf__field_count(object, "prefix_end", 0, UINT32_MAX, &end, err);
+    if (!st) st = read_order(line, object, err);
     if (st) return st;
     line->prefix_end = (uint32_t)end;
     const json_t *name = json_object_get(object, "prefix_name");
@@ -144,7 +158,7 @@ static kvf_status read_numbers(const kvf__line_rules *rules, kvf__line *line, kv
         return st;
     line->sampling.seed = seed;
     kvf_status ranked = kvf__line_ranked(rules, line, line->root, err);
-    if (!ranked) ranked = kvf__line_cache(line, line->root, err);
+    if (!ranked) ranked = kvf__line_queue(line, line->root, err);
     return ranked ? ranked : read_logprobs(line, err);
 }
 

@@ -46,6 +46,8 @@ typedef struct kvf__line {
     bool logprobs, ignore_end;
     const char *cache_salt, *prefix_name; /* in root, or NULL */
     uint32_t salt_bytes, prefix_end;      /* prefix_end 0: not given */
+    int32_t priority;
+    double deadline_s; /* 0: none */
     kvf_sampling sampling;
     kvf_policy_options policy;
     /* Of a failure, in the OpenAI form. */
@@ -89,8 +91,8 @@ kvf_status kvf__line_ranked(const kvf__line_rules *rules, kvf__line *line, const
 /* Reads max_tokens, top_k, n, temperature (up to `hottest`), top_p and ignore_eos of an object; missing ones stay as
  * they are. */
 kvf_status kvf__line_sampling(kvf__line *line, const json_t *object, double hottest, kvf_error *err);
-/* prefix_end, prefix_name and cache_salt out of an object. */
-kvf_status kvf__line_cache(kvf__line *line, const json_t *object, kvf_error *err);
+/* Reads prefix_end, prefix_name, cache_salt, priority and deadline of an object. */
+kvf_status kvf__line_queue(kvf__line *line, const json_t *object, kvf_error *err);
 /* Sampling and stop strings of the command line; max_tokens and temperature are the given defaults if the command
  * line does not set them. */
 void kvf__line_defaults(const kvf__line_rules *rules, kvf__line *line, uint32_t max_tokens, double temperature);

@@ -93,6 +93,8 @@ kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model
     config.preempt = !strcmp(cli->preempt, "swap")        ? KVF_PREEMPT_SWAP
                      : !strcmp(cli->preempt, "recompute") ? KVF_PREEMPT_RECOMPUTE
                                                           : KVF_PREEMPT_AUTO;
+    static const char *const orders[] = {"arrival", "priority", "deadline", "shortest", "prefix"};
+    while (strcmp(cli->order, orders[config.order]) != 0) config.order++; /* in the order of kvf_order */
     config.fast_activations = cli->fast_activations;
     if (!cli->quiet) config.log.write = log_line;
     return config;
