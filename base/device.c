@@ -10,10 +10,12 @@ kvf_status kvf__device_resolve(const kvf_device *in, kvf_device *out, kvf_error 
     if (!d.function && !lacks) lacks = #function
     NEED(alloc);
     NEED(free);
+    NEED(stream_create);
+    NEED(stream_destroy);
+    NEED(stream_wait);
     NEED(copy);
-    NEED(queue_create);
-    NEED(queue_destroy);
-    NEED(queue_copy);
+    NEED(fill);
+    NEED(copy_blocks);
     NEED(event_create);
     NEED(event_destroy);
     NEED(event_record);

@@ -166,7 +166,6 @@ enum { KVF__ENGINE_BUFFERS = 64, KVF__TRANSFERS = 2 };
 
 typedef struct kvf__transfer {
     kvf_copy_list list;
-    kvf_copies_source source; /* of the list, while the device copies it */
     kvf_device_event *event;
     bool posted; /* the device has it, and has not been waited for */
 } kvf__transfer;
@@ -188,8 +187,8 @@ struct kvf_engine {
     kvf_pages host_pages; /* with 0 blocks if there is no host tier; host_scores likewise */
     kvf_score_pages host_scores;
     kvf_device device;
-    kvf_device_queue *copier; /* NULL without a host tier */
-    kvf_status broken;        /* not KVF_OK: the device has failed */
+    kvf_stream *copier; /* of the device; NULL without a host tier */
+    kvf_status broken;  /* not KVF_OK: the device has failed */
     kvf_error broken_text;
     kvf__transfer transfers[KVF__TRANSFERS];
     bool offloads; /* cached blocks are copied to the host before they are evicted */

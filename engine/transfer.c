@@ -1,4 +1,4 @@
-/* Copies between the tiers, made by the device. Copies to the host run in a queue during the forward pass; copies from the host
+/* Copies between the tiers, made by the device. Copies to the host run in a stream during the forward pass; copies from the host
  * are done before it. Cached blocks are copied to the host ahead of their eviction.
  *
  * A transfer is a copy list that the device is working on. Its blocks stay pinned until it is waited for, after the forward
@@ -26,7 +26,7 @@ kvf_status kvf__engine_create_transfers(kvf_engine *e, kvf_error *err) {
     const size_t n_copies[KVF__TRANSFERS] = {(size_t)e->pages.n_blocks + e->scores.n_pages,
                                              (size_t)AHEAD * step_nodes(e, e->max_running) * e->n_tables};
     const kvf_device *d = &e->device;
-    kvf_status st = d->queue_create(d->ctx, &e->allocator, &e->copier, err);
+    kvf_status st = d->stream_create(d->ctx, &e->allocator, &e->copier, err);
     for (int i = 0; i < KVF__TRANSFERS && !st; i++) {
         kvf__transfer *t = &e->transfers[i];
         t->list.capacity = (uint32_t)KVF__MIN(n_copies[i], UINT32_MAX);
@@ -42,7 +42,7 @@ void kvf__engine_destroy_transfers(kvf_engine *e) {
     const kvf_device *d = &e->device;
     for (int i = 0; i < KVF__TRANSFERS; i++)
         if (e->transfers[i].event) d->event_destroy(d->ctx, e->transfers[i].event);
-    if (e->copier) d->queue_destroy(d->ctx, e->copier);
+    if (e->copier) d->stream_destroy(d->ctx, e->copier);
 }
 
 /* ---- The device ------------------------------------------------------------------------------------------ */
@@ -60,22 +60,18 @@ static kvf_status breaks(kvf_engine *e, kvf_status st, const kvf_error *why) {
 
 kvf_status kvf__engine_check_device(const kvf_engine *e, kvf_error *err) { return e->broken ? broken(e, err) : KVF_OK; }
 
-static kvf_status begin(const kvf_engine *e, const kvf_copy_list *list, kvf_copies_source *source) {
-    return kvf_copies_begin(&e->pages, &e->scores, &e->host_pages, &e->host_scores, list, source);
+static kvf_status give(const kvf_engine *e, kvf_stream *stream, const kvf_copy_list *list, kvf_error *why) {
+    return kvf_copies_queue(&e->device, stream, &e->pages, &e->scores, &e->host_pages, &e->host_scores, list, why);
 }
 
 static kvf_status carry_out(kvf_engine *e, const kvf_copy_list *list, kvf_error *why) {
-    kvf_copies_source source;
-    if (!e->runner.device) return KVF_OK; /* there is nothing to copy */
-    kvf_status st = begin(e, list, &source);
-    if (!st) st = e->device.copy(e->device.ctx, &(kvf_device_list){kvf_copies_next, &source}, why);
+    kvf_status st = e->runner.device ? give(e, NULL, list, why) : KVF_OK; /* else there is nothing to copy */
     return st ? breaks(e, st, why) : KVF_OK;
 }
 
 static kvf_status post(kvf_engine *e, kvf__transfer *t, kvf_error *why) {
     const kvf_device *d = &e->device;
-    kvf_status st = begin(e, &t->list, &t->source);
-    if (!st) st = d->queue_copy(d->ctx, e->copier, &(kvf_device_list){kvf_copies_next, &t->source}, why);
+    kvf_status st = give(e, e->copier, &t->list, why);
     if (!st) st = d->event_record(d->ctx, t->event, why);
     if (st) return breaks(e, st, why);
     t->posted = true;

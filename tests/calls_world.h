@@ -55,8 +55,6 @@ static struct world {
     kvf_mass mass;
     kvf_csr csr;
     int32_t indptr[3], indices[64], last[2];
-    kvf_copies_source source;
-    kvf_device_copy device_copies[KVF_DEVICE_COPIES];
     kvf_policy_options options, new_options;
     kvf_policy_need need;
     kvf_policy_state_config sc;
@@ -190,7 +188,6 @@ static void begin_attention(void) {
                           .workspace = workspace,
                           .workspace_bytes = sizeof workspace};
     w.csr = (kvf_csr){sizeof w.csr, w.indptr, w.indices, w.last, 64, 0};
-    NEED(kvf_copies_begin(&w.pages, &w.scores, &w.host_pages, &w.host_scores, &w.copies, &w.source));
 }
 
 static void begin_policy(void) {

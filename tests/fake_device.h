@@ -1,48 +1,56 @@
-/* tests/fake_device.h: a device on whose queues nothing moves before an event is asked or waited for: rows then run in random
- * order, over all lists. It sees when somebody changes what it has yet to read, or touches what it has yet to write, and
- * can fail at any call. */
+/* tests/fake_device.h: a device on whose streams nothing moves before an event is asked or waited for. Operations then run in the
+ * order of the stream, the rows of one operation in random order. It sees when somebody changes what it has yet to read, or touches
+ * what it has yet to write, and can fail at any call. */
 #ifndef KVF_TESTS_FAKE_DEVICE_H
 #define KVF_TESTS_FAKE_DEVICE_H
 
 #include <stdlib.h>
 
-#include "base/base.h"
+#include "base/copy_index.h"
 #include "tests/gguf_writer.h"
 
 struct fake_row {
-    unsigned char *dst, *then; /* then: what src held when the list came */
+    unsigned char *dst, *then; /* then: what src held when it was given; NULL: not known, an earlier row writes it */
     const unsigned char *src;
     size_t bytes;
-    uint64_t list;
+    uint64_t op;
+};
+
+struct fake_wait { /* before operation `op`: until operation `until` of another stream is done */
+    uint64_t op, until;
+    kvf_stream *stream;
 };
 
 struct fake_device {
     uint64_t rng;
     int64_t fail_after; /* calls, that one fails; below 0: none will */
     const char *failed; /* the call that did */
-    uint64_t n_alive, n_calls, n_lists, n_asked, n_found_done;
+    uint64_t n_alive, n_calls, n_ops, n_asked, n_found_done;
     void (*meanwhile)(void *ctx); /* what happens before an event is asked for, while nothing has moved; or NULL */
     void *meanwhile_ctx;
     uint64_t n_changed, n_touched; /* sources changed, destinations touched before they were written: must be 0 */
 };
 
-struct kvf_device_queue {
+struct kvf_stream {
+    const kvf_device *device; /* first, as in every stream */
     struct fake_device *f;
-    uint64_t n_lists;
-    struct fake_row *rows; /* still to run */
-    size_t n_rows, capacity;
+    uint64_t n_ops;
+    struct fake_row *rows;                  /* [first, n_rows) are still to run, in the order of their operations */
+    size_t first, op_end, n_rows, capacity; /* [first, op_end): of the first operation */
+    struct fake_wait waits[16];
+    uint32_t n_waits;
 };
 
 struct kvf_device_event {
-    kvf_device_queue *queue;
-    uint64_t list;
+    kvf_stream *stream;
+    uint64_t op;
 };
 
 static inline kvf_status fake_call(struct fake_device *f, const char *name, kvf_error *err) {
     f->n_calls++;
     if (f->fail_after < 0 || f->fail_after-- > 0) return KVF_OK;
     f->failed = name;
-    return kvf__fail(err, KVF_E_IO, "%s has failed", name);
+    return kvf__fail(err, KVF_E_DEVICE, "%s has failed", name);
 }
 
 static inline kvf_status fake_alloc(void *ctx, const kvf_allocator *allocator, kvf_memory kind, size_t bytes,
@@ -68,83 +76,135 @@ static inline void fake_free(void *ctx, const kvf_allocator *allocator, kvf_memo
     ((struct fake_device *)ctx)->n_alive--;
 }
 
-static inline kvf_status fake_copy(void *ctx, const kvf_device_list *list, kvf_error *err) {
-    kvf_status st = fake_call(ctx, "copy", err);
-    return st ? st : kvf_device_cpu()->copy(NULL, list, err);
-}
-
-static inline kvf_status fake_queue_create(void *ctx, const kvf_allocator *allocator, kvf_device_queue **out,
-                                           kvf_error *err) {
+static inline kvf_status fake_stream_create(void *ctx, const kvf_allocator *allocator, kvf_stream **out,
+                                            kvf_error *err) {
     (void)allocator;
-    kvf_status st = fake_call(ctx, "queue_create", err);
+    static const kvf_device fake = {.struct_size = sizeof fake, .name = "fake"};
+    kvf_status st = fake_call(ctx, "stream_create", err);
     if (st) return st;
-    kvf_device_queue *q = calloc(1, sizeof *q);
-    if (!q) return KVF_E_NO_MEMORY;
-    q->f = ctx;
-    q->f->n_alive++;
-    *out = q;
+    kvf_stream *s = calloc(1, sizeof *s);
+    if (!s) return KVF_E_NO_MEMORY;
+    s->device = &fake;
+    s->f = ctx;
+    s->f->n_alive++;
+    *out = s;
     return KVF_OK;
 }
 
-/* A row at random. */
-static inline void fake_run_one(kvf_device_queue *q) {
-    size_t at = gw_random(&q->f->rng) % q->n_rows;
-    struct fake_row r = q->rows[at];
-    q->rows[at] = q->rows[--q->n_rows];
-    q->f->n_changed += memcmp(r.src, r.then, r.bytes) != 0;
-    for (size_t i = 0; i < r.bytes; i++) q->f->n_touched += r.dst[i] != 0xff;
+static inline void fake_run_to(kvf_stream *s, uint64_t op);
+
+/* A row at random of the first operation. */
+static inline void fake_run_one(kvf_stream *s) {
+    uint64_t op = s->rows[s->first].op;
+    if (s->op_end <= s->first) s->op_end = s->first + 1;
+    while (s->op_end < s->n_rows && s->rows[s->op_end].op == op) s->op_end++;
+    for (uint32_t i = 0; i < s->n_waits; i++)
+        if (s->waits[i].op < op) {
+            const struct fake_wait w = s->waits[i];
+            s->waits[i--] = s->waits[--s->n_waits];
+            fake_run_to(w.stream, w.until);
+        }
+    size_t at = s->first + gw_random(&s->f->rng) % (s->op_end - s->first);
+    struct fake_row r = s->rows[at];
+    s->rows[at] = s->rows[s->first++];
+    if (s->first == s->n_rows) s->first = s->op_end = s->n_rows = 0;
+    s->f->n_changed += r.then && memcmp(r.src, r.then, r.bytes) != 0;
+    for (size_t i = 0; i < r.bytes; i++) s->f->n_touched += r.then && r.dst[i] != 0xff;
     memcpy(r.dst, r.src, r.bytes);
     free(r.then);
 }
 
-static inline void fake_queue_destroy(void *ctx, kvf_device_queue *q) {
-    while (q->n_rows) fake_run_one(q);
-    free(q->rows);
-    free(q);
+static inline void fake_run_to(kvf_stream *s, uint64_t op) {
+    while (s->n_rows && s->rows[s->first].op <= op) fake_run_one(s);
+}
+
+static inline void fake_stream_destroy(void *ctx, kvf_stream *s) {
+    fake_run_to(s, UINT64_MAX);
+    free(s->rows);
+    free(s);
     ((struct fake_device *)ctx)->n_alive--;
 }
 
-/* What is there now and what it is to become differ: who reads it early finds NaN. */
-static inline bool fake_add_row(kvf_device_queue *q, const kvf_device_copy *c, size_t row) {
-    if (q->n_rows == q->capacity) {
-        size_t capacity = q->capacity ? 2 * q->capacity : 256;
-        struct fake_row *rows = realloc(q->rows, capacity * sizeof *rows);
+/* Whether an earlier operation is to write some of these bytes. */
+static inline bool fake_is_pending(const kvf_stream *s, const unsigned char *p, size_t bytes) {
+    for (size_t i = s->first; i < s->n_rows && s->rows[i].op != s->n_ops; i++)
+        if (p < s->rows[i].dst + s->rows[i].bytes && s->rows[i].dst < p + bytes) return true;
+    return false;
+}
+
+/* What is there now and what it is to become differ: who reads it early finds NaN. A row that goes on from an earlier one is not
+ * watched. */
+static inline bool fake_add_row(kvf_stream *s, void *dst, const void *src, size_t bytes) {
+    if (!bytes) return true;
+    if (s->n_rows == s->capacity) {
+        size_t capacity = s->capacity ? 2 * s->capacity : 256;
+        struct fake_row *rows = realloc(s->rows, capacity * sizeof *rows);
         if (!rows) return false;
-        q->rows = rows;
-        q->capacity = capacity;
+        s->rows = rows;
+        s->capacity = capacity;
     }
-    struct fake_row r = {.dst = (unsigned char *)c->dst + row * c->dst_stride,
-                         .then = malloc(c->bytes),
-                         .src = (const unsigned char *)c->src + row * c->src_stride,
-                         .bytes = c->bytes,
-                         .list = q->n_lists};
-    if (!r.then) return false;
-    memcpy(r.then, r.src, r.bytes);
-    memset(r.dst, 0xff, r.bytes);
-    q->rows[q->n_rows++] = r;
+    struct fake_row r = {.dst = dst, .src = src, .bytes = bytes, .op = s->n_ops};
+    if (!s->n_waits && !fake_is_pending(s, src, bytes) && !fake_is_pending(s, dst, bytes)) {
+        if (!(r.then = malloc(bytes))) return false;
+        memcpy(r.then, src, bytes);
+        memset(dst, 0xff, bytes);
+    }
+    s->rows[s->n_rows++] = r;
     return true;
 }
 
-static inline kvf_status fake_queue_copy(void *ctx, kvf_device_queue *q, const kvf_device_list *list, kvf_error *err) {
-    kvf_device_copy copies[KVF_DEVICE_COPIES];
-    kvf_status st = fake_call(ctx, "queue_copy", err);
-    if (st) return st;
-    q->n_lists++;
-    q->f->n_lists++;
-    for (uint32_t n; (n = list->next(list->ctx, copies)) != 0;)
-        for (uint32_t i = 0; i < n; i++)
-            for (size_t row = 0; row < copies[i].n_rows; row++)
-                if (!fake_add_row(q, &copies[i], row)) return KVF_E_NO_MEMORY;
+static inline void fake_begin(kvf_stream *s) {
+    s->n_ops++;
+    s->f->n_ops++;
+}
+
+static inline kvf_status fake_copy(void *ctx, kvf_stream *s, void *dst, const void *src, size_t bytes, kvf_error *err) {
+    kvf_status st = fake_call(ctx, "copy", err);
+    if (st || !s) return st ? st : kvf_device_cpu()->copy(NULL, NULL, dst, src, bytes, err);
+    fake_begin(s);
+    return fake_add_row(s, dst, src, bytes) ? KVF_OK : KVF_E_NO_MEMORY;
+}
+
+/* At once, after all that waits. */
+static inline kvf_status fake_fill(void *ctx, kvf_stream *s, void *dst, int byte, size_t bytes, kvf_error *err) {
+    kvf_status st = fake_call(ctx, "fill", err);
+    if (!st && s) fake_run_to(s, UINT64_MAX);
+    return st ? st : kvf_device_cpu()->fill(NULL, NULL, dst, byte, bytes, err);
+}
+
+static inline kvf_status fake_copy_blocks(void *ctx, kvf_stream *s, const kvf_block_copies *c, kvf_error *err) {
+    kvf_status st = fake_call(ctx, "copy_blocks", err);
+    if (st || !s) return st ? st : kvf_device_cpu()->copy_blocks(NULL, NULL, c, err);
+    fake_begin(s);
+    for (uint32_t i = 0; i < c->n_items; i++) {
+        uint32_t kind = c->items[i].kind;
+        for (int k = kvf__copy_first_plane(kind); k < kvf__copy_end_plane(kind); k++) {
+            const kvf_copy_plane *p = &c->planes[k];
+            if (!p->base[kvf__copy_from(kind)]) continue;
+            unsigned char *dst = kvf__copy_at(p, kvf__copy_to(kind), c->items[i].dst);
+            const unsigned char *src = kvf__copy_at(p, kvf__copy_from(kind), c->items[i].src);
+            for (uint32_t row = 0; row < p->n_rows; row++, dst += p->row_bytes, src += p->row_bytes)
+                if (!fake_add_row(s, dst, src, (size_t)c->items[i].n_slots * p->slot_bytes)) return KVF_E_NO_MEMORY;
+        }
+    }
     return KVF_OK;
 }
 
-static inline kvf_status fake_event_create(void *ctx, kvf_device_queue *q, kvf_device_event **out, kvf_error *err) {
+static inline kvf_status fake_stream_wait(void *ctx, kvf_stream *s, kvf_device_event *event, kvf_error *err) {
+    kvf_status st = fake_call(ctx, "stream_wait", err);
+    if (st) return st;
+    if (s->n_waits == 16) return KVF_E_LIMIT;
+    s->waits[s->n_waits++] = (struct fake_wait){s->n_ops, event->op, event->stream};
+    return KVF_OK;
+}
+
+static inline kvf_status fake_event_create(void *ctx, kvf_stream *s, kvf_device_event **out, kvf_error *err) {
     kvf_status st = fake_call(ctx, "event_create", err);
     if (st) return st;
     kvf_device_event *event = calloc(1, sizeof *event);
     if (!event) return KVF_E_NO_MEMORY;
-    event->queue = q;
-    q->f->n_alive++;
+    event->stream = s;
+    s->f->n_alive++;
     *out = event;
     return KVF_OK;
 }
@@ -156,33 +216,31 @@ static inline void fake_event_destroy(void *ctx, kvf_device_event *event) {
 
 static inline kvf_status fake_event_record(void *ctx, kvf_device_event *event, kvf_error *err) {
     kvf_status st = fake_call(ctx, "event_record", err);
-    if (!st) event->list = event->queue->n_lists;
+    if (!st) event->op = event->stream->n_ops;
     return st;
 }
 
 static inline bool fake_is_done(const kvf_device_event *event) {
-    for (size_t i = 0; i < event->queue->n_rows; i++)
-        if (event->queue->rows[i].list <= event->list) return false;
-    return true;
+    return !event->stream->n_rows || event->stream->rows[event->stream->first].op > event->op;
 }
 
 /* All that is there, or some of it. */
 static inline kvf_status fake_event_query(void *ctx, kvf_device_event *event, int *done, kvf_error *err) {
-    kvf_device_queue *q = event->queue;
+    kvf_stream *s = event->stream;
     kvf_status st = fake_call(ctx, "event_query", err);
     if (st) return st;
-    if (q->f->meanwhile) q->f->meanwhile(q->f->meanwhile_ctx);
-    size_t n = gw_random(&q->f->rng) % 4 ? gw_random(&q->f->rng) % (q->n_rows + 1) : q->n_rows;
-    while (n--) fake_run_one(q);
+    if (s->f->meanwhile) s->f->meanwhile(s->f->meanwhile_ctx);
+    size_t n = gw_random(&s->f->rng) % 4 ? gw_random(&s->f->rng) % (s->n_rows - s->first + 1) : s->n_rows - s->first;
+    while (n--) fake_run_one(s);
     *done = fake_is_done(event);
-    q->f->n_asked++;
-    q->f->n_found_done += *done != 0;
+    s->f->n_asked++;
+    s->f->n_found_done += *done != 0;
     return KVF_OK;
 }
 
 static inline kvf_status fake_event_wait(void *ctx, kvf_device_event *event, kvf_error *err) {
     kvf_status st = fake_call(ctx, "event_wait", err);
-    while (!st && !fake_is_done(event)) fake_run_one(event->queue);
+    if (!st) fake_run_to(event->stream, event->op);
     return st;
 }
 
@@ -194,10 +252,12 @@ static inline kvf_device fake_device(struct fake_device *f) {
                         .cpu_access = 1,
                         .alloc = fake_alloc,
                         .free = fake_free,
+                        .stream_create = fake_stream_create,
+                        .stream_destroy = fake_stream_destroy,
+                        .stream_wait = fake_stream_wait,
                         .copy = fake_copy,
-                        .queue_create = fake_queue_create,
-                        .queue_destroy = fake_queue_destroy,
-                        .queue_copy = fake_queue_copy,
+                        .fill = fake_fill,
+                        .copy_blocks = fake_copy_blocks,
                         .event_create = fake_event_create,
                         .event_destroy = fake_event_destroy,
                         .event_record = fake_event_record,

@@ -70,8 +70,8 @@
     S('n', kvf_attention_decode, "oie", w.stream, &w.a, &w.err) \
     S('n', kvf_view_csr, "ioiiie", &w.view, &w.pages, 0u, 0u, &w.csr, &w.err) \
     S('n', kvf_copies_run, "ioooi", &w.pages, &w.scores, &w.host_pages, &w.host_scores, &w.copies) \
-    S('n', kvf_copies_begin, "ioooii", &w.pages, &w.scores, &w.host_pages, &w.host_scores, &w.copies, &w.source) \
-    V(kvf_copies_next, "aa", &w.source, w.device_copies) \
+    S('n', kvf_copies_queue, "ooioooie", kvf_device_cpu(), w.stream, &w.pages, &w.scores, &w.host_pages, &w.host_scores, \
+      &w.copies, &w.err) \
     V(kvf_cpu_has_path, "a", KVF_CPU_AUTO) \
     V(kvf_policy_option_list, "a", &w.n) \
     S('n', kvf_policy_options_init, "i-foe", &w.new_options, sizeof w.new_options, "h2o", "default", &w.err) \

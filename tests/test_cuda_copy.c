@@ -1,12 +1,14 @@
-/* The copy kernel, on the CPU: against kvf_copies_run, in every thread order; and the stand-in that runs it. */
+/* The CUDA module's device, on the CPU: its copies against kvf_copies_run, in every thread order; and the stand-in that runs it. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "base/cuda/module.h"
 #include "cuda_on_cpu/cuda_on_cpu.h"
 #include "cuda_on_cpu/cuda_runtime_api.h"
+#include "kvfold/attention.h"
 
 enum { BLOCKS = 12, MAX_COPIES = 6, N = 96 };
 
@@ -19,7 +21,7 @@ static uint32_t random_below(uint64_t *state, uint32_t n) {
     return (uint32_t)(*state >> 33) % n;
 }
 
-/* Pages, once for the host and once "on the device": one area each, so that all of it can be compared. */
+/* Pages of one tier: one area, so that all of it can be compared. */
 typedef struct area {
     kvf_pages pages;
     kvf_score_pages scores;
@@ -27,8 +29,9 @@ typedef struct area {
     size_t n_bytes;
 } area;
 
-static void area_create(const kvf__cuda_ops *cuda, area *a, kvf_dtype dtype, uint32_t block_size, uint32_t heads,
-                        uint32_t dim, int side_by_side, int all_metadata) {
+static void area_create(const kvf_device *cuda, area *a, kvf_memory kind, kvf_dtype dtype, const uint32_t shape[3],
+                        int side_by_side, int all_metadata) {
+    uint32_t block_size = shape[0], heads = shape[1], dim = shape[2];
     a->pages = (kvf_pages){.struct_size = sizeof a->pages,
                            .dtype = dtype,
                            .n_blocks = BLOCKS,
@@ -37,7 +40,7 @@ static void area_create(const kvf__cuda_ops *cuda, area *a, kvf_dtype dtype, uin
                            .head_dim = dim};
     size_t half = (size_t)kvf_pages_block_bytes(&a->pages) / 2, meta = (size_t)BLOCKS * heads * block_size * 4;
     a->n_bytes = BLOCKS * half * 2 + meta * 7;
-    kvf_status st = cuda->alloc(a->n_bytes, (void **)&a->bytes, NULL);
+    kvf_status st = cuda->alloc(cuda->ctx, NULL, kind, a->n_bytes, (void **)&a->bytes, NULL);
     cr_assert_eq(st, KVF_OK);
     unsigned char *at = a->bytes;
     a->pages.k = at;
@@ -60,18 +63,17 @@ static void area_create(const kvf__cuda_ops *cuda, area *a, kvf_dtype dtype, uin
 /* Distinct targets, and no target is a source: as the manager makes them. */
 static uint32_t random_copies(uint64_t *seed, uint32_t block_size, kvf_copy *items) {
     uint32_t n = 1 + random_below(seed, MAX_COPIES);
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t kind = random_below(seed, 3) ? KVF_COPY_BLOCK : KVF_COPY_SCORE_PAGE;
-        items[i] = (kvf_copy){kind, MAX_COPIES + random_below(seed, BLOCKS - MAX_COPIES), i,
-                              1 + random_below(seed, block_size)};
-    }
+    for (uint32_t i = 0; i < n; i++)
+        items[i] = (kvf_copy){random_below(seed, KVF_COPY_KINDS), MAX_COPIES + random_below(seed, BLOCKS - MAX_COPIES),
+                              i, 1 + random_below(seed, block_size)};
     return n;
 }
 
 /* The kernel moves 4-byte slots by fours, so that up to three slots past n_slots, which hold nothing, may differ. */
-static void forget_idle_slots(area *a, const kvf_copy *c) {
+static void forget_idle_slots(area *tiers, const kvf_copy *c) {
+    area *a = &tiers[c->kind == KVF_COPY_BLOCK_OUT || c->kind == KVF_COPY_SCORE_OUT];
     uint32_t bs = a->pages.block_size, end = (c->n_slots + 3) / 4 * 4;
-    int block = c->kind == KVF_COPY_BLOCK;
+    int block = c->kind == KVF_COPY_BLOCK || c->kind == KVF_COPY_BLOCK_OUT || c->kind == KVF_COPY_BLOCK_IN;
     float *planes[5] = {block ? (float *)(void *)a->pages.pos : a->scores.base, a->pages.key_norm, a->pages.weight,
                         a->pages.bias, a->pages.score};
     uint32_t rows = a->pages.heads_per_group * (block ? 1 : a->scores.n_arrays);
@@ -80,92 +82,126 @@ static void forget_idle_slots(area *a, const kvf_copy *c) {
             for (uint32_t s = c->n_slots; s < end; s++) memset(&planes[i][(c->dst * rows + r) * bs + s], 0, 4);
 }
 
-static void compare(const kvf__cuda_ops *cuda, area *host, area *device, uint64_t seed) {
+static void compare(const kvf_device *cuda, kvf_stream *stream, kvf_device_event *event, area *want, area *have,
+                    uint64_t seed) {
     kvf_copy items[MAX_COPIES];
     uint64_t state = seed;
-    for (size_t i = 0; i < host->n_bytes; i++) host->bytes[i] = (unsigned char)random_below(&state, 256);
-    kvf_copy_list list = {items, random_copies(&state, host->pages.block_size, items), MAX_COPIES};
-    kvf_copy *device_items = NULL;
+    kvf_copy_list list = {items, random_copies(&state, want->pages.block_size, items), MAX_COPIES};
     kvf_error err = {.text = ""};
-    kvf_status st = cuda->upload(device->bytes, host->bytes, host->n_bytes, &err);
-    if (!st) st = cuda->alloc(list.n * sizeof *items, (void **)&device_items, &err);
-    if (!st) st = cuda->copies_run(&device->pages, &device->scores, &list, device_items, &err);
-    cr_assert_eq(st, KVF_OK, "seed %llu: %s", (unsigned long long)seed, err.text);
-    cuda->free(device_items);
-    cr_assert_eq(kvf_copies_run(&host->pages, &host->scores, NULL, NULL, &list), KVF_OK);
-    for (uint32_t i = 0; i < list.n; i++) {
-        forget_idle_slots(host, &items[i]);
-        forget_idle_slots(device, &items[i]);
+    kvf_status st = KVF_OK;
+    for (int m = 0; m < 2 && !st; m++) {
+        for (size_t i = 0; i < want[m].n_bytes; i++) want[m].bytes[i] = (unsigned char)random_below(&state, 256);
+        st = cuda->copy(cuda->ctx, stream, have[m].bytes, want[m].bytes, want[m].n_bytes, &err);
     }
-    for (size_t i = 0; i < host->n_bytes; i++)
-        cr_assert_eq(host->bytes[i], device->bytes[i], "seed %llu: byte %zu of %zu differs", (unsigned long long)seed,
-                     i, host->n_bytes);
+    if (!st)
+        st = kvf_copies_queue(cuda, stream, &have->pages, &have->scores, &have[1].pages, &have[1].scores, &list, &err);
+    if (!st && stream) st = cuda->event_record(cuda->ctx, event, &err);
+    if (!st && stream) st = cuda->event_wait(cuda->ctx, event, &err);
+    cr_assert_eq(st, KVF_OK, "seed %llu: %s", (unsigned long long)seed, err.text);
+    cr_assert_eq(kvf_copies_run(&want->pages, &want->scores, &want[1].pages, &want[1].scores, &list), KVF_OK);
+    for (uint32_t i = 0; i < list.n; i++) {
+        forget_idle_slots(want, &items[i]);
+        forget_idle_slots(have, &items[i]);
+    }
+    for (int m = 0; m < 2; m++)
+        for (size_t i = 0; i < want[m].n_bytes; i++)
+            cr_assert_eq(want[m].bytes[i], have[m].bytes[i], "seed %llu: byte %zu of %zu differs in memory %d",
+                         (unsigned long long)seed, i, want[m].n_bytes, m);
+}
+
+static kvf_device gpu(void) {
+    kvf_device d = {.struct_size = sizeof d};
+    kvf_error err = {.text = ""};
+    cr_assert_eq(kvf__cuda_device(0, &d, &err), KVF_OK, "%s", err.text);
+    return d;
 }
 
 Test(cuda, copies_are_those_of_the_host) {
     static const uint32_t shapes[][3] = {
         {8, 1, 8}, {16, 3, 64}, {32, 2, 40}, {256, 1, 64}}; /* block_size, heads, head_dim */
-    const kvf__cuda_ops *cuda = kvf__cuda_module();
+    const kvf_device cuda = gpu();
+    kvf_allocator a;
+    kvf_stream *stream = NULL;
+    kvf_device_event *event = NULL;
     uint64_t seed = 1, before = cuda_on_cpu_n_threads();
+    cr_assert_eq(kvf__allocator_resolve(NULL, &a, NULL), KVF_OK);
+    cr_assert_eq(cuda.stream_create(cuda.ctx, &a, &stream, NULL), KVF_OK);
+    cr_assert_eq(cuda.event_create(cuda.ctx, stream, &event, NULL), KVF_OK);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int variant = 0; variant < 4; variant++) {
-            area host, device;
+            area want[2], have[2];
             kvf_dtype dtype = variant & 1 ? KVF_F32 : variant & 2 ? KVF_BF16 : KVF_F16;
-            area_create(cuda, &host, dtype, shapes[i][0], shapes[i][1], shapes[i][2], variant & 2, variant != 3);
-            area_create(cuda, &device, dtype, shapes[i][0], shapes[i][1], shapes[i][2], variant & 2, variant != 3);
+            for (int m = 0; m < 4; m++)
+                area_create(&cuda, m / 2 ? &have[m % 2] : &want[m % 2], m % 2 ? KVF_MEMORY_HOST : KVF_MEMORY_DEVICE,
+                            dtype, shapes[i], variant & 2, variant != 3);
             for (int order = CUDA_ON_CPU_ASCENDING; order <= CUDA_ON_CPU_RANDOM; order++, seed++) {
                 cuda_on_cpu_set_order((cuda_on_cpu_order)order, seed);
-                compare(cuda, &host, &device, seed);
+                compare(&cuda, seed % 2 ? stream : NULL, event, want, have, seed);
             }
-            cuda->free(host.bytes);
-            cuda->free(device.bytes);
+            for (int m = 0; m < 4; m++)
+                cuda.free(cuda.ctx, NULL, m % 2 ? KVF_MEMORY_HOST : KVF_MEMORY_DEVICE,
+                          (m / 2 ? have : want)[m % 2].bytes, have->n_bytes);
         }
     cr_assert_gt(cuda_on_cpu_n_threads(), before);
+    cuda.event_destroy(cuda.ctx, event);
+    cuda.stream_destroy(cuda.ctx, stream);
 }
 
-Test(cuda, bad_copies_change_nothing) {
-    const kvf__cuda_ops *cuda = kvf__cuda_module();
+/* 48 layers of a swap: one launch, of four blocks of 256 threads for each copy. */
+Test(cuda, a_list_is_one_launch) {
+    const kvf_device cuda = gpu();
+    kvf_copy items[48];
     area a;
-    area_create(cuda, &a, KVF_F16, 16, 2, 32, 0, 1);
-    memset(a.bytes, 7, a.n_bytes);
-    kvf_copy good = {KVF_COPY_BLOCK, 3, 1, 16}, device_items[2];
-    const kvf_copy bad[] = {{KVF_COPY_BLOCK, BLOCKS, 2, 16},
-                            {KVF_COPY_BLOCK, 4, BLOCKS, 16},
-                            {KVF_COPY_BLOCK, 4, 2, 17},
-                            {2, 4, 2, 16},
-                            {KVF_COPY_SCORE_PAGE, 4, BLOCKS, 16}};
+    area_create(&cuda, &a, KVF_MEMORY_DEVICE, KVF_F16, (uint32_t[]){8, 1, 8}, 0, 0);
+    a.pages.n_blocks = 96;
+    for (uint32_t i = 0; i < 48; i++) items[i] = (kvf_copy){KVF_COPY_BLOCK, i % 6 + 6, i % 6, 0}; /* of no slot */
     uint64_t before = cuda_on_cpu_n_threads();
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        kvf_copy items[2] = {good, bad[i]};
-        kvf_copy_list list = {items, 2, 2};
-        kvf_error err = {.text = ""};
-        cr_assert_eq(cuda->copies_run(&a.pages, &a.scores, &list, device_items, &err), KVF_E_INVALID, "case %zu", i);
-        cr_assert(*err.text);
-    }
-    kvf_copy_list list = {&good, 1, 1};
+    cr_assert_eq(kvf_copies_run(&a.pages, NULL, NULL, NULL, &(kvf_copy_list){items, 48, 48}), KVF_OK);
+    cr_assert_eq(cuda_on_cpu_n_threads(), before, "that was the CPU");
+    cr_assert_eq(kvf_copies_queue(&cuda, NULL, &a.pages, NULL, NULL, NULL, &(kvf_copy_list){items, 48, 48}, NULL),
+                 KVF_OK);
+    cr_assert_eq(cuda_on_cpu_n_threads() - before, 48 * 4 * 256);
+    cuda.free(cuda.ctx, NULL, KVF_MEMORY_DEVICE, a.bytes, a.n_bytes);
+}
+
+Test(cuda, what_is_refused_changes_nothing) {
+    const kvf_device cuda = gpu();
+    area a;
+    kvf_error err = {.text = ""};
+    area_create(&cuda, &a, KVF_MEMORY_DEVICE, KVF_F16, (uint32_t[]){16, 2, 32}, 0, 1);
+    cr_assert_eq(cuda.fill(cuda.ctx, NULL, a.bytes, 7, a.n_bytes, NULL), KVF_OK);
+    kvf_copy good = {KVF_COPY_BLOCK, 3, 1, 16};
+    const kvf_copy_list list = {&good, 1, 1};
+    uint64_t before = cuda_on_cpu_n_threads();
     kvf_pages pages = a.pages;
     pages.k = (char *)pages.k + 8;
-    cr_assert_eq(cuda->copies_run(&pages, &a.scores, &list, device_items, NULL), KVF_E_INVALID);
+    cr_assert_eq(kvf_copies_queue(&cuda, NULL, &pages, NULL, NULL, NULL, &list, &err), KVF_E_INVALID);
+    cr_assert(strstr(err.text, "plane 0: its base, block stride and rows must be multiples of 16"), "%s", err.text);
     pages = a.pages;
     pages.v_block_stride += 4;
-    cr_assert_eq(cuda->copies_run(&pages, &a.scores, &list, device_items, NULL), KVF_E_INVALID);
-    good.kind = KVF_COPY_SCORE_PAGE;
-    cr_assert_eq(cuda->copies_run(&a.pages, NULL, &list, device_items, NULL), KVF_E_INVALID);
-    list.n = 0;
-    cr_assert_eq(cuda->copies_run(&a.pages, NULL, &list, device_items, NULL), KVF_OK);
+    cr_assert_eq(kvf_copies_queue(&cuda, NULL, &pages, NULL, NULL, NULL, &list, &err), KVF_E_INVALID);
+    cr_assert(strstr(err.text, "plane 1"), "%s", err.text);
+    cr_assert_eq(kvf_copies_queue(&cuda, NULL, &a.pages, NULL, NULL, NULL, &(kvf_copy_list){&good, 0, 1}, NULL),
+                 KVF_OK);
     cr_assert_eq(cuda_on_cpu_n_threads(), before);
-    cuda->free(a.bytes);
+    cuda.free(cuda.ctx, NULL, KVF_MEMORY_DEVICE, a.bytes, a.n_bytes);
+    kvf_device other = {.struct_size = sizeof other};
+    cr_assert_eq(kvf__cuda_device(7, &other, &err), KVF_E_UNSUPPORTED);
+    cr_assert(strstr(err.text, "CUDA device 7"), "%s", err.text);
+    other.struct_size -= 8;
+    cr_assert_eq(kvf__cuda_device(0, &other, &err), KVF_E_UNSUPPORTED);
+    cr_assert(strstr(err.text, "another version"), "%s", err.text);
 }
 
 Test(cuda, a_module_that_is_not_there_is_told) {
-    const kvf__cuda_ops *ops = NULL;
+    kvf_device device = {.name = NULL};
     void *handle = NULL;
     kvf_error err = {.text = ""};
-    cr_assert_eq(kvf__cuda_open("no-such-module.so", &handle, &ops, &err), KVF_E_NOT_FOUND);
+    cr_assert_eq(kvf__cuda_open("no-such-module.so", 0, &handle, &device, &err), KVF_E_NOT_FOUND);
     cr_assert(strstr(err.text, "no-such-module.so") && strstr(err.text, "KVF_CUDA=ON"), "%s", err.text);
-    cr_assert(!handle && !ops);
+    cr_assert(!handle && !device.name);
 #ifdef KVF_CUDA_MODULE /* the real one, with a device or without */
-    kvf_status st = kvf__cuda_open(KVF_CUDA_MODULE, &handle, &ops, &err);
+    kvf_status st = kvf__cuda_open(KVF_CUDA_MODULE, 0, &handle, &device, &err);
     cr_assert(st == KVF_OK || (st == KVF_E_UNSUPPORTED && strstr(err.text, "no CUDA device")), "%s", err.text);
     kvf__cuda_close(handle);
 #endif

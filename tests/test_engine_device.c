@@ -153,7 +153,7 @@ static bool run_with_fault(int64_t k, uint32_t *n_created, outcome *out) {
     kvf_status st = kvf_engine_create(&c, &e, &err);
     if (st) {
         cr_assert(f.failed && !e && strstr(err.text, f.failed), "%s", err.text);
-        cr_assert_eq(st, KVF_E_IO, "%s: %d", f.failed, (int)st);
+        cr_assert_eq(st, KVF_E_DEVICE, "%s: %d", f.failed, (int)st);
     } else {
         ++*n_created;
         for (uint32_t i = 0; i < 9; i++) submit_job(e, &out->jobs[i], i, policies[3]);

@@ -1,29 +1,28 @@
-/* Runs a copy list on the device: K, V, slot metadata and score pages. */
+/* Runs copies of blocks: K, V, slot metadata and score pages, within the device's memory or to and from pinned CPU memory. */
 #include "base/copy_index.h"
 #include "base/cuda/launch.h"
 
 enum { THREADS = 256, SLICES = 4 }; /* SLICES thread blocks divide the vectors of one copy */
 
-/* No copy reads what another one writes: the manager pins both ends until the list is done. */
-static __global__ void __launch_bounds__(THREADS) copy_blocks(const kvf__copy_params p) {
+/* No copy reads or writes what another one writes (kvf_block_copies). p.items: in memory that the device can read. */
+static __global__ void __launch_bounds__(THREADS) copy_blocks(const kvf_block_copies p) {
     const kvf_copy item = p.items[blockIdx.x];
-    const int is_block = item.kind == KVF_COPY_BLOCK;
-    const int end = is_block ? KVF__PLANE_SCORES : KVF__N_PLANES;
-    for (int i = is_block ? 0 : KVF__PLANE_SCORES; i < end; i++) {
-        const kvf__copy_plane plane = p.planes[i];
-        if (!plane.base) continue;
-        const unsigned char *src = plane.base + kvf__block_at(item.src, plane.block_stride);
-        unsigned char *dst = plane.base + kvf__block_at(item.dst, plane.block_stride);
-        const uint32_t n = kvf__copy_n_vectors(&plane, item.n_slots);
+    const int from = kvf__copy_from(item.kind), to = kvf__copy_to(item.kind);
+    for (int i = kvf__copy_first_plane(item.kind); i < kvf__copy_end_plane(item.kind); i++) {
+        const kvf_copy_plane plane = p.planes[i];
+        if (!plane.base[from]) continue;
+        const unsigned char *src = kvf__copy_at(&plane, from, item.src);
+        unsigned char *dst = kvf__copy_at(&plane, to, item.dst);
+        const uint32_t row_vectors = kvf__copy_row_vectors(&plane, item.n_slots), n = plane.n_rows * row_vectors;
         for (uint32_t j = blockIdx.y * blockDim.x + threadIdx.x; j < n; j += gridDim.y * blockDim.x) {
-            const uint64_t at = kvf__copy_offset(&plane, item.n_slots, j);
+            const uint64_t at = kvf__copy_offset(&plane, row_vectors, j);
             *(uint4 *)(dst + at) = *(const uint4 *)(src + at);
         }
     }
 }
 
-/* Reads and writes 2 * n_slots * heads * head_dim elements and the metadata of each block once. */
-extern "C" cudaError_t kvf__cuda_copy_blocks(const kvf__copy_params *params, cudaStream_t stream) {
-    KVF__LAUNCH(copy_blocks, dim3(params->n_items, SLICES), dim3(THREADS), 0, stream, *params);
+/* One launch for all. Reads and writes 2 * n_slots * heads * head_dim elements and the metadata of each block once. */
+extern "C" cudaError_t kvf__cuda_copy_blocks(const kvf_block_copies *copies, cudaStream_t stream) {
+    KVF__LAUNCH(copy_blocks, dim3(copies->n_items, SLICES), dim3(THREADS), 0, stream, *copies);
     return cudaGetLastError();
 }

@@ -1,38 +1,24 @@
-/* base/cuda/module.h: the interface of libkvfold_cuda. The module is opened on demand (kvf__cuda_open), so that a program
- * without a GPU never loads CUDA. This header includes no CUDA header. */
+/* base/cuda/module.h: the interface of libkvfold_cuda: a kvf_device for each GPU. The module is opened on demand
+ * (kvf__cuda_open), so that a program without a GPU never loads CUDA. This header includes no CUDA header. */
 #ifndef KVF_BASE_CUDA_MODULE_H
 #define KVF_BASE_CUDA_MODULE_H
 
-#include "kvfold/attention.h"
+#include "kvfold/device.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 #define KVF__CUDA_MODULE_FILE "libkvfold_cuda.so.0"
-#define KVF__CUDA_MODULE_ENTRY "kvf__cuda_module"
+#define KVF__CUDA_MODULE_ENTRY "kvf__cuda_device"
 
-/* Device memory comes from `alloc`. Calls run on the default stream and return when done. */
-typedef struct kvf__cuda_ops {
-    size_t struct_size;
-    /* Number of usable devices; 0 without a driver, and err then says why. */
-    uint32_t (*n_devices)(kvf_error *err);
-    kvf_status (*alloc)(size_t bytes, void **out, kvf_error *err);
-    void (*free)(void *p);
-    kvf_status (*upload)(void *dst, const void *src, size_t bytes, kvf_error *err);
-    kvf_status (*download)(void *dst, const void *src, size_t bytes, kvf_error *err);
-    /* kvf_copies_run for pages in device memory. items: device memory for at least copies->n items. Checks every id,
-     * stride and alignment before it writes anything. */
-    kvf_status (*copies_run)(const kvf_pages *pages, const kvf_score_pages *scores, const kvf_copy_list *copies,
-                             kvf_copy *items, kvf_error *err);
-} kvf__cuda_ops;
-
-/* The entry of the module. */
-KVF_API const kvf__cuda_ops *kvf__cuda_module(void);
+/* The entry of the module: the table of GPU number `index`; out->struct_size is the caller's sizeof(kvf_device).
+ * KVF_E_UNSUPPORTED: there is no such GPU, or the caller is of another version. */
+KVF_API KVF_CHECK kvf_status kvf__cuda_device(uint32_t index, kvf_device *out, kvf_error *err);
 
 /* Opens the module (path NULL: the loader searches for KVF__CUDA_MODULE_FILE). The caller keeps the handle open as long as
- * it uses ops. KVF_E_NOT_FOUND: no such module; KVF_E_UNSUPPORTED: no device, or a module of another version. */
-KVF_CHECK kvf_status kvf__cuda_open(const char *path, void **handle, const kvf__cuda_ops **ops, kvf_error *err);
+ * it uses the device. KVF_E_NOT_FOUND: no such module; KVF_E_UNSUPPORTED as kvf__cuda_device. */
+KVF_CHECK kvf_status kvf__cuda_open(const char *path, uint32_t index, void **handle, kvf_device *out, kvf_error *err);
 void kvf__cuda_close(void *handle);
 
 #ifdef __cplusplus

@@ -188,6 +188,19 @@ KVF_API KVF_CHECK kvf_status kvf_copies_run(const kvf_pages *pages, const kvf_sc
                                             const kvf_pages *host_pages, const kvf_score_pages *host_scores,
                                             const kvf_copy_list *copies);
 
+/** Gives a copy list to a device's stream, and goes on: a list in which no copy reads what another one writes is one operation
+ *  (kvf_device.copy_blocks), otherwise as many as it takes.
+ *  @param device the device; NULL: kvf_device_cpu(). @param stream of the device; NULL: returns when all copies are done.
+ *  @param pages, scores, host_pages, host_scores as in kvf_copies_run. @param copies the list: items stays unchanged until an
+ *  event that is recorded after this call is done; the caller then calls kvf_copies_done. @param err detail, or NULL.
+ *  @own nothing but items until then. @threads one call on a stream at a time.
+ *  @errors KVF_E_INVALID as kvf_copies_run, nothing is copied then; those of the device, some copies may run then.
+ *  @cost O(copies); no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_copies_queue(const kvf_device *device, kvf_stream *stream, const kvf_pages *pages,
+                                              const kvf_score_pages *scores, const kvf_pages *host_pages,
+                                              const kvf_score_pages *host_scores, const kvf_copy_list *copies,
+                                              kvf_error *err);
+
 /* The block tables of one layer and group in compressed sparse rows, as FlashInfer's paged kernels take them. The pages of
  * sequence i are indices[indptr[i] .. indptr[i + 1]); the last of them holds last_page_len[i] slots. */
 typedef struct kvf_csr {
@@ -208,28 +221,6 @@ typedef struct kvf_csr {
  *  view's buffer has been filled again); KVF_E_UNSUPPORTED (the pages have a bias per slot, which other kernels would leave out). @cost O(blocks), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_view_csr(const kvf_view *view, const kvf_pages *pages, uint32_t layer, uint32_t group,
                                           kvf_csr *csr, kvf_error *err);
-
-/* A copy list that a device carries out: the memory of both tiers, and how many copies were given out so far. Filled by
- * kvf_copies_begin; only kvf_copies_next reads it. */
-typedef struct kvf_copies_source {
-    kvf_pages pages[2]; /* the device's, the host's */
-    kvf_score_pages scores[2];
-    const kvf_copy_list *copies;
-    uint32_t n_given;
-} kvf_copies_source;
-
-/** Checks a copy list, as kvf_copies_run does, and prepares it for kvf_copies_next.
- *  @param pages, scores, host_pages, host_scores, copies as there; the list must not change while out is used. @param out filled in.
- *  @own the caller's; copies is kept. @threads any. @errors KVF_E_INVALID as kvf_copies_run. @cost O(copies); no allocation. */
-KVF_API KVF_CHECK kvf_status kvf_copies_begin(const kvf_pages *pages, const kvf_score_pages *scores,
-                                              const kvf_pages *host_pages, const kvf_score_pages *host_scores,
-                                              const kvf_copy_list *copies, kvf_copies_source *out);
-
-/** Gives out the next copies of a list, as kvf_device_list.next does; kvf_device_list.ctx is the kvf_copies_source.
- *  @param source from kvf_copies_begin. @param out [KVF_DEVICE_COPIES].
- *  @own the caller's buffer. @threads one call at a time. @errors none: returns how many, 0 at the end.
- *  @cost O(copies given out); no allocation. */
-KVF_API uint32_t kvf_copies_next(void *source, kvf_device_copy *out);
 
 /** Whether this CPU supports a path (KVF_CPU_REF and KVF_CPU_SCALAR always).
  *  @param path a path. @own nothing. @threads any. @errors none. @cost O(1). */

@@ -150,8 +150,9 @@ typedef enum kvf_dtype { KVF_F32 = 0, KVF_F16 = 1, KVF_BF16 = 2 } kvf_dtype;
  *  @own nothing. @threads any. @errors none. @cost O(1). */
 KVF_API size_t kvf_dtype_bytes(kvf_dtype dtype);
 
-/* A stream runs kernels. The CPU stream is a pool of threads. Each call returns when all its work is done. Results never
- * depend on the number of threads. Every call that takes a stream also accepts NULL: it then runs in the calling thread. */
+/* A stream runs kernels, and what a device is given to do while the caller goes on (device.h). On the CPU a kernel is divided among a
+ * pool of threads, and the call returns when all its work is done. Results never depend on the number of threads. Every call that
+ * takes a stream also accepts NULL: it then runs in the calling thread. */
 typedef struct kvf_stream kvf_stream;
 
 /** Creates a CPU stream of the calling thread and n_threads - 1 workers.

@@ -86,7 +86,7 @@ typedef struct kvf_engine_config {
     uint64_t snapshot_bytes;
     /* The host tier: memory for K and V, in addition to kv_bytes. Preempted requests are swapped out to it instead of being
      * recomputed, and unused cached prompts are moved there. What is swapped in again has the same bits. Copies to the host
-     * run during the step, in a queue of the device. 0: no host tier. */
+     * run during the step, in a stream of the device. 0: no host tier. */
     uint64_t host_bytes;
     uint32_t preempt; /* kvf_preempt */
     /* With host_bytes and prefix_cache: 0: cached prompts that the KV memory has no room for are kept on the host; 1: they are

@@ -332,11 +332,32 @@ cudaError_t cudaFree(void *p) {
     free(p);
     return cudaSuccess;
 }
-cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind) {
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidConfiguration; }
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) { return cudaMalloc(p, bytes); }
+cudaError_t cudaFreeHost(void *p) { return cudaFree(p); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+    return cudaMalloc(reinterpret_cast<void **>(stream), 1);
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return cudaFree(stream); }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaMallocAsync(void **p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
+cudaError_t cudaFreeAsync(void *p, cudaStream_t) { return cudaFree(p); }
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t) {
     memcpy(dst, src, bytes);
     return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
+cudaError_t cudaMemsetAsync(void *dst, int byte, size_t bytes, cudaStream_t) {
+    memset(dst, byte, bytes);
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+    return cudaMalloc(reinterpret_cast<void **>(event), 1);
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return cudaFree(event); }
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaGetLastError(void) {
     const cudaError_t e = cuda_on_cpu::last_error;
     cuda_on_cpu::last_error = cudaSuccess;

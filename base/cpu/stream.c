@@ -4,33 +4,11 @@
  * All threads take items from one atomic counter. Workers spin for a short time before they sleep, so that
  * the many small calls of a decode step do not each pay for a wake-up. */
 #define _GNU_SOURCE
-#include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
+#include "base/cpu/stream.h"
 
-#include "base/base.h"
+#include <sched.h>
 
 enum { SPIN = 2000 };
-
-struct kvf_stream {
-    kvf_allocator allocator;
-    size_t bytes;
-    uint32_t n_threads, n_started;
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    kvf__item_fn fn;
-    void *ctx;
-    uint32_t n;
-    bool stop;
-    _Alignas(KVF__CACHE_LINE) atomic_uint job;  /* number of jobs published so far */
-    _Alignas(KVF__CACHE_LINE) atomic_uint next; /* next item */
-    _Alignas(KVF__CACHE_LINE) atomic_uint busy; /* workers not yet done with this job */
-    struct worker {
-        kvf_stream *stream;
-        pthread_t thread;
-        uint32_t id;
-    } workers[];
-};
 
 static void relax(void) {
 #if defined(__x86_64__)
@@ -47,7 +25,7 @@ static void take_items(kvf_stream *s, uint32_t thread) {
 }
 
 static void *work(void *arg) {
-    struct worker *w = arg;
+    struct kvf__worker *w = arg;
     kvf_stream *s = w->stream;
     for (unsigned seen = 0;;) {
         for (int spin = 0; spin < SPIN && atomic_load_explicit(&s->job, memory_order_acquire) == seen; spin++) relax();
@@ -80,16 +58,17 @@ kvf_status kvf_stream_create_cpu(const kvf_allocator *allocator, uint32_t n_thre
         n_threads = sched_getaffinity(0, sizeof set, &set) == 0 ? (uint32_t)CPU_COUNT(&set) : 1;
     }
     if (n_threads > 1024) return kvf__fail_field(err, KVF_E_INVALID, "n_threads", n_threads, 0, "must be at most 1024");
-    size_t bytes = sizeof(kvf_stream) + n_threads * sizeof(struct worker);
+    size_t bytes = sizeof(kvf_stream) + n_threads * sizeof(struct kvf__worker);
     kvf_stream *s = kvf__alloc(&a, bytes);
     if (!s) return kvf__fail(err, KVF_E_NO_MEMORY, "stream: %zu bytes could not be allocated", bytes);
+    s->device = kvf_device_cpu();
     s->allocator = a;
     s->bytes = bytes;
     s->n_threads = n_threads;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->wake, NULL);
     for (uint32_t i = 1; i < n_threads; i++) {
-        struct worker *w = &s->workers[i];
+        struct kvf__worker *w = &s->workers[i];
         w->stream = s;
         w->id = i;
         if (pthread_create(&w->thread, NULL, work, w)) {
@@ -104,6 +83,7 @@ kvf_status kvf_stream_create_cpu(const kvf_allocator *allocator, uint32_t n_thre
 
 void kvf_stream_destroy(kvf_stream *s) {
     if (!s) return;
+    kvf__queue_destroy(&s->allocator, s->queue);
     s->stop = true;
     publish(s);
     for (uint32_t i = 1; i <= s->n_started; i++) pthread_join(s->workers[i].thread, NULL);
@@ -116,6 +96,7 @@ void kvf_stream_destroy(kvf_stream *s) {
 uint32_t kvf_stream_n_threads(const kvf_stream *s) { return s ? s->n_threads : 1; }
 
 void kvf__stream_for(kvf_stream *s, uint32_t n, kvf__item_fn fn, void *ctx) {
+    if (s && s->queue) kvf__queue_wait(s->queue, s->queue->n_posted);
     if (!s || s->n_threads == 1 || n < 2) {
         for (uint32_t i = 0; i < n; i++) fn(ctx, i, 0);
         return;
