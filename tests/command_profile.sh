@@ -251,6 +251,19 @@ assert [(l["keep_mean"], l["keep_min"], l["keep_max"]) for l in r["layers"]] == 
 assert all(abs(a["density"] - b["density"]) < 1e-5 for a, b in zip(r["layers"], data["layers"]))
 assert r["pool"]["evicted_slots"] == data["pool"]["evicted_slots"] and r["pool"]["compactions"] == data["pool"]["compactions"]
 END
+check r39_reports_count_requests_and_their_answers <<'END'
+from report import *
+rows = [json.dumps({"id": i, "prompt": "the old house by the river had a door", "n": n, "max_tokens": 3, "temperature": 1, "ignore_eos": True})
+        for i, n in enumerate((3, 1, 2))]
+open("n.jsonl", "w").write("\n".join(rows) + "\n")
+out, _ = run("run", "--model", model, "--input", "n.jsonl", "--quiet", "--report", "n.html", "--trace", "n.json", "--record", "n.trace", "--metrics", "n.prom")
+data, m = page("n.html"), prometheus("n.prom")
+n_prompt = lines(out)[0]["prompt_tokens"]
+assert (data["requests"], data["answers"], data["prompt_tokens"], data["output_tokens"]) == (3, 6, 3 * n_prompt, 18), data
+assert m["kvfold_requests_total", None] == m["kvfold_queue_steps_count", None] == 3 and m["kvfold_answers_total", None] == 6
+assert sorted(e["id"] for e in chrome("n.json") if e["ph"] == "b" and e["name"].startswith("request ")) == ["1", "1.1", "1.2", "2", "3", "3.1"]
+assert len(open("n.trace").read().splitlines()) == 2 + 6 # a line for each, of one group
+END
 check r9_r10_r11_r30_figures_of_a_run <<'END'
 from report import *
 # Prompts that are computed side by side though they begin alike, compactions, more requests than the batch takes, a small pool.

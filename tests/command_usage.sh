@@ -31,7 +31,7 @@ assert run("--version")[0].startswith(b"kvfold ")
 END
 check help_at_the_terminals_width <<'END'
 from helper import *
-import fcntl, pty, struct, termios
+import fcntl, pty, re, struct, termios
 def at(columns, *arguments):
     outer, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -43,7 +43,7 @@ def at(columns, *arguments):
     except OSError: pass
     assert p.wait(60) == 0
     return text.decode().replace("\r", "").splitlines()
-words = lambda lines: " ".join(lines).split()
+words = lambda lines: re.sub(r"\| +", "|", " ".join(lines)).split()
 whole = at(80, "run", "--help-all")
 for columns in (50, 64, 80, 132):
     for arguments in (("run", "--help"), ("run", "--help-all"), ("eval", "--help-all"), ("profile", "--help-all"), ("run", "--help-policies")):
@@ -175,4 +175,24 @@ size = str(json.loads(run("info", model, "--json")[0])["kv_bytes_per_token_fp16"
 tight = ran("--policy", "streaming", "--kv-memory", size)
 assert tight["full"] is None and tight["nll_difference"] is None and len(tight["nll"]) == 60
 assert "it finds no room in --kv-memory" in run(*base, "--policy", "streaming", "--kv-memory", size, "--quiet")[0].decode()
+END
+
+check eval_help_has_the_defaults_of_eval <<'END'
+from helper import *
+import re
+def fallbacks(*topic):
+    text = " ".join(run(*topic)[0].decode().split())
+    text = text[text.index("Policy: which"):]
+    return dict(re.findall(r" --([a-z-]+) X .*?\[([^][]*)\](?= --| Defaults)", text)), text
+of_run, all_run = fallbacks("run", "--help-all")
+of_eval, all_eval = fallbacks("eval", "--help-all")
+other = {k for k in of_run if of_run[k] != of_eval.get(k)}
+assert other == {"rho", "min-tokens", "budget-unit", "evict-every", "cam-seed"} and len(of_run) > 30, (other, of_run)
+assert "[d2o]" in " ".join(run("eval", "--help", "policy")[0].decode().split()) and "a line of the input" not in all_eval.lower()
+assert "hidden state" in all_run, "a help text is cut"
+# As a record has them, where the command line says nothing.
+open("text", "w").write("The old house by the river had a door. " * 60)
+out = lines(run("eval", "nll", "--model", model, "--text", "text", "--contexts", "64", "--scored", "8", "--quiet")[0])
+found = json.dumps(out)
+assert '"budget_unit": "block"' in found and '"evict_every": "8"' in found and '"min_tokens": "0"' in found, [r.keys() for r in out]
 END

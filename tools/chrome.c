@@ -104,34 +104,41 @@ void kvf__chrome_compaction(kvf__chrome *c, double begin_s, double end_s, const 
     b->n_blocks += e->n_blocks;
 }
 
-/* A part of a request: async events nest by their id. */
-static void part(kvf__chrome *c, const kvf__occ_request *r, const char *name, double begin_s, double end_s) {
+/* "7", and "7.1" of its second answer: async events nest by their id. */
+static void id_of(const kvf__occ_request *r, char *text, size_t capacity) {
+    snprintf(text, capacity, r->answer ? "%llu.%u" : "%llu", (unsigned long long)r->id, r->answer);
+}
+
+/* A part of a request. */
+static void part(kvf__chrome *c, const kvf__occ_request *r, const char *id, const char *name, double begin_s,
+                 double end_s) {
     if (isnan(begin_s) || isnan(end_s) || end_s < begin_s) return;
     fprintf(
         event(c),
-        "{\"ph\":\"b\",\"cat\":\"request\",\"name\":\"%s\",\"id\":\"%llu\",\"pid\":%d,\"tid\":1,\"ts\":%.3f,\"args\":{"
+        "{\"ph\":\"b\",\"cat\":\"request\",\"name\":\"%s\",\"id\":\"%s\",\"pid\":%d,\"tid\":1,\"ts\":%.3f,\"args\":{"
         "\"prompt_tokens\":%u,\"output_tokens\":%u,\"preempted\":%u}}",
-        name, (unsigned long long)r->id, REQUESTS, us(begin_s), r->n_prompt, r->n_output, r->n_preempted);
+        name, id, REQUESTS, us(begin_s), r->n_prompt, r->n_output, r->n_preempted);
     fprintf(event(c),
-            "{\"ph\":\"e\",\"cat\":\"request\",\"name\":\"%s\",\"id\":\"%llu\",\"pid\":%d,\"tid\":1,\"ts\":%.3f}", name,
-            (unsigned long long)r->id, REQUESTS, us(end_s));
+            "{\"ph\":\"e\",\"cat\":\"request\",\"name\":\"%s\",\"id\":\"%s\",\"pid\":%d,\"tid\":1,\"ts\":%.3f}", name,
+            id, REQUESTS, us(end_s));
 }
 
 void kvf__chrome_request(kvf__chrome *c, const kvf__occ_request *r) {
     if (!c->is_open) return;
-    char name[40];
-    snprintf(name, sizeof name, "request %llu", (unsigned long long)r->id);
+    char name[40], id[32];
+    id_of(r, id, sizeof id);
+    snprintf(name, sizeof name, "request %s", id);
     fprintf(
         event(c),
-        "{\"ph\":\"b\",\"cat\":\"request\",\"name\":\"%s\",\"id\":\"%llu\",\"pid\":%d,\"tid\":1,\"ts\":%.3f,\"args\":{"
+        "{\"ph\":\"b\",\"cat\":\"request\",\"name\":\"%s\",\"id\":\"%s\",\"pid\":%d,\"tid\":1,\"ts\":%.3f,\"args\":{"
         "\"end\":\"%s\"}}",
-        name, (unsigned long long)r->id, REQUESTS, us(r->arrival_s), r->end ? r->end : "");
-    part(c, r, "wait", r->arrival_s, r->start_s);
-    part(c, r, "prompt", isnan(r->start_s) ? r->arrival_s : r->start_s, r->first_token_s);
-    part(c, r, "answer", r->first_token_s, r->end_s);
+        name, id, REQUESTS, us(r->arrival_s), r->end ? r->end : "");
+    part(c, r, id, "wait", r->arrival_s, r->start_s);
+    part(c, r, id, "prompt", isnan(r->start_s) ? r->arrival_s : r->start_s, r->first_token_s);
+    part(c, r, id, "answer", r->first_token_s, r->end_s);
     fprintf(event(c),
-            "{\"ph\":\"e\",\"cat\":\"request\",\"name\":\"%s\",\"id\":\"%llu\",\"pid\":%d,\"tid\":1,\"ts\":%.3f}", name,
-            (unsigned long long)r->id, REQUESTS, us(r->end_s));
+            "{\"ph\":\"e\",\"cat\":\"request\",\"name\":\"%s\",\"id\":\"%s\",\"pid\":%d,\"tid\":1,\"ts\":%.3f}", name,
+            id, REQUESTS, us(r->end_s));
 }
 
 bool kvf__chrome_close(kvf__chrome *c) {

@@ -191,6 +191,7 @@ json_t *kvf__occ_json(const kvf__occ *o) {
     put(x, "steps", o->n_steps);
     json_object_set_new(x, "seconds", seconds(o->end_s));
     put(x, "requests", o->n_requests);
+    put(x, "answers", o->n_answers);
     put(x, "prompt_tokens", o->prompt_tokens);
     put(x, "output_tokens", o->output_tokens);
     put(x, "shared_tokens", o->shared_tokens);
@@ -377,6 +378,7 @@ void kvf__occ_prometheus(const kvf__occ *o, FILE *out) {
     sample(out, "preemptions_total", "counter", "Requests put back into the queue.", o->n_preempted);
     sample(out, "recomputed_tokens_total", "counter", "Tokens computed again after a preemption.", o->n_again_tokens);
     sample(out, "requests_total", "counter", "Requests that have ended.", o->n_requests);
+    sample(out, "answers_total", "counter", "Their answers: a request with n has several.", o->n_answers);
     layer_samples(o, out);
     histogram(out, "block_lifetime_seconds", "From the taking of a block to its falling free.", &p->lifetime, 1e-9);
     histogram(out, "block_idle_seconds", "From a block's last use to its falling free.", &p->idle_time, 1e-9);

@@ -13,11 +13,14 @@ static int width(void) {
     return !columns ? PLAIN_WIDTH : columns > LEAST_WIDTH ? columns : LEAST_WIDTH;
 }
 
-/* Words of text from the column that was reached; lines after the first begin at `hang`. */
+/* Words of text from the column that was reached; lines after the first begin at `hang`. A list of choices that no line
+ * holds (a|b|c) is broken between two of them. */
 static void print_words(const char *text, int reached, int hang) {
     int column = reached, most = width(), begin = reached;
     while (*text) {
-        int length = (int)strcspn(text, " ");
+        int length = (int)strcspn(text, " "), room = most - hang;
+        for (int i = room; i > 0 && length > room; i--)
+            if (text[i - 1] == '|') length = i;
         if (column > begin && column + 1 + length > most) {
             printf("\n%*s", hang, "");
             column = begin = hang;

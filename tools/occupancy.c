@@ -203,9 +203,11 @@ static double wait_of(const kvf__occ_request *r) {
 }
 
 void kvf__occ_add_request(kvf__occ *o, const kvf__occ_request *r) {
+    o->n_answers++;
+    o->output_tokens += r->n_output;
+    if (r->answer) return;
     o->n_requests++;
     o->prompt_tokens += r->n_prompt;
-    o->output_tokens += r->n_output;
     if (r->queue_steps != UINT64_MAX) {
         count(&o->queue_histogram, r->queue_steps);
         o->queue_steps_sum += r->queue_steps;

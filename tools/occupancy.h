@@ -33,8 +33,9 @@ typedef struct kvf__occ_step {
     uint64_t slots_used, slots_idle; /* likewise */
 } kvf__occ_step;
 
-typedef struct kvf__occ_request { /* one that has ended */
+typedef struct kvf__occ_request { /* one that has ended, or one of its answers */
     uint64_t id;
+    uint32_t answer;                                 /* 0: the first; the others add no request, prompt or wait */
     double arrival_s, start_s, first_token_s, end_s; /* start: its first step; NAN: not known or never */
     uint32_t n_prompt, n_output, n_preempted;
     uint64_t queue_steps; /* steps between arrival and its first; UINT64_MAX: not known */
@@ -64,8 +65,8 @@ typedef struct kvf__occ {                        /* kvf__occ_begin, kvf__occ_fre
     kvf__occ_layer *layers;
     uint32_t n_groups;    /* 0: no request's head groups had sizes of their own */
     uint64_t *group_keep; /* (layer, group): sums of the slots that these keep */
-    uint64_t n_requests, n_preempted, n_again_tokens, n_started, prompt_tokens, output_tokens, full_max, waiting_max,
-        running_max;
+    uint64_t n_requests, n_answers, n_preempted, n_again_tokens, n_started, prompt_tokens, output_tokens, full_max,
+        waiting_max, running_max;
     double wait_sum_s, wait_max_s, end_s;
     uint64_t queue_steps_sum, queue_steps_max;
     kvf_prefix_stats prefix;           /* at the end; struct_size 0: there was no prefix cache */

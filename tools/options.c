@@ -95,17 +95,34 @@ static const kvf__arg_group sampling_group = {"Generation (a line of the input m
 /* The policy's own options follow these two, from the library's table. */
 enum { MAX_POLICY_ARGS = 64 };
 static kvf__arg policy_args[MAX_POLICY_ARGS] = {
-    {"policy", "NAME", NULL, "full; with an option below, with --compare full, and in eval, d2o", KVF__ARG_TEXT,
-     AT(policy), 0, 0, NULL},
+    {"policy", "NAME", NULL, "full; with an option below, and with --compare full, d2o", KVF__ARG_TEXT, AT(policy), 0,
+     0, NULL},
     {"preset", "NAME", "set of options; d2o: paper, serving, authors; cam: h2o", "paper", KVF__ARG_TEXT, AT(preset), 0,
      0, NULL},
 };
-static char policy_help[200], policy_helps[MAX_POLICY_ARGS][320], policy_fallbacks[MAX_POLICY_ARGS][48];
+static char policy_help[200], policy_helps[MAX_POLICY_ARGS][480], policy_fallbacks[MAX_POLICY_ARGS][48];
 static kvf__arg_group policy_group = {
     "Policy: which tokens the cache keeps (a line of the input may set its own)", policy_args, 2,
     "  Defaults are those of d2o, preset paper; another policy or preset has its own. A line that names its own\n"
     "  policy or preset starts from that; of the command line's options only the budgets (rho, budget-tokens,\n"
     "  budget-bytes, min-tokens) apply to it too."};
+
+/* The same in eval, which sets some of them itself where it compares policies. */
+static kvf__arg eval_policy_args[MAX_POLICY_ARGS];
+static kvf__arg_group eval_policy_group = {
+    "Policy: which tokens the cache keeps", eval_policy_args, 0,
+    "  Defaults are those of d2o, preset paper; another policy or preset has its own. Only --prompt N takes --policy,\n"
+    "  --preset and a budget (rho, budget-tokens, budget-bytes, min-tokens): elsewhere --rhos says how much is kept."};
+static const struct {
+    const char *name, *fallback;
+} eval_defaults[] = {{"policy", "d2o"},
+                     {"rho", "with --prompt N 0.2, else --rhos"},
+                     {"budget_tokens", "0"},
+                     {"budget_bytes", "0"},
+                     {"min_tokens", "with --prompt N 64, else 0"},
+                     {"budget_unit", "with --prompt N token, else block"},
+                     {"evict_every", "with --prompt N 1, else half a block"},
+                     {"cam_seed", "with --prompt N 0, else --seeds"}};
 
 static const kvf__arg memory_args[] = {
     {"kv-memory", "SIZE", "memory for K and V: plain bytes, or with KiB, MiB or GiB", "512MiB", KVF__ARG_BYTES,
@@ -382,8 +399,8 @@ static const kvf__arg_group *const tokenize_groups[] = {&tokenize_group, NULL};
 static const kvf__arg_group *const info_groups[] = {&info_group, NULL};
 static const kvf__arg_group *const profile_groups[] = {&replay_group, &make_group,      &pool_group,
                                                        &policy_group, &occupancy_group, NULL};
-static const kvf__arg_group *const eval_groups[] = {&eval_group,        &eval_run_group,    &model_group, &policy_group,
-                                                    &eval_single_group, &eval_report_group, NULL};
+static const kvf__arg_group *const eval_groups[] = {
+    &eval_group, &eval_run_group, &model_group, &eval_policy_group, &eval_single_group, &eval_report_group, NULL};
 
 static const char run_notes[] =
     "Input lines:\n"
@@ -624,4 +641,10 @@ void kvf__options_init(void) {
         if (known && !kvf_policy_option_get(&options, list[i].name, fallback, sizeof policy_fallbacks[0]))
             a->fallback = fallback;
     }
+    eval_policy_group.n_args = policy_group.n_args;
+    memcpy(eval_policy_args, policy_args, sizeof policy_args);
+    for (size_t k = 0; k < N(eval_defaults); k++)
+        for (uint32_t i = 0; i < eval_policy_group.n_args; i++)
+            if (kvf__name_equal(eval_policy_args[i].name, eval_defaults[k].name))
+                eval_policy_args[i].fallback = eval_defaults[k].fallback;
 }

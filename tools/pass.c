@@ -193,7 +193,7 @@ static kvf_status submit_job(pass *p, const kvf__line *line, job *j, kvf_error *
     g.on_token = p->run->streams && !p->index && !j->answer.several ? on_token : NULL;
     g.on_finish = on_finish;
     for (uint32_t i = 0; i < line->n_samples; i++)
-        j->watched[i] = kvf__watch_submit(p->watch, line->tokens, line->n_tokens);
+        j->watched[i] = kvf__watch_submit(p->watch, line->tokens, line->n_tokens, i);
     kvf_status st = kvf_engine_submit(p->engine, &g, NULL, err);
     for (uint32_t i = 0; i < line->n_samples && st; i++) kvf__watch_refused(p->watch, j->watched[i]);
     return st;

@@ -15,7 +15,8 @@ enum { PREFIX_TOKENS = 16, PREFIX_KEPT = 4096, PREFIXES_MAX = 1024 };
 struct kvf__watched {
     kvf__watched *next;
     kvf__trace_request request;
-    uint64_t number;
+    uint64_t number; /* of the request */
+    uint32_t answer;
     bool ended, dropped;
     double *densities; /* [n_layers] or NULL */
 };
@@ -100,7 +101,7 @@ static void find_prefix(kvf__watch *w, const uint32_t *tokens, size_t n, kvf__tr
     w->prefixes[w->n_prefixes++] = p;
 }
 
-kvf__watched *kvf__watch_submit(kvf__watch *w, const uint32_t *tokens, size_t n_tokens) {
+kvf__watched *kvf__watch_submit(kvf__watch *w, const uint32_t *tokens, size_t n_tokens, uint32_t answer) {
     if (!w->going) return NULL;
     kvf__watched *q = calloc(1, sizeof *q);
     if (!q) return NULL; /* it is not watched */
@@ -108,7 +109,8 @@ kvf__watched *kvf__watch_submit(kvf__watch *w, const uint32_t *tokens, size_t n_
                                       .n_prompt = (uint32_t)n_tokens,
                                       .group = KVF__TRACE_NONE,
                                       .density = KVF__TRACE_NONE};
-    q->number = ++w->n_submitted;
+    q->number = w->n_submitted += !answer;
+    q->answer = answer;
     if (w->record.file) find_prefix(w, tokens, n_tokens, &q->request);
     *(w->last ? &w->last->next : &w->first) = q;
     w->last = q;
@@ -144,6 +146,7 @@ void kvf__watch_finish(kvf__watch *w, kvf__watched *q, const kvf_result *result)
     if (w->profiles && !q->dropped) {
         double arrival = q->request.arrival_s;
         const kvf__occ_request figures = {.id = q->number,
+                                          .answer = q->answer,
                                           .arrival_s = arrival,
                                           .start_s = arrival + result->start_s,
                                           .first_token_s = result->n_tokens ? arrival + result->first_token_s : NAN,

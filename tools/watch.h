@@ -11,7 +11,7 @@
 #include "tools/trace.h"
 
 typedef struct kvf__watched
-    kvf__watched; /* one request from its submission to its end; NULL where nothing is watched */
+    kvf__watched; /* an answer of a request from its submission to its end; NULL where nothing is watched */
 typedef struct kvf__watch_prefix kvf__watch_prefix;
 
 typedef struct kvf__watch { /* zero: watches nothing, and all calls do nothing */
@@ -25,8 +25,8 @@ typedef struct kvf__watch { /* zero: watches nothing, and all calls do nothing *
     kvf__chrome chrome;
     kvf__out_file record;
     char source[256], title[128], policy[112];
-    kvf__watched *first, *last; /* of record: in order of submission */
-    uint64_t n_submitted;
+    kvf__watched *first, *last;  /* of record: in order of submission */
+    uint64_t n_submitted;        /* requests */
     kvf__watch_prefix *prefixes; /* [n_prefixes]: first prompts of groups */
     uint32_t n_prefixes;
     /* of the last step */
@@ -40,7 +40,8 @@ const kvf_profile_config *kvf__watch_profile(const kvf__cli *cli);
 bool kvf__watch_check(const kvf__cli *cli);
 bool kvf__watch_begin(kvf__watch *watch, const kvf__cli *cli, const kvf_model_info *info, kvf_engine *engine,
                       const char *label); /* false after a message; kvf__watch_end follows in both cases */
-kvf__watched *kvf__watch_submit(kvf__watch *watch, const uint32_t *tokens, size_t n_tokens);
+/* An answer of a request; the first is 0. */
+kvf__watched *kvf__watch_submit(kvf__watch *watch, const uint32_t *tokens, size_t n_tokens, uint32_t answer);
 void kvf__watch_refused(kvf__watch *watch, kvf__watched *request); /* it was not submitted after all */
 void kvf__watch_finish(kvf__watch *watch, kvf__watched *request, const kvf_result *result);
 void kvf__watch_stepping(kvf__watch *watch); /* a step begins */

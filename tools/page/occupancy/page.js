@@ -12,7 +12,7 @@ head.innerHTML = `<h1>KV-cache occupancy</h1><p class="sub">${esc(data.title)} o
     [kept(data.peak_blocks_full), "with a full cache"],
     [kept(P.cached_max), "cached, at most"],
     [data.peak_blocks_full > data.peak_blocks ? percent(data.peak_blocks_full - data.peak_blocks, data.peak_blocks_full) : "0%", "saved at the peak"],
-    [num(data.requests), "requests"],
+    [num(data.requests), data.answers === data.requests ? "requests" : `requests, ${num(data.answers)} answers`],
     [num(data.preemptions), "preemptions"],
     [num(data.steps), "steps in " + time(data.seconds)],
     [time(data.wait_max_s), "longest wait"]
