@@ -1,4 +1,6 @@
 /* The operations of a forward pass on the CPU: rows in parallel, products by gemm.c, attention of the library. */
+#include <math.h>
+
 #include "base/page_index.h"
 #include "model/forward.h"
 #include "model/gemm.h"
@@ -149,15 +151,16 @@ static kvf_status product(kvf__pass *p, const kvf__product *of) {
 /* Copies the sums of a layer that this pass may add to, from the accumulators or back. Returns the number of floats;
  * with kept NULL it only counts them. */
 static size_t copy_sums(const kvf__pass *p, uint32_t layer, float *kept, bool back) {
-    float *const *const all[] = {p->f.prompt_sums, p->f.prompt_last, p->f.prompt_squares};
-    const uint32_t n_heads[] = {p->m->info.n_q_heads, p->m->info.n_q_heads, p->m->info.n_kv_heads};
+    float *const *const all[] = {p->f.prompt_sums, p->f.prompt_last, p->f.prompt_squares, p->f.prompt_max};
+    const uint32_t n_q = p->m->info.n_q_heads, n_heads[] = {n_q, n_q, p->m->info.n_kv_heads, n_q};
     size_t n = 0;
     for (uint32_t i = p->f.n_decode; i < p->view.n_seqs; i++) {
         const uint32_t *slots = p->view.n_slots + kvf__view_table(&p->view, i, layer, 0);
         uint32_t n_columns = 0;
         for (uint32_t g = 0; g < p->view.n_groups; g++) n_columns = KVF__MAX(n_columns, slots[g]);
-        for (size_t kind = 0; kind < 3; kind++) {
+        for (size_t kind = 0; kind < 4; kind++) {
             float *sums = all[kind] ? all[kind][i] : NULL;
+            if (sums && kind == 3) n_columns -= KVF__MIN(n_columns, p->view.next_pos[i] - p->f.max_end[i]);
             for (uint32_t h = 0; sums && h < n_heads[kind]; h++, n += n_columns) {
                 float *row = sums + ((size_t)layer * n_heads[kind] + h) * p->f.prompt_stride;
                 if (kept) memcpy(back ? row : kept + n, back ? kept + n : row, n_columns * sizeof *row);
@@ -206,9 +209,17 @@ static void sums_of_layer(const kvf__pass *p, float *const *sums, uint32_t layer
         out[i] = sums[i] ? sums[i] + (size_t)layer * n_heads * p->f.prompt_stride : NULL;
 }
 
+static void query_scale_row(const kvf__pass *p, uint32_t row) {
+    double square = 0;
+    for (uint32_t i = 0; i < p->m->info.n_embd; i++) square += (double)x_row(p, row)[i] * (double)x_row(p, row)[i];
+    p->a->query_scale[row] = square > 0 ? (float)(1 / sqrt(square)) : 0.0f;
+}
+
 static kvf_status attention(kvf__pass *p, uint32_t layer) {
     const kvf_forward *f = &p->f;
     kvf_attention *c = &p->attention;
+    if (p->mass.query_scale) each_row(p, query_scale_row);
+    sums_of_layer(p, f->prompt_max, layer, p->m->info.n_q_heads, p->a->max_prob);
     sums_of_layer(p, f->prompt_sums, layer, p->m->info.n_q_heads, p->a->col_sums);
     sums_of_layer(p, f->prompt_last, layer, p->m->info.n_q_heads, p->a->last_sums);
     sums_of_layer(p, f->prompt_squares, layer, p->m->info.n_kv_heads, p->a->sq_sums);
@@ -312,6 +323,10 @@ kvf_status kvf__cpu_begin(kvf__pass *p) {
                          .last_sums = f->prompt_last ? a->last_sums : NULL,
                          .last_begin = f->last_begin,
                          .sq_sums = f->prompt_squares ? a->sq_sums : NULL,
+                         .max_prob = f->prompt_max ? a->max_prob : NULL,
+                         .max_begin = f->max_begin,
+                         .max_end = f->max_end,
+                         .query_scale = f->prompt_max && f->max_by_residual ? a->query_scale : NULL,
                          .col_stride = f->prompt_stride,
                          .row = f->row,
                          .row_stride = f->row_stride,

@@ -12,11 +12,15 @@ static bool carve(kvf_activations *a, kvf__slab *s) {
     a->gate_up = kvf__slab_take(s, n, (size_t)info->n_ff * 2 * f);
     a->rotation = kvf__slab_take(s, n, a->model->n_rot * f);
     a->position = kvf__slab_take(s, n, sizeof *a->position);
-    float ***sums[] = {&a->col_sums, &a->last_sums, &a->sq_sums};
-    for (size_t i = 0; i < 3; i++) *sums[i] = kvf__slab_take(s, a->max_seqs, sizeof **sums[i]);
+    float ***sums[] = {&a->col_sums, &a->last_sums, &a->sq_sums, &a->max_prob};
+    for (size_t i = 0; i < 4; i++) *sums[i] = kvf__slab_take(s, a->max_seqs, sizeof **sums[i]);
     uint32_t **rows[] = {&a->wanted, &a->out_at, &a->target_row, &a->target_at, &a->seq_of, &a->bad_in};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) *rows[i] = kvf__slab_take(s, n, sizeof **rows[i]);
     a->target_logits = kvf__slab_take(s, KVF__MIN(n, (size_t)KVF__TARGET_ROWS), info->n_vocab * f);
+    a->query_scale = kvf__slab_take(s, n, f);
+    a->gram = kvf__slab_take(s, q, d * f);
+    a->gram_panel = kvf__slab_take(s, q, KVF__GRAM_ROWS * f);
+    a->gram_values = kvf__slab_take(s, a->n_threads, 2 * KVF__GRAM_SLOTS * d * f);
     a->scratch = kvf__slab_take(s, a->n_threads, a->model->weights->scratch_floats * f);
     size_t widest = KVF__MAX(KVF__MAX((size_t)info->n_embd, q), (size_t)info->n_ff);
     size_t quantised_bytes = kvf__gemm_quantised_bytes(a->max_tokens, (uint32_t)widest);
@@ -167,6 +171,8 @@ static kvf_status begin(kvf__pass *p, const kvf_forward *forward) {
                           : f->n_out && !f->logits                   ? "logits"
                           : f->targets && !f->logprobs               ? "logprobs"
                           : f->prompt_last && !f->last_begin         ? "last_begin"
+                          : f->prompt_max && !f->max_begin           ? "max_begin"
+                          : f->prompt_max && !f->max_end             ? "max_end"
                                                                      : NULL;
     if (missing) return kvf__fail(p->err, KVF_E_INVALID, "kvf_forward: %s is NULL", missing);
     st = check_shapes(p);

@@ -12,7 +12,11 @@
 #include "model/ops.h"
 #include "model/weights.h"
 
-enum { KVF__TARGET_ROWS = 64 }; /* whose logits are there at a time, for the probabilities of targets */
+enum {
+    KVF__TARGET_ROWS = 64, /* whose logits are there at a time, for the probabilities of targets */
+    KVF__GRAM_ROWS = 128,  /* of the output projection at a time, and slots whose values meet it: score.c */
+    KVF__GRAM_SLOTS = 64
+};
 
 /* One slab. Rows are tokens of the step; after the last layer's attention, those of them that something is wanted of. */
 struct kvf_activations {
@@ -21,14 +25,18 @@ struct kvf_activations {
     size_t slab_bytes;
     uint32_t max_tokens, max_seqs, max_slots, n_threads;
     kvf__cpu cpu;
-    float *x;                                  /* (max_tokens, n_embd): the residual stream */
-    float *norm;                               /* (max_tokens, n_embd) */
-    float *qkv;                                /* (max_tokens, q + kv + kv) */
-    float *attention;                          /* (max_tokens, q) */
-    float *gate_up;                            /* (max_tokens, n_ff + n_ff) */
-    float *rotation;                           /* (max_tokens, n_rot): cos and sin of every pair */
-    uint32_t *position;                        /* (max_tokens) */
-    float **col_sums, **last_sums, **sq_sums;  /* (max_seqs): of the layer at hand */
+    float *x;                                             /* (max_tokens, n_embd): the residual stream */
+    float *norm;                                          /* (max_tokens, n_embd) */
+    float *qkv;                                           /* (max_tokens, q + kv + kv) */
+    float *attention;                                     /* (max_tokens, q) */
+    float *gate_up;                                       /* (max_tokens, n_ff + n_ff) */
+    float *rotation;                                      /* (max_tokens, n_rot): cos and sin of every pair */
+    uint32_t *position;                                   /* (max_tokens) */
+    float **col_sums, **last_sums, **sq_sums, **max_prob; /* (max_seqs): of the layer at hand */
+    float *query_scale;                                   /* (max_tokens): 1 / the norm of the residual stream */
+    float *gram;                                          /* (n_q_heads, head_dim, head_dim): score.c */
+    float *gram_panel;                                    /* (q, KVF__GRAM_ROWS) */
+    float *gram_values;                                   /* (n_threads, 2, KVF__GRAM_SLOTS, head_dim) */
     uint32_t *wanted;                          /* (max_tokens): the rows that are left after the last attention */
     uint32_t *out_at, *target_row, *target_at; /* (max_tokens): see keep_wanted_rows */
     float *target_logits;                      /* (KVF__TARGET_ROWS, n_vocab) */
@@ -61,7 +69,7 @@ typedef struct kvf__forward_ops {
     kvf_status (*product)(kvf__pass *p, const kvf__product *product);
     /* [qkv, rotation -> qkv] Adds the bias (q + kv + kv), or NULL, then rotates the heads of Q and K. */
     kvf_status (*rope)(kvf__pass *p, const float *bias);
-    /* [qkv -> attention] Appends K and V to the layer's pages, attends, fills the mass. */
+    /* [qkv, x -> attention] Appends K and V to the layer's pages, attends, fills the mass. */
     kvf_status (*attention)(kvf__pass *p, uint32_t layer);
     /* [norm -> pages->score] The probe's scores of the new tokens. */
     kvf_status (*probe)(kvf__pass *p, uint32_t layer);

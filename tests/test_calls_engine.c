@@ -123,6 +123,13 @@ static kvf_activations *taken_activations(void) {
     w.activations = NULL;
     return a;
 }
+static const kvf_repetition *repeated(void) {
+    static float largest[64 * 64];
+    static kvf_repetition r;
+    r = (kvf_repetition){.struct_size = sizeof r, .view = &rig.view, .pages = &rig.pages, .end = 4, .prompt_stride = 4};
+    r.prompt_max = largest;
+    return &r;
+}
 static const char *model_file(void) {
     gw_temp_path(w.model_path, sizeof w.model_path);
     cr_assert_eq(kvf_test_write_tiny_model(w.model_path, &(struct tiny_model_params){.n_layers = 1, .seed = 3}), 0);
@@ -177,6 +184,7 @@ static const kvf_prompt_file *saved(void) {
     S('n', kvf_activations_create, "iffffie", model, 8u, 2u, 64u, 1u, &w.new_activations, &w.err) \
     V(kvf_activations_destroy, "a", taken_activations()) \
     S('n', kvf_model_forward, "iioie", model, rig.activations, rig.stream, &forward, &w.err) \
+    S('n', kvf_model_score, "iioie", model, rig.activations, rig.stream, repeated(), &w.err) \
     S('n', kvf_tokenizer_encode, "iifoioie", w.words, (const char *)w.text, (size_t)3, 0u, w.ids, (size_t)IDS, &w.bytes, &w.err) \
     V(kvf_tokenizer_max_ids, "aa", w.words, (size_t)3) \
     V(kvf_tokenizer_min_ids, "aa-", w.words, (const char *)w.text, (size_t)3) \

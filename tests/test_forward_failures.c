@@ -6,7 +6,7 @@
 #include "tests/forward_rig.h"
 #include "tests/open_tiny.h"
 
-enum { LAYERS = 4, N = 32, MOST = 96, SUMS = 3 };
+enum { LAYERS = 4, N = 32, MOST = 96, SUMS = 4 };
 
 static uint32_t fails_at; /* LAYERS: never */
 
@@ -15,7 +15,7 @@ static kvf_status after_layer(void *ctx, uint32_t layer, const kvf_mass *mass) {
     return layer == fails_at ? KVF_E_IO : KVF_OK;
 }
 
-/* Accumulators of two sequences: sums, those of the last queries, squares. */
+/* Accumulators of two sequences: sums, those of the last queries, squares, maxima. */
 typedef struct sums {
     float *of[SUMS][2];
     size_t n[SUMS];
@@ -24,7 +24,7 @@ typedef struct sums {
 static sums sums_new(const kvf_model_info *info) {
     sums s;
     for (int k = 0; k < SUMS; k++) {
-        s.n[k] = (size_t)info->n_layers * (k < 2 ? info->n_q_heads : info->n_kv_heads) * MOST;
+        s.n[k] = (size_t)info->n_layers * (k != 2 ? info->n_q_heads : info->n_kv_heads) * MOST;
         for (int i = 0; i < 2; i++) s.of[k][i] = memset(rig_floats(s.n[k]), 0, s.n[k] * sizeof(float));
     }
     return s;
@@ -47,6 +47,7 @@ static void copy_sums(sums *to, const sums *from) {
 /* A chunk of each of two prompts; n_last > 0: their last queries count apart. Twice when the first time fails. */
 static void chunk(forward_rig *r, sums *s, uint32_t n, uint32_t begin, uint32_t fail) {
     uint32_t which[2] = {0, 1}, n_new[2] = {n, n / 2}, out_rows[2], tokens[2 * N], last[2] = {20, 10};
+    uint32_t max_begin[2] = {0, 3}, max_end[2] = {n, n / 2};
     float *logits = rig_floats(2 * (size_t)r->info->n_vocab);
     sums before = sums_new(r->info);
     copy_sums(&before, s);
@@ -57,6 +58,10 @@ static void chunk(forward_rig *r, sums *s, uint32_t n, uint32_t begin, uint32_t 
         f.prompt_last = s->of[1];
         f.last_begin = last;
         f.prompt_squares = s->of[2];
+        f.prompt_max = s->of[3];
+        f.max_begin = max_begin;
+        f.max_end = max_end;
+        f.max_by_residual = 1;
         f.prompt_stride = MOST;
         f.after_layer = after_layer;
         fails_at = attempt ? LAYERS : fail;

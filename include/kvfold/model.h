@@ -151,7 +151,7 @@ typedef struct kvf_forward {
      * logits have (NaN or +inf); KVF_FINITE: none has. The results of such a sequence are useless, and so is any attention to
      * its K and V. */
     uint32_t *not_finite;
-    /* 0: if the pass fails, prompt_sums, prompt_last and prompt_squares are as before. The pass copies them first, to memory that the
+    /* 0: if the pass fails, prompt_sums, prompt_last, prompt_squares and prompt_max are as before. The pass copies them first, to memory that the
      * activations allocate as needed. 1: they may be lost on failure, and are not copied. */
     int sums_may_be_lost;
     /* Scores of the new tokens, written to pages->score after each layer's attention; NULL: they have none. */
@@ -159,6 +159,12 @@ typedef struct kvf_forward {
     /* Called after each layer's attention with the state that entered it, [n_tokens][n_embd] after the first RMSNorm, in CPU
      * memory; or NULL. For those who fit a probe. */
     kvf_status (*hidden)(void *ctx, uint32_t layer, const float *state);
+    /* As kvf_mass.max_prob: the largest probability of each slot of the positions [max_begin[i], max_end[i]). [n_seqs], each NULL or
+     * [n_layers][n_q_heads][prompt_stride]; or NULL. */
+    float *const *prompt_max;
+    const uint32_t *max_begin, *max_end; /* [n_seqs]; required with prompt_max */
+    /* 1: in prompt_max the probabilities that a token gives are divided by the norm of its residual stream, as it enters the layer. */
+    int max_by_residual;
 } kvf_forward;
 
 #define KVF_FINITE UINT32_MAX /* kvf_forward.not_finite */
@@ -173,6 +179,29 @@ typedef struct kvf_forward {
  *  @cost 2 * parameters * tokens operations and the attention; allocates when the copied sums are longer than ever before. */
 KVF_API KVF_CHECK kvf_status kvf_model_forward(const kvf_model *model, kvf_activations *activations, kvf_stream *stream,
                                                const kvf_forward *forward, kvf_error *err);
+
+/* A prompt, or a later segment of one, after forward passes over its repetition. */
+typedef struct kvf_repetition {
+    size_t struct_size;
+    const kvf_view *view; /* from kvf_view_fill. The tables hold the prompt; its repetition may be rolled back or not */
+    const kvf_pages *pages;
+    uint32_t seq;        /* index in the view */
+    uint32_t begin, end; /* positions of the prompt, as kvf_forward.max_begin and max_end */
+    float *prompt_max;   /* [n_layers][n_q_heads][prompt_stride], as the passes have left it */
+    size_t prompt_stride;
+} kvf_repetition;
+
+/** Multiplies the maxima of a repetition by the norm of each slot's value after the output projection: |W_o,h v| for slot and query
+ *  head h, where W_o,h are the columns of the projection that belong to h.
+ *  @param model a model. @param activations of it. @param stream where it runs. @param repetition prompt_max is changed in place.
+ *  @param err detail, or NULL.
+ *  @own nothing is kept. @threads one at a time for an activations object.
+ *  @errors KVF_E_INVALID (sizes that differ from the model's, positions that the sequence has not), KVF_E_STALE (the view's buffer was
+ *  filled again, or the view is not a manager's). Nothing has changed on failure.
+ *  @cost O(layers * (n_embd + slots) * query heads * head_dim^2); no allocation. The bits do not depend on the number of threads.
+ *  @source KVzip+: Jegou and Jeblick, arXiv 2601.07891. */
+KVF_API KVF_CHECK kvf_status kvf_model_score(const kvf_model *model, kvf_activations *activations, kvf_stream *stream,
+                                             const kvf_repetition *repetition, kvf_error *err);
 
 /* ---- Tokenizer ------------------------------------------------------------------------------------ */
 
