@@ -74,8 +74,18 @@ kvf__bench_layers *kvf__bench_layers_create(uint32_t n_layers, uint32_t max_slot
     x->row_offset = kvf__bench_take(n_layers * sizeof *x->row_offset);
     x->events = kvf__bench_take(n_layers * sizeof *x->events);
     for (uint32_t l = 0; l < n_layers; l++) x->row_offset[l] = (uint64_t)l * max_slots / BLOCK;
-    x->view = (kvf_view){sizeof x->view, 1,       n_layers,      1,          HEADS,        BLOCK,
-                         x->rows,        x->rows, x->row_offset, x->n_slots, &x->next_pos, &x->seq_index};
+    x->view = (kvf_view){.struct_size = sizeof x->view,
+                         .n_seqs = 1,
+                         .n_layers = n_layers,
+                         .n_groups = 1,
+                         .heads_per_group = HEADS,
+                         .block_size = BLOCK,
+                         .rows = x->rows,
+                         .score_rows = x->rows,
+                         .row_offset = x->row_offset,
+                         .n_slots = x->n_slots,
+                         .next_pos = &x->next_pos,
+                         .seq_index = &x->seq_index};
     kvf_policy_state_config config = {.struct_size = sizeof config,
                                       .n_layers = n_layers,
                                       .n_kv_heads = HEADS,

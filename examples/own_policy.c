@@ -31,7 +31,18 @@ enum { TOKENS = 96, BLOCK = 16, BLOCKS = TOKENS / BLOCK, DIM = 8 };
 static float kv[BLOCKS][2][BLOCK][DIM], key_norm[TOKENS], score[TOKENS], sums[TOKENS];
 static uint32_t pos[TOKENS], rows[BLOCKS] = {0, 1, 2, 3, 4, 5}, n_slots = TOKENS, next_pos = TOKENS, seq_index = 0;
 static uint64_t row_offset = 0;
-static const kvf_view view = {sizeof view, 1, 1, 1, 1, BLOCK, rows, rows, &row_offset, &n_slots, &next_pos, &seq_index};
+static const kvf_view view = {.struct_size = sizeof view,
+                              .n_seqs = 1,
+                              .n_layers = 1,
+                              .n_groups = 1,
+                              .heads_per_group = 1,
+                              .block_size = BLOCK,
+                              .rows = rows,
+                              .score_rows = rows,
+                              .row_offset = &row_offset,
+                              .n_slots = &n_slots,
+                              .next_pos = &next_pos,
+                              .seq_index = &seq_index};
 static kvf_pages pages = {.struct_size = sizeof pages, .dtype = KVF_F32, .n_blocks = BLOCKS, .block_size = BLOCK};
 static const kvf_score_pages scores = {sizeof scores, score, BLOCKS, 1, 1, BLOCK};
 
