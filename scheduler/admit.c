@@ -48,6 +48,7 @@ kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
         kvf__sched_give_extent(s, r);
         return result;
     }
+    r->was_forked = r->state == KVF__REQ_FORKED;
     kvf__sched_move(s, r, KVF__MOVE_PREFILL);
     r->segment = 0;
     r->n_computed = r->match.n_tokens;

@@ -92,7 +92,7 @@ static_assert((int)HELD == (int)KVF__REQ_HELD, "in the order of kvf__req_state")
 static const unsigned char moves[KVF__N_REQ_STATES][KVF__N_MOVES] = {
     /* QUEUE, FORK, HOLD, PREFILL, PROMPT_END, DECODE, SWAP_OUT, SWAP_IN, PREEMPT, PAUSE, TOKEN, END */
     [FREE] = {WAITING, FORKED, HELD, 0, 0, DECODE, 0, 0, 0, 0, 0, 0},
-    [WAITING] = {0, 0, 0, PREFILL, 0, 0, 0, 0, 0, 0, 0, FREE},
+    [WAITING] = {0, FORKED, 0, PREFILL, 0, 0, 0, 0, 0, 0, 0, FREE},
     [FORKED] = {0, 0, 0, PREFILL, 0, 0, 0, 0, 0, 0, WAITING, FREE},
     [PREFILL] = {0, 0, 0, 0, PROMPT_END, 0, 0, 0, WAITING, 0, 0, FREE},
     [PROMPT_END] = {0, 0, 0, PREFILL, 0, DECODE, 0, 0, WAITING, 0, PROMPT_END, FREE},

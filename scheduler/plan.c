@@ -316,6 +316,32 @@ kvf_status kvf_sched_done(kvf_sched *sched) {
     return KVF_OK;
 }
 
+/* An item's request is again as it was before the plan. */
+static void take_back(kvf_sched *s, kvf__req *r, const kvf_step_item *item) {
+    if (item->kind == KVF_STEP_PREFILL && r->n_computed == r->match.n_tokens) { /* admitted by this plan */
+        bool forked = r->was_forked;
+        kvf__sched_put_back(s, r, KVF__MOVE_PREEMPT);
+        if (forked) kvf__sched_move(s, r, KVF__MOVE_FORK);
+        return;
+    }
+    if (item->kind == KVF_STEP_PREFILL && begins_segment(r)) kvf__sched_give_extent(s, r);
+    kvf_status status = kvf_seq_rollback(s->config.manager, r->seq, item->n_tokens);
+    if (status != KVF_OK) kvf__sched_requeue(s, r); /* only if the caller began a compaction, or freed it */
+}
+
+kvf_status kvf_sched_cancel(kvf_sched *sched) {
+    if (!sched) return KVF_E_INVALID;
+    if (!sched->planned) return kvf__fail(&sched->error, KVF_E_STATE, "no step is planned: kvf_sched_plan comes first");
+    for (uint32_t i = sched->n_items; i-- > 0;) {
+        kvf__req *r = kvf__sched_find(sched, sched->items[i].request);
+        if (r) take_back(sched, r, &sched->items[i]); /* else it was finished meanwhile */
+    }
+    sched->n_items = sched->n_decode = sched->n_tokens = 0;
+    sched->planned = sched->swapping = sched->snapshot_unpinned = false;
+    assert(kvf__sched_is_valid(sched));
+    return KVF_OK;
+}
+
 /* The state of their blocks is unknown, so all are given up. Freeing a sequence that is in a compaction cancels that too. */
 kvf_status kvf_sched_undo(kvf_sched *sched) {
     if (!sched) return KVF_E_INVALID;

@@ -43,7 +43,7 @@ typedef enum kvf__req_state {
 /* What happens to a request. The table in lists.c says which state each leads to. */
 typedef enum kvf__move {
     KVF__MOVE_QUEUE,      /* it is submitted, split from its group, or extended while it holds nothing */
-    KVF__MOVE_FORK,       /* it is forked without room */
+    KVF__MOVE_FORK,       /* it is forked without room, or the admission of such a one is taken back */
     KVF__MOVE_HOLD,       /* it is submitted as a further sample */
     KVF__MOVE_PREFILL,    /* it is admitted, goes on with a segment, or takes the place of a leader that does */
     KVF__MOVE_PROMPT_END, /* its prompt is computed, or it gets the state of a leader whose prompt is */
@@ -97,9 +97,10 @@ typedef struct kvf__req {
     kvf__bound bound;
     kvf__reserved reserved;
     kvf__samples samples;
-    bool suspect; /* it was in a step that failed, and has had no token since */
-    bool parting; /* it is in s->parting */
-    bool evicts;  /* its tables may shrink: generated tokens are replayed, and not stored in the prefix cache */
+    bool suspect;    /* it was in a step that failed, and has had no token since */
+    bool parting;    /* it is in s->parting */
+    bool was_forked; /* of one that runs: it was in KVF__REQ_FORKED until its admission */
+    bool evicts;     /* its tables may shrink: generated tokens are replayed, and not stored in the prefix cache */
     kvf__needs needs;
     uint32_t n_prompt, max_new;
     uint32_t n_known, n_computed, n_prefill;

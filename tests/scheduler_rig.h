@@ -56,6 +56,8 @@ typedef struct rig {
     uint32_t n_requests, n_live, n_ended;
     uint32_t n_steps, n_idle, n_preempted, n_bounced; /* bounced: kvf_sched_prompt_done had no room */
     uint32_t n_forked, n_copies, n_shed;
+    bool cancels; /* each step is planned and taken back before */
+    uint32_t n_cancelled;
     uint32_t most_running;
     kvf_step step;
     /* called with the step planned and not yet done */

@@ -2,7 +2,7 @@
 #ifndef KVF_TESTS_SCHEDULER_STEPS_H
 #define KVF_TESTS_SCHEDULER_STEPS_H
 
-#include "scheduler_rig.h"
+#include "scheduler_dump.h"
 
 /* ---- One step ------------------------------------------------------------------------------------- */
 
@@ -78,6 +78,24 @@ static inline void rig_note_losses(rig *g) {
     }
 }
 
+/* Plans that are taken back. The first sets reservations and preempts; the second leaves all as it was. */
+static inline void rig_cancel(rig *g) {
+    static rig_text texts[2];
+    bool same = true;
+    for (int i = 0; i < 2 && same; i++) {
+        OK(kvf_sched_plan(g->sched, g->n_steps, &g->step));
+        same = i == 0 || !(g->step.n_preempted || g->step.n_ends);
+        rig_note_losses(g);
+        rig_copies(g, &g->step.copies);
+        if (!g->step.n_items) return;
+        OK(kvf_sched_cancel(g->sched));
+        g->n_cancelled += same && i;
+        rig_dump(g, &texts[i]);
+    }
+    if (same) RIG_EXPECT_SAME(texts[0], texts[1]);
+    rig_audit(g);
+}
+
 static inline void rig_plan(rig *g) {
     for (uint32_t i = 0; i < g->n_requests; i++) {
         rig_request *r = &g->requests[i];
@@ -88,6 +106,7 @@ static inline void rig_plan(rig *g) {
         OK(kvf_sched_resize(g->sched, r->name));
     }
     g->step.struct_size = sizeof g->step;
+    if (g->cancels) rig_cancel(g);
     kvf_status status = kvf_sched_plan(g->sched, g->n_steps, &g->step);
     cr_assert(status == KVF_OK, "%s", kvf_sched_error(g->sched)->text);
     cr_assert(++g->n_steps < 100000);

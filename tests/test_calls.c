@@ -126,6 +126,7 @@
     S('s', kvf_sched_submit, "iii", w.sched, &w.request, &w.new_name) \
     S('s', kvf_sched_plan, "ioi", w.sched, UINT64_C(1), &w.step) \
     S('s', kvf_sched_done, "i", (planned(), w.sched)) \
+    S('s', kvf_sched_cancel, "i", (planned(), w.sched)) \
     S('s', kvf_sched_undo, "i", (planned(), w.sched)) \
     V(kvf_sched_counts, "aaa", w.sched, &w.n, &w.n2) \
     S('s', kvf_sched_token, "ifo", w.sched, running(), &w.flag) \

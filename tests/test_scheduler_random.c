@@ -41,7 +41,7 @@ static kvf_policy_options random_policy(uint64_t *s) {
 
 typedef struct workload {
     uint64_t seed;
-    bool full_only, aborts, outsiders, changes, orders;
+    bool full_only, aborts, outsiders, changes, orders, cancels;
 } workload;
 
 static void check_ends(const rig *g, bool outsiders) {
@@ -89,6 +89,7 @@ static uint32_t run_workload(workload w) {
     if (rig_below(&s, 3) == 0) sc.max_context = 60 + rig_below(&s, 100);
     if (w.orders) sc.order = 1 + rig_below(&s, 3), sc.patience = 1 + rig_below(&s, 40);
     rig *g = rig_create(mc, sc);
+    g->cancels = w.cancels;
     kvf_block held[512];
     uint32_t to_submit = 20 + rig_below(&s, 20);
     while (to_submit || g->n_live) {
@@ -117,6 +118,7 @@ static uint32_t run_workload(workload w) {
     if (!w.outsiders && !w.changes) cr_assert(g->n_bounced == 0, "sizes larger than what admission counted");
     check_ends(g, w.outsiders);
     uint32_t n_preempted = g->n_preempted;
+    if (w.cancels) cr_assert(g->n_cancelled > 20, "%u steps were taken back", g->n_cancelled);
     rig_destroy(g);
     current_seed = 0;
     return n_preempted;
@@ -142,6 +144,14 @@ Test(scheduler_random, pressure_from_outside, .fini = print_seed) {
     for (uint64_t seed = 2001; seed <= 2060; seed++)
         n_preempted += run_workload((workload){.seed = seed, .aborts = seed % 2, .outsiders = true});
     cr_assert(n_preempted > 100, "%u preemptions", n_preempted);
+}
+
+/* Each step is planned, taken back, and planned again. */
+Test(scheduler_random, steps_taken_back, .fini = print_seed) {
+    uint32_t n_preempted = 0;
+    for (uint64_t seed = 6001; seed <= 6040; seed++)
+        n_preempted += run_workload((workload){.seed = seed, .aborts = seed % 3 == 0, .cancels = true});
+    cr_assert(n_preempted > 20, "%u preemptions", n_preempted);
 }
 
 /* In other orders a running request may be preempted for one that came later, which costs steps, but no token and no request. */

@@ -7,7 +7,7 @@ static const char letters[] = "?FWKPEDSZXH";
 static const char *const table[] = {
     "............", /* none */
     "WKH..D......", /* free */
-    "...P.......F", /* waiting */
+    ".K.P.......F", /* waiting */
     "...P......WF", /* forked (K) */
     "....E...W..F", /* prefill */
     "...P.D..W.EF", /* prompt end */

@@ -223,6 +223,13 @@ KVF_API KVF_CHECK kvf_status kvf_sched_plan(kvf_sched *sched, uint64_t now, kvf_
  *  @param sched a scheduler with a step planned. @own nothing. @threads as the scheduler. @errors KVF_E_STATE. @cost O(items). */
 KVF_API KVF_CHECK kvf_status kvf_sched_done(kvf_sched *sched);
 
+/** Takes back the planned step, of which nothing has run but its copies. Its requests are as they were before the plan: their slots are
+ *  given back, and those that it admitted wait again. If nothing else changes, the next plan has the same items. What the step reports
+ *  stands (requests that ended, or were preempted), and so do swaps.
+ *  @param sched a scheduler with a step planned. @own nothing; the copies of the step stay the caller's, who must carry them out.
+ *  @threads as the scheduler. @errors KVF_E_STATE. @cost O(items * tables), no allocation. */
+KVF_API KVF_CHECK kvf_status kvf_sched_cancel(kvf_sched *sched);
+
 /** Undoes a step that failed. May be called at any moment from kvf_sched_plan to the last kvf_sched_token of the step. Every
  *  running request goes back to the queue and computes everything again, with the same result; paused requests give up their
  *  blocks. No step is planned afterwards. The requests of the failed step come back one at a time, each only when the one
