@@ -198,7 +198,7 @@ static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_e
                                "policy full, or create the engine with a max_context of at most %u",
                                e->window, e->window);
     if (kvf_policy_needs(o) & KVF_NEEDS_PROBE && e->runner.device && !e->pages.score)
-        return kvf__fail(err, KVF_E_INVALID, "score probe: needs a probe of the model; create the engine with one");
+        return kvf__fail(err, KVF_E_INVALID, "score probe: needs a probe of the model; create the engine with a probe");
     if (kvf_policy_needs_weights(o) && !e->pages.bias)
         return kvf__fail(
             err, KVF_E_INVALID,

@@ -3,7 +3,7 @@
 # Usage: scripts/setup.sh [build|test]
 set -euo pipefail
 
-build=(gcc libc6-dev cmake ninja-build pkg-config libdnnl-dev libpcre2-dev libjansson-dev libxxhash-dev zlib1g-dev libzstd-dev python3)
+build=(gcc libc6-dev cmake ninja-build pkg-config libdnnl-dev libpcre2-dev libjansson-dev libxxhash-dev zlib1g-dev libzstd-dev libopenblas0 python3)
 fetch=(python3-pip python3-venv)
 test=(g++ git libcriterion-dev clang clang-format clang-tidy libclang-rt-dev)
 

@@ -15,6 +15,7 @@ typedef struct kvf__batch { /* all of the command, with --input or --prompt */
     const kvf__cli *cli;
     char model_path[KVF__PATH_BYTES];
     kvf_model *model;
+    kvf_probe *probe; /* where a policy needs one */
     const kvf_model_info *info;
     uint32_t n_threads;
     kvf__policy_name names[2]; /* of --policy and of --compare */

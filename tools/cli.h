@@ -25,6 +25,7 @@ typedef struct kvf__cli {
     const char *words[KVF__WORDS_MAX];
     uint32_t n_words;
     const char *model, *input, *prompt, *output, *system, *chat_template, *compare, *compare_output, *stats;
+    const char *probe; /* a file */
     const char *policy, *preset, *kv_dtype, *ids, *file, *decode;
     kvf__arg_list given;          /* names of the options that were, with whatever value */
     kvf__arg_list policy_options; /* names and values as given */
@@ -44,6 +45,7 @@ typedef struct kvf__cli {
     uint32_t scored, windows, offset, samples, batch;
     uint64_t eval_memory; /* most memory for K and V; 0: not given */
     double rate, burst, prompt_mean, prompt_sigma, output_mean, output_sigma, grouped, speed, step_ms, token_us;
+    uint32_t prompts;                                                  /* kvfold calibrate */
     const char *html, *markdown, *baseline, *only, *except, *resample; /* kvfold eval report */
 } kvf__cli;
 
@@ -58,6 +60,7 @@ int kvf__tokenize_command(const void *cli);
 int kvf__info_command(const void *cli);
 int kvf__eval_command(const void *cli);
 int kvf__profile_command(const void *cli);
+int kvf__calibrate_command(const void *cli);
 int kvf__eval_report(const kvf__cli *cli); /* of eval, when its first word is `report` */
 
 /* ---- setup.c ---------------------------------------------------------------------------------------- */
@@ -70,6 +73,17 @@ enum { KVF__PATH_BYTES = 4096 };
 
 /* NAME in kvfold's folder of the user's cache; false where there is none. */
 bool kvf__cache_path(const char *name, char path[KVF__PATH_BYTES]);
+/* Makes the folders that a path lies in, where they are missing; what fails shows when the file is made. */
+void kvf__cache_folder(const char *path);
+
+/* ---- probe.c */
+
+/* Where the probe of a model is kept; false where there is no cache. */
+bool kvf__probe_path(uint64_t digest, char path[KVF__PATH_BYTES]);
+/* Opens the model's probe if one of these policies needs it, or --probe names one; *probe NULL: not needed, or opened here.
+ * False after a message. */
+bool kvf__setup_probe(const kvf__cli *cli, const kvf_policy_options *policies, uint32_t n, kvf_probe **probe);
+uint64_t kvf__probe_digest(const kvf_probe *probe); /* of its weights; 0: none */
 
 /* The path of the model that the options name, or the default one; false, without a message, if the default does not
  * exist. */
@@ -79,7 +93,8 @@ bool kvf__model_path(const kvf__cli *cli, char path[KVF__PATH_BYTES]);
 
 /* Creates an engine for the model. any: lines may bring policy options of their own, so pages get room for whatever
  * any of them needs. NULL after a message. */
-kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_policy_options *policy, bool any);
+kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_probe *probe,
+                              const kvf_policy_options *policy, bool any);
 /* The two halves of that, for who knows better how large it has to be. */
 kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model);
 kvf_engine *kvf__engine_open(const kvf_engine_config *config);

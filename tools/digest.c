@@ -74,11 +74,7 @@ static bool is_settled(const struct stat *s) {
 static void cache_put(const struct stat *s, uint64_t digest) {
     char path[KVF__PATH_BYTES], part[KVF__PATH_BYTES + 32], line[200], text[KVF__DIGEST_BYTES];
     if (!is_settled(s) || !cache_name(s, path)) return;
-    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        (void)mkdir(path, 0700);
-        *slash = '/';
-    }
+    kvf__cache_folder(path);
     stamp_of(s, line, sizeof line);
     kvf__digest_text(digest, text);
     size_t n = strlen(line);

@@ -1,8 +1,9 @@
 /* Cached prompts in named files: DIRECTORY/NAME.kvfprompt, docs/prompt-file.md. With --deterministic and with
- * --fast-activations K and V have other bits, so these modes have files of their own. */
+ * --fast-activations K and V have other bits, and with a probe slots have scores, so these modes have files of their own. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/kept.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,14 +19,13 @@ struct kvf__kept_prompt {
     bool ready;
 };
 
-void kvf__kept_begin(kvf__kept *kept, const kvf__cli *cli, const kvf__files *files, const char *digest) {
-    *kept = (kvf__kept){.dir = cli->prefix_dir,
-                        .files = files,
-                        .identity = digest,
-                        .quiet = cli->quiet,
-                        .mode = cli->deterministic ? cli->fast_activations ? ".deterministic.fast" : ".deterministic"
-                                : cli->fast_activations ? ".fast"
-                                                        : ""};
+void kvf__kept_begin(kvf__kept *kept, const kvf__cli *cli, const kvf_probe *probe, const kvf__files *files,
+                     const char *digest) {
+    *kept = (kvf__kept){.dir = cli->prefix_dir, .files = files, .identity = digest, .quiet = cli->quiet};
+    char of_probe[32] = "";
+    if (probe) snprintf(of_probe, sizeof of_probe, ".probe-%016" PRIx64, kvf__probe_digest(probe));
+    snprintf(kept->mode, sizeof kept->mode, "%s%s%s", cli->deterministic ? ".deterministic" : "",
+             cli->fast_activations ? ".fast" : "", of_probe);
 }
 
 static void prompt_free(kvf__kept_prompt *p) {

@@ -7,9 +7,10 @@
 
 typedef struct kvf__kept_prompt kvf__kept_prompt;
 
-typedef struct kvf__kept {  /* zero: keeps none */
-    const char *dir, *mode; /* mode: part of the files' names */
-    const char *identity;   /* of the model */
+typedef struct kvf__kept { /* zero: keeps none */
+    const char *dir;
+    char mode[64];        /* part of the files' names */
+    const char *identity; /* of the model */
     const kvf__files *files;
     bool quiet;
     kvf__kept_prompt *first;
@@ -17,7 +18,8 @@ typedef struct kvf__kept {  /* zero: keeps none */
 
 /* files: all files that the command reads and writes; no cached prompt overwrites them. digest: of the model, in
  * letters. Both outlive kept. */
-void kvf__kept_begin(kvf__kept *kept, const kvf__cli *cli, const kvf__files *files, const char *digest);
+void kvf__kept_begin(kvf__kept *kept, const kvf__cli *cli, const kvf_probe *probe, const kvf__files *files,
+                     const char *digest);
 
 /* Call before a line is submitted, outside callbacks. When a name is seen for the first time its file is loaded, if
  * it exists. A file that is damaged, or belongs to another model or setting, causes a warning and counts as missing.

@@ -143,6 +143,8 @@ static const kvf__arg memory_args[] = {
      "8|16|32|64|128|256"},
     {"heads-per-group", "N", "KV heads that share a block table; divides the model's KV heads", "all of a layer",
      KVF__ARG_COUNT, AT(heads_per_group), 1, 1024, NULL},
+    {"probe", "FILE", "the probe of the model, for policies with score probe",
+     "what kvfold calibrate has made for this model", KVF__ARG_TEXT, AT(probe), 0, 0, NULL},
     {"chunk", "N", "tokens of a prompt computed in one step; a multiple of the block size", "512", KVF__ARG_COUNT,
      AT(chunk), 8, 1048576, NULL},
     {"prefix-cache", "WHEN",
@@ -290,6 +292,22 @@ static const kvf__arg tokenize_args[] = {
     {"model", "FILE", "GGUF file whose tokenizer is used", "as in kvfold run", KVF__ARG_TEXT, AT(model), 0, 0, NULL},
     {"json", NULL, "one JSON object: token_ids, or text with --decode", NULL, KVF__ARG_FLAG, AT(json), 0, 0, NULL},
 };
+static const kvf__arg calibrate_args[] = {
+    {"model", "FILE", "GGUF file of a Llama-family model", "as in kvfold run", KVF__ARG_TEXT, AT(model), 0, 0, NULL},
+    {"threads", "N", "threads", "the CPUs there are", KVF__ARG_COUNT, AT(threads), 1, 1024, NULL},
+    {"text", "FILE", "a text to fit to; may be given several times", "the project's own prose and code", KVF__ARG_LIST,
+     AT(texts), 0, 0, NULL},
+    {"prompts", "N", "prompts; every fifth is held out and measured", "20", KVF__ARG_COUNT, AT(prompts), 5, 100000,
+     NULL},
+    {"context", "N", "tokens of a prompt", "1024", KVF__ARG_COUNT, AT(context), 64, 1048576, NULL},
+    {"seed", "N", "of the places in the texts and of the made-up facts", "0", KVF__ARG_SEED, AT(seed), 0, 0, NULL},
+    {"output", "FILE", "where the probe goes", "the user's cache, where kvfold run finds it by the model's digest",
+     KVF__ARG_TEXT, AT(output), 0, 0, NULL},
+    {"json", NULL, "print JSON instead of text", NULL, KVF__ARG_FLAG, AT(json), 0, 0, NULL},
+    {"quiet", NULL, "no progress, no warnings", NULL, KVF__ARG_FLAG, AT(quiet), 0, 0, NULL},
+};
+static const kvf__arg_group calibrate_group = {"Options", calibrate_args, N(calibrate_args), NULL};
+
 static const kvf__arg_group tokenize_group = {"Options", tokenize_args, N(tokenize_args), NULL};
 
 static const kvf__arg info_args[] = {
@@ -350,6 +368,8 @@ static const kvf__arg eval_run_args[] = {
      "8|16|32|64|128|256"},
     {"heads-per-group", "N", "KV heads that share a block table; divides the model's KV heads", "all of a layer",
      KVF__ARG_COUNT, AT(heads_per_group), 1, 1024, NULL},
+    {"probe", "FILE", "the probe of the model, for policies with score probe",
+     "what kvfold calibrate has made for this model", KVF__ARG_TEXT, AT(probe), 0, 0, NULL},
     {"chunk", "N", "tokens of a prompt computed in one step; a multiple of the block size", "512", KVF__ARG_COUNT,
      AT(chunk), 8, 1048576, NULL},
     {"context", "N", "positions for a prompt and the tokens after it", "the model's", KVF__ARG_COUNT, AT(context), 2,
@@ -397,6 +417,7 @@ static const kvf__arg_group *const run_groups[] = {&run_group,    &sampling_grou
                                                    &policy_group, &occupancy_group, NULL};
 static const kvf__arg_group *const tokenize_groups[] = {&tokenize_group, NULL};
 static const kvf__arg_group *const info_groups[] = {&info_group, NULL};
+static const kvf__arg_group *const calibrate_groups[] = {&calibrate_group, NULL};
 static const kvf__arg_group *const profile_groups[] = {&replay_group, &make_group,      &pool_group,
                                                        &policy_group, &occupancy_group, NULL};
 static const kvf__arg_group *const eval_groups[] = {
@@ -572,6 +593,12 @@ const kvf__command kvf__commands[] = {
      "  standard input. Scheduler, pool and budgets are the real ones. Of a model only the layers' densities matter:\n"
      "  those of the trace, of --densities, or generated ones. A step takes --step-ms, and --token-us for each token.",
      profile_groups, 0, 1, "TRACE", kvf__profile_command, profile_brief, NULL},
+    {"calibrate", "Fit a probe to a model: scores for policies with score probe.", "  kvfold calibrate [options]",
+     "  Half of the prompts are places of texts, half hold made-up names, numbers and words, between sentences or in lists.\n"
+     "  The model repeats each prompt. What it then looks at is what a probe learns to foresee, one linear function of the\n"
+     "  hidden state for each layer and KV head. Needs OpenBLAS or LAPACK (libopenblas0).\n"
+     "  Exit status: 0 the probe is written, 2 nothing was run, 3 it could not be written, 4 the model failed.",
+     calibrate_groups, 0, 0, NULL, kvf__calibrate_command, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL},
 };
 
@@ -602,6 +629,7 @@ kvf__cli kvf__cli_default(void) {
     cli.windows = 1;
     cli.samples = 10;
     cli.batch = 64;
+    cli.prompts = 20;
     cli.arrivals = "poisson";
     cli.resample = "pairs";
     cli.n_kv_heads = 3;

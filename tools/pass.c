@@ -395,7 +395,7 @@ bool kvf__batch_pass(kvf__batch *r, uint32_t index) {
     if (!kvf__tally_init(p.tally, cli, r->info, &r->policies[index], r->names[index].preset)) return false;
     r->n_done = index + 1;
     if (!index) p.advice = kvf__advice_begin(cli, r->info, &r->policies[0]);
-    p.engine = r->engine ? r->engine : kvf__setup_engine(cli, r->model, &r->policies[index], !cli->prompt);
+    p.engine = r->engine ? r->engine : kvf__setup_engine(cli, r->model, r->probe, &r->policies[index], !cli->prompt);
     r->engine = NULL;
     if (!p.engine) return false;
     kvf__watch none = {0};
@@ -405,7 +405,7 @@ bool kvf__batch_pass(kvf__batch *r, uint32_t index) {
         kvf_engine_destroy(p.engine);
         return false;
     }
-    kvf__kept_begin(&p.kept, cli, &r->files, r->digest);
+    kvf__kept_begin(&p.kept, cli, r->probe, &r->files, r->digest);
     bool shows = !cli->quiet && !(r->streams && isatty(STDOUT_FILENO));
     p.progress = kvf__progress_begin(
         shows, p.tally->label, shows && !cli->prompt && isatty(STDERR_FILENO) ? kvf__reader_count(&r->reader) : 0);

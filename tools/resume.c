@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "tools/answer.h"
+#include "tools/digest.h"
 #include "tools/files.h"
 
 enum { FORMAT = 2, DUMP = JSON_COMPACT | JSON_REAL_PRECISION(10) };
@@ -56,7 +57,7 @@ static json_t *options_json(const kvf__cli *cli, const kvf_policy_options *polic
     return o;
 }
 
-json_t *kvf__header_make(const kvf__cli *cli, const char *digest, const kvf_model_info *info,
+json_t *kvf__header_make(const kvf__cli *cli, const char *digest, const kvf_probe *probe, const kvf_model_info *info,
                          const kvf_policy_options *policy) {
     json_t *model = json_object(), *inner = json_object(), *header = json_object();
     json_object_set_new(model, "name", kvf__json_text(info->name, strlen(info->name)));
@@ -67,6 +68,11 @@ json_t *kvf__header_make(const kvf__cli *cli, const char *digest, const kvf_mode
     json_object_set_new(inner, "version", json_string(kvf_version()));
     json_object_set_new(inner, "model", model);
     json_object_set_new(inner, "options", options_json(cli, policy));
+    if (probe) {
+        char text[KVF__DIGEST_BYTES];
+        kvf__digest_text(kvf__probe_digest(probe), text);
+        json_object_set_new(json_object_get(inner, "options"), "probe", json_string(text));
+    }
     json_object_set_new(header, "kvfold", inner);
     /* Through text, so that numbers are those that a header read from a file has. */
     char *text = json_dumps(header, DUMP);

@@ -17,7 +17,7 @@
 #define KVF__PART_SUFFIX ".kvfold-part"
 
 /* digest: of the model, in letters. NULL after a message. */
-json_t *kvf__header_make(const kvf__cli *cli, const char *digest, const kvf_model_info *info,
+json_t *kvf__header_make(const kvf__cli *cli, const char *digest, const kvf_probe *probe, const kvf_model_info *info,
                          const kvf_policy_options *policy);
 /* Puts the header beside the output, in one step; false after a message. */
 bool kvf__header_write_beside(const char *output, const json_t *header);

@@ -169,7 +169,7 @@ static bool open_outputs(kvf__batch *r) {
     uint64_t digest = 0;
     if (needs_digest(cli) && !kvf__digest_model(r->model_path, cli->quiet, &digest, NULL)) return false;
     kvf__digest_text(digest, r->digest);
-    if (named && !(r->header = kvf__header_make(cli, r->digest, r->info, &r->policies[0]))) return false;
+    if (named && !(r->header = kvf__header_make(cli, r->digest, r->probe, r->info, &r->policies[0]))) return false;
     if (!kvf__watch_check(cli) || !open_sinks(r, paths, sinks, 3)) return false;
     r->resumable = named && r->outputs[0].regular;
     if (r->header && (!r->resumable || r->resume.has_header)) {
@@ -189,8 +189,8 @@ static bool set_up(kvf__batch *r) {
     r->info = kvf_model_get_info(r->model);
     r->reader.max_line = kvf__line_max_bytes(cli, kvf_model_tokenizer(r->model), r->info);
     r->streams = cli->prompt && !cli->output && !cli->json;
-    return read_policies(r, r->info->n_layers) &&
-           (r->engine = kvf__setup_engine(cli, r->model, &r->policies[0], !cli->prompt)) && open_outputs(r);
+    return read_policies(r, r->info->n_layers) && kvf__setup_probe(cli, r->policies, cli->compare ? 2 : 1, &r->probe) &&
+           (r->engine = kvf__setup_engine(cli, r->model, r->probe, &r->policies[0], !cli->prompt)) && open_outputs(r);
 }
 
 /* ---- The command ---------------------------------------------------------------------------------------------- */
@@ -255,6 +255,7 @@ int kvf__run_command(const void *options) {
     kvf__files_free(&r.files);
     kvf_engine_destroy(r.engine);
     kvf__reader_close(&r.reader);
+    kvf_probe_close(r.probe);
     kvf_model_close(r.model);
     return code;
 }

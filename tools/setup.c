@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -22,6 +23,16 @@ bool kvf__cache_path(const char *name, char path[KVF__PATH_BYTES]) {
     else if (home && *home)
         n = snprintf(path, KVF__PATH_BYTES, "%s/.cache/kvfold/%s", home, name);
     return n > 0 && n < KVF__PATH_BYTES;
+}
+
+void kvf__cache_folder(const char *path) {
+    char part[KVF__PATH_BYTES];
+    snprintf(part, sizeof part, "%s", path);
+    for (char *slash = strchr(part + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        (void)mkdir(part, 0700);
+        *slash = '/';
+    }
 }
 
 bool kvf__model_find(const kvf__cli *cli, char path[KVF__PATH_BYTES]) {
@@ -109,8 +120,10 @@ kvf_engine *kvf__engine_open(const kvf_engine_config *config) {
     return NULL;
 }
 
-kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_policy_options *policy, bool any) {
+kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_probe *probe,
+                              const kvf_policy_options *policy, bool any) {
     kvf_engine_config config = kvf__engine_config(cli, model);
+    config.probe = probe;
     uint32_t n_arrays = kvf_policy_n_arrays(policy);
     config.n_score_arrays = any && n_arrays <= 3 ? 0 : n_arrays; /* the engine's own number serves every policy */
     config.want_mass_bias = any || kvf_policy_needs_weights(policy);

@@ -8,17 +8,19 @@
 #include "tools/cli.h"
 
 /* Names that stand for nothing else, wherever they stand. */
-static const char *const words[][2] = {{"kv_bytes", "--kv-memory"},
-                                       {"host_bytes", "--host-memory"},
-                                       {"max_context", "--context"},
-                                       {"n_threads", "--threads"},
-                                       {"max_running", "--max-running"},
-                                       {"block_size", "--block-size"},
-                                       {"heads_per_group", "--heads-per-group"},
-                                       {"max_new", "--max-tokens"},
-                                       {"n_samples", "beam_width"},
-                                       {"more KV memory", "more --kv-memory"},
-                                       {"a smaller budget", "a smaller budget (--rho, --min-tokens, --budget-tokens)"}};
+static const char *const words[][2] = {
+    {"kv_bytes", "--kv-memory"},
+    {"host_bytes", "--host-memory"},
+    {"max_context", "--context"},
+    {"n_threads", "--threads"},
+    {"max_running", "--max-running"},
+    {"block_size", "--block-size"},
+    {"heads_per_group", "--heads-per-group"},
+    {"max_new", "--max-tokens"},
+    {"n_samples", "beam_width"},
+    {"more KV memory", "more --kv-memory"},
+    {"create the engine with a probe", "give --probe FILE, which kvfold calibrate makes"},
+    {"a smaller budget", "a smaller budget (--rho, --min-tokens, --budget-tokens)"}};
 
 /* Ordinary words that are options where a text begins with them. */
 static const char *const first_words[] = {"chunk", "policy", "preset"};

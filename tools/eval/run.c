@@ -26,6 +26,7 @@ typedef struct plan { /* of the whole run */
     uint32_t most_cells, most_context;
     kvf__eval_output output;
     kvf_engine *engine;
+    kvf_probe *probe;
     kvf__progress progress;
     uint64_t n_cells, n_done, n_tokens, tokens_done, tokens_skipped; /* of the whole run; tokens: work, roughly */
     uint64_t step_tokens;                                            /* of the engine, before this batch */
@@ -227,7 +228,9 @@ static bool open_engine(plan *p) {
         uint32_t n = kvf_policy_n_arrays(&options);
         if (n > config.n_score_arrays) config.n_score_arrays = n;
         if (kvf_policy_needs_weights(&options)) config.want_mass_bias = 1;
+        if (!kvf__setup_probe(p->cli, &options, 1, &p->probe)) return false;
     }
+    config.probe = p->probe;
     p->engine = kvf__engine_open(&config);
     return p->engine != NULL;
 }
@@ -318,6 +321,7 @@ int kvf__eval_measure(const kvf__cli *cli, kvf__measure measure) {
     p.info = kvf_model_get_info(p.model);
     int code = run_plan(&p);
     kvf_engine_destroy(p.engine);
+    kvf_probe_close(p.probe);
     kvf__eval_items_free(&p.items);
     kvf__eval_texts_free(&p.inputs.texts);
     kvf__eval_policies_free(&p.policies);

@@ -172,8 +172,13 @@ static void run_full(kvf_engine *engine, kvf_generate g, score *s) {
 }
 
 static bool run_engine(const kvf__cli *cli, const kvf_model *model, const uint32_t *ids, uint32_t n_scored, score *s) {
-    kvf_engine *engine = kvf__setup_engine(cli, model, s->policy, false);
-    if (!engine) return false;
+    kvf_probe *probe = NULL;
+    kvf_engine *engine =
+        kvf__setup_probe(cli, s->policy, 1, &probe) ? kvf__setup_engine(cli, model, probe, s->policy, false) : NULL;
+    if (!engine) {
+        kvf_probe_close(probe);
+        return false;
+    }
     kvf_generate g = {.struct_size = sizeof g, .tokens = ids, .n_tokens = cli->n_prompt, .max_tokens = n_scored};
     g.forced = ids + cli->n_prompt;
     g.ignore_end = 1;
@@ -186,6 +191,7 @@ static bool run_engine(const kvf__cli *cli, const kvf_model *model, const uint32
     bool good = !words[0] && s->n_tokens == n_scored;
     if (good) run_full(engine, g, s);
     kvf_engine_destroy(engine);
+    kvf_probe_close(probe);
     if (words[0])
         kvf__say("eval: %s", words);
     else if (!good)
