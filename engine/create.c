@@ -360,9 +360,9 @@ kvf_status kvf_engine_get_stats(kvf_engine *e, kvf_engine_stats *out) {
     s.merged = e->done_merged;
     s.dropped = e->done_dropped;
     s.kept = e->done_kept + s.occupancy.slots_used * e->pages.heads_per_group;
-    for (const kvf__live *r = e->first; r; r = r->next) {
+    for (const kvf__live *r = e->first_running; r; r = r->next_running) {
         uint32_t index;
-        if (!r->seq || kvf_seq_index(e->manager, r->seq, &index)) continue;
+        if (kvf_seq_index(e->manager, r->seq, &index)) continue;
         kvf_policy_counts counts = {.struct_size = sizeof counts};
         if (kvf_policy_get_counts(e->policies, index, &counts)) continue;
         s.merged += counts.merged;
@@ -408,10 +408,10 @@ const kvf_manager *kvf_engine_manager(const kvf_engine *e, const kvf_policy_stat
 
 uint32_t kvf_engine_seq_index(const kvf_engine *e, kvf_request request, uint32_t sample) {
     uint32_t index;
-    for (const kvf__live *r = e ? e->first : NULL; r; r = r->next) {
+    for (const kvf__live *r = e ? e->first_running : NULL; r; r = r->next_running) {
         if ((r->group ? r->group->id : r->id) != request || r->index != sample || (r->group && r->group->beams))
             continue;
-        return r->seq && !kvf_seq_index(e->manager, r->seq, &index) ? index : UINT32_MAX;
+        return kvf_seq_index(e->manager, r->seq, &index) ? UINT32_MAX : index;
     }
     return UINT32_MAX;
 }

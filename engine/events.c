@@ -95,9 +95,9 @@ static kvf_status resize(kvf_engine *e, uint32_t begin, uint32_t end, kvf_error 
  * has changed. */
 kvf_status kvf__engine_overflow(kvf_engine *e, kvf_error *err) {
     uint32_t n = 0;
-    for (kvf__live *r = e->first; r; r = r->next) {
+    for (kvf__live *r = e->first_running; r; r = r->next_running) {
         uint32_t index, next_pos;
-        if (!r->seq || r->in_prompt || kvf_seq_index(e->manager, r->seq, &index)) continue;
+        if (r->in_prompt || kvf_seq_index(e->manager, r->seq, &index)) continue;
         int changed = r->changed;
         r->changed = 0;
         if (!changed &&

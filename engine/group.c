@@ -99,7 +99,7 @@ kvf_status kvf__group_forked(kvf_engine *e, kvf__live *leader, kvf_error *err) {
     for (uint32_t i = 0; i < g->width; i++) {
         kvf__live *r = g->members[i];
         if (!r || r->seq) continue;
-        r->seq = kvf_sched_seq(e->sched, r->id); /* 0 for those of another group, and for what was preempted */
+        kvf__live_set_seq(e, r, kvf_sched_seq(e->sched, r->id)); /* 0: of another group, or preempted */
         r->draws_from = r->seq && !g->beams ? leader : NULL;
         r->duplicate = r->seq && g->beams;
         if (r->seq) {
@@ -173,7 +173,6 @@ static void end_group(kvf_engine *e, kvf__group *g, const char *error) {
 static void give_back(kvf_engine *e, kvf__live *r) {
     kvf_status st = kvf_sched_finish(e->sched, r->id); /* NOT_FOUND when the scheduler ended it itself */
     (void)st;
-    r->seq = 0;
     kvf__live_unlink(e, r);
 }
 
@@ -334,8 +333,8 @@ static kvf__live *branch(kvf_engine *e, kvf__group *g, const kvf__pick *p, uint3
     kvf__live *r = g->spare;
     if (!r || kvf_sched_fork(e->sched, p->from->id, r, &r->id)) return NULL;
     g->spare = r->next;
-    r->seq = kvf_sched_seq(e->sched, r->id);
     kvf__live_link(e, r);
+    kvf__live_set_seq(e, r, kvf_sched_seq(e->sched, r->id));
     return kvf__engine_set_prefix(e, r) ? NULL : r;
 }
 

@@ -1,7 +1,8 @@
 /* engine/internal.h: the structs and functions that the engine's files share.
  *
  * Glossary
- *   live         (kvf__live) one request, sample or beam, from its submission to its on_finish. All live ones form one list
+ *   live         (kvf__live) one request, sample or beam, from its submission to its on_finish. All live ones form one list, in the
+ *                order of their ids; those that hold a sequence form another, in the same order
  *   row          the index of a sequence in the step's view
  *   accumulators the arrays in which running prompts add up what their policies need:
  *                sums             column sums, [n_layers][n_q_heads][max_prefill_tokens]
@@ -46,9 +47,10 @@ typedef struct kvf__choices {
 
 typedef struct kvf__live {
     struct kvf__live *next, *prev; /* of the list; a group's spare ones are linked by next */
-    kvf__group *group;             /* NULL: a request with one answer */
-    uint32_t index;                /* of the sample; for a beam its index in members */
-    struct kvf__live *draws_from;  /* its first token is drawn from the row where this one's prompt ended; else NULL */
+    struct kvf__live *next_running, *prev_running;
+    kvf__group *group;            /* NULL: a request with one answer */
+    uint32_t index;               /* of the sample; for a beam its index in members */
+    struct kvf__live *draws_from; /* its first token is drawn from the row where this one's prompt ended; else NULL */
     bool duplicate;
     double sum; /* of the log-probabilities of its tokens */
     kvf__choices choices;
@@ -196,8 +198,10 @@ struct kvf_engine {
     uint32_t window; /* the model's sliding window if max_context is larger; else 0 */
 
     kvf__live *first, *last;
+    kvf__live *first_running, *last_running; /* with seq != 0; a step walks these, not those that wait */
     uint32_t n_live, n_idle;
     int in_step, destroying;
+    bool aborts; /* one was aborted from within a callback of the step */
 
     /* Per step, [max_running] unless said otherwise. */
     kvf__live **rows; /* request of each row of the step's view */
@@ -338,6 +342,8 @@ void kvf__live_note_single(kvf_engine *e);
 void kvf__live_lost(kvf_engine *e, kvf__live *r);                   /* the scheduler has taken its blocks: resets it */
 void kvf__live_preempted(kvf_engine *e, kvf__live *r, int swapped); /* the same, counted and logged */
 void kvf__live_link(kvf_engine *e, kvf__live *r);
+void kvf__live_set_seq(kvf_engine *e, kvf__live *r,
+                       kvf_seq seq); /* 0: it holds none; the list of running ones follows */
 void kvf__live_unlink(kvf_engine *e, kvf__live *r);
 void kvf__live_free(kvf_engine *e, kvf__live *r);
 kvf_status kvf__engine_check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what,

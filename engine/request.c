@@ -440,6 +440,20 @@ void kvf__live_link(kvf_engine *e, kvf__live *r) {
     e->n_live++;
 }
 
+/* Searched from the end: the last to begin is nearly always the last to have been submitted. */
+void kvf__live_set_seq(kvf_engine *e, kvf__live *r, kvf_seq seq) {
+    bool was = r->seq != 0, is = seq != 0;
+    r->seq = seq;
+    if (is && !was) {
+        r->prev_running = e->last_running;
+        while (r->prev_running && r->prev_running->id > r->id) r->prev_running = r->prev_running->prev_running;
+        r->next_running = r->prev_running ? r->prev_running->next_running : e->first_running;
+    }
+    if (is == was) return;
+    *(r->prev_running ? &r->prev_running->next_running : &e->first_running) = is ? r : r->next_running;
+    *(r->next_running ? &r->next_running->prev_running : &e->last_running) = is ? r : r->prev_running;
+}
+
 static void leave_rows(kvf_engine *e, const kvf__live *r) {
     for (uint32_t i = 0; i < e->max_running; i++) {
         if (e->rows[i] == r) e->rows[i] = NULL;
@@ -448,6 +462,7 @@ static void leave_rows(kvf_engine *e, const kvf__live *r) {
 }
 
 void kvf__live_unlink(kvf_engine *e, kvf__live *r) {
+    kvf__live_set_seq(e, r, 0);
     *(r->prev ? &r->prev->next : &e->first) = r->next;
     *(r->next ? &r->next->prev : &e->last) = r->prev;
     r->next = r->prev = NULL;
@@ -457,7 +472,7 @@ void kvf__live_unlink(kvf_engine *e, kvf__live *r) {
 }
 
 void kvf__live_lost(kvf_engine *e, kvf__live *r) {
-    r->seq = 0;
+    kvf__live_set_seq(e, r, 0);
     r->n_preempted++;
     r->draws_from = NULL;
     r->duplicate = false;
@@ -544,6 +559,7 @@ kvf_status kvf_engine_abort(kvf_engine *e, kvf_request request) {
     kvf__live *r = kvf__live_find(e, request);
     if (!r) return KVF_E_NOT_FOUND;
     if (e->in_step) {
+        e->aborts = true;
         if (r->group)
             r->group->abort = true;
         else
@@ -563,9 +579,9 @@ kvf_status kvf_engine_abort_sample(kvf_engine *e, kvf_request request, uint32_t 
         if ((r->group ? r->group->id : r->id) == request && r->index == index) break;
     }
     if (!r) return KVF_E_NOT_FOUND;
-    if (e->in_step)
-        r->abort = 1;
-    else
+    if (!e->in_step)
         kvf__live_finish(e, r, KVF_FINISH_ABORTED, NULL);
+    else
+        r->abort = 1, e->aborts = true;
     return KVF_OK;
 }

@@ -26,8 +26,8 @@ static void result_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *la
 void kvf__live_note_single(kvf_engine *e) {
     const kvf__live *single = NULL;
     e->single.request = 0;
-    for (const kvf__live *r = e->first; r; r = r->next) {
-        if (!r->seq || r->idle) continue; /* what is idle goes before anything ends */
+    for (const kvf__live *r = e->first_running; r; r = r->next_running) {
+        if (r->idle) continue; /* what is idle goes before anything ends */
         if (single) return;
         single = r;
     }

@@ -187,7 +187,7 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
     for (uint32_t i = 0; i < step->n_items; i++) {
         const kvf_step_item *item = &step->items[i];
         kvf__live *r = item->user;
-        r->seq = item->seq;
+        kvf__live_set_seq(e, r, item->seq);
         if (item->kind == KVF_STEP_PREFILL) take_options(e, r);
         e->rows[i] = r;
         e->seqs[i] = item->seq;
@@ -420,8 +420,8 @@ static void tell_logits(const kvf_engine *e) {
 
 /* A request without tokens to generate ends with its prompt; forked samples that have drawn nothing end before it. */
 static void end_empty(kvf_engine *e, const kvf_step *step) {
-    for (kvf__live *r = e->first, *next; r; r = next) {
-        next = r->next;
+    for (kvf__live *r = e->first_running, *next; r; r = next) {
+        next = r->next_running;
         if (r->draws_from) kvf__live_finish(e, r, KVF_FINISH_LENGTH, NULL);
     }
     for (uint32_t i = step->n_decode; i < step->n_items; i++)
@@ -479,8 +479,8 @@ static kvf_status sample(kvf_engine *e, const kvf_step *step, uint32_t n_out, kv
 static void note_full_bytes(kvf_engine *e) {
     uint64_t blocks = 0;
     uint32_t next_pos;
-    for (const kvf__live *r = e->first; r; r = r->next)
-        if (r->seq && !r->swapped && kvf_seq_next_pos(e->manager, r->seq, &next_pos) == KVF_OK)
+    for (const kvf__live *r = e->first_running; r; r = r->next_running)
+        if (!r->swapped && kvf_seq_next_pos(e->manager, r->seq, &next_pos) == KVF_OK)
             blocks += kvf__ceil_div(next_pos, e->pages.block_size);
     e->stats.full_bytes = blocks * e->n_tables * e->stats.block_bytes;
     e->stats.full_bytes_max = KVF__MAX(e->stats.full_bytes_max, e->stats.full_bytes);
@@ -488,11 +488,12 @@ static void note_full_bytes(kvf_engine *e) {
 
 /* Requests the scheduler preempted or ended. */
 static void preempted_and_ended(kvf_engine *e, const kvf_step *step) {
+    bool any_stuck = false;
     for (uint32_t i = 0; i < step->n_preempted; i++)
         kvf__live_preempted(e, step->preempted[i].user, step->preempted[i].swapped);
     for (uint32_t i = 0; i < step->n_ends; i++) {
         kvf__live *r = step->ends[i].user;
-        r->seq = 0;
+        kvf__live_set_seq(e, r, 0);
         kvf_error why = {.text = ""};
         if (step->ends[i].reason == KVF_END_NO_BLOCKS)
             kvf__fail(&why, KVF_E_NEVER_FITS,
@@ -504,13 +505,13 @@ static void preempted_and_ended(kvf_engine *e, const kvf_step *step) {
         const char *error = why.text[0] ? why.text : NULL;
         r->memory_full = !error;
         if (r->group && r->group->beams) { /* the others are in this list too, or run */
-            r->group->stuck = true;
+            r->group->stuck = any_stuck = true;
             r->group->error = why;
         } else {
             kvf__live_finish(e, r, error ? KVF_FINISH_ERROR : KVF_FINISH_LENGTH, error);
         }
     }
-    for (kvf__live *r = e->first; r;) {
+    for (kvf__live *r = any_stuck ? e->first : NULL; r;) {
         bool stuck = r->group && r->group->stuck;
         if (stuck) {
             for (uint32_t i = 0; i < r->group->n_left; i++)
@@ -556,13 +557,14 @@ kvf_status kvf_engine_step(kvf_engine *e, int *more, kvf_error *err) {
     if (!e) return kvf__fail(err, KVF_E_INVALID, "engine: is NULL");
     kvf_error why = {.text = ""};
     e->in_step = 1;
+    e->aborts = false;
     kvf_status st = kvf__engine_check_device(e, &why);
     if (!st && e->first) st = run_step(e, &why);
     e->in_step = 0;
     if (st && !why.text[0]) (void)kvf__fail(&why, st, "%s", kvf_status_text(st));
     if (st) kvf__engine_take_back(e, &why);
     if (st && err) *err = why;
-    for (kvf__live *r = e->first, *next; r; r = next) { /* aborted from within a callback */
+    for (kvf__live *r = e->aborts ? e->first : NULL, *next; r; r = next) { /* aborted from within a callback */
         next = r->next;
         if (!r->abort && !(r->group && r->group->abort)) continue;
         kvf__live_finish(e, r, KVF_FINISH_ABORTED, NULL);

@@ -171,8 +171,8 @@ kvf_status kvf__engine_offload(kvf_engine *e, kvf_error *err) {
 /* A waiting request may take many blocks at once, and those of a request that has just ended have no copy yet. The copies are waited
  * for, since a plan ends requests that find no room and so must find nothing pinned. */
 kvf_status kvf__engine_offload_first(kvf_engine *e, kvf_error *err) {
-    const kvf__live *r = e->first;
-    while (r && (r->seq || r->idle)) r = r->next;
-    kvf_status st = r ? kvf__engine_offload(e, err) : KVF_OK;
+    uint32_t n_waiting;
+    kvf_sched_counts(e->sched, NULL, &n_waiting);
+    kvf_status st = n_waiting ? kvf__engine_offload(e, err) : KVF_OK;
     return st ? st : kvf__engine_transfers_end(e, err);
 }
