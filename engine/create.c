@@ -270,7 +270,7 @@ static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
 #define TAKE(field, count) ((e->field = kvf__engine_take(e, (count), sizeof *e->field, 0)) != NULL)
     bool ok = (e->rows = kvf__engine_take(e, n, sizeof *e->rows, 1)) &&
               (e->other_rows.rows = kvf__engine_take(e, n, sizeof *e->rows, 1)) && TAKE(other_rows.seqs, n) &&
-              TAKE(other_rows.prompt_sums, n) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) &&
+              TAKE(other_rows.prompt_sums, n) && TAKE(ahead, n) && TAKE(seqs, n) && TAKE(tokens, e->max_batch_tokens) &&
               TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) && TAKE(sampled, n + 1) && TAKE(draws, n) &&
               TAKE(changed, n) && TAKE(batch_prompts, n) && TAKE(row_wanted, n) && TAKE(row_gqa, n) &&
               TAKE(prompt_sums, n) && TAKE(added_sums, n) && TAKE(observed, n) && TAKE(added_last, n) &&
@@ -295,7 +295,8 @@ static kvf_status create_small(kvf_engine *e, kvf_error *err) {
         e->single_sizes = kvf__slab_take(&slab, n_layers, sizeof *e->single_sizes);
         e->single_groups = kvf__slab_take(&slab, e->n_tables, sizeof *e->single_groups);
         e->single_density = kvf__slab_take(&slab, n_layers, sizeof *e->single_density);
-        e->sample_scratch = kvf__slab_take(&slab, (size_t)kvf_stream_n_threads(e->stream) * e->shape.n_vocab, 8);
+        if (e->buffer.logits)
+            e->sample_scratch = kvf__slab_take(&slab, (size_t)kvf_stream_n_threads(e->stream) * e->shape.n_vocab, 8);
         if (!pass && (slab.bad || !(slab.base = kvf__engine_take(e, slab.used, 1, 0))))
             return kvf__fail(err, KVF_E_NO_MEMORY, "engine: %zu bytes of buffers could not be allocated", slab.used);
     }

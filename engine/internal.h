@@ -57,17 +57,19 @@ typedef struct kvf__live {
     struct kvf__outcome *outcome; /* ranked groups: its result, kept until all members have ended */
     kvf_request id;
     kvf_seq seq;
-    uint32_t room;        /* tokens that may follow the prompt before the arrays grow, at most max_tokens */
-    uint32_t *tokens;     /* known tokens: prompt and generated; capacity n_prompt + room */
-    uint32_t *forced;     /* [n_forced] or NULL */
+    uint32_t room; /* tokens that may follow the prompt before the arrays grow, at most max_tokens */
+    /* Known tokens: prompt and generated; capacity n_prompt + room. If forced, those of the answer stand there from the beginning. NULL
+     * until give_tokens has been called. */
+    uint32_t *tokens;
+    kvf_status (*give_tokens)(void *user, uint32_t *tokens, uint32_t n);
     double *logprobs;     /* [room] */
     uint32_t *top_tokens; /* [room][n_top], NULL when n_top is 0 */
     double *top_logprobs; /* likewise */
     uint32_t n_top;
     uint32_t n_prompt, n_known, max_tokens; /* n_prompt: of the first prompt; max_tokens: most tokens after it */
     uint32_t n_begin;                       /* index in tokens where the current answer begins */
-    uint32_t n_seen;   /* prompt tokens of all turns, to the end of the running prompt or segment */
-    uint32_t n_forced; /* forced tokens; the first is for index n_begin */
+    uint32_t n_seen; /* prompt tokens of all turns, to the end of the running prompt or segment */
+    bool forced;     /* the tokens of the current answer are given */
     kvf_sched_segment *segments;
     uint32_t n_segments;
     double first_logprob; /* of the first token of a segment, until the segment runs */
@@ -202,9 +204,11 @@ struct kvf_engine {
     uint32_t n_live, n_idle;
     int in_step, destroying;
     bool aborts; /* one was aborted from within a callback of the step */
+    bool gives;  /* a request with give_tokens was submitted */
 
     /* Per step, [max_running] unless said otherwise. */
     kvf__live **rows; /* request of each row of the step's view */
+    void **ahead;     /* requests that the plan may admit */
     kvf_seq *seqs;
     uint32_t *tokens;                       /* [max_batch_tokens] */
     uint32_t *q_begin, *out_rows, *sampled; /* [max_running + 1] */
@@ -229,7 +233,7 @@ struct kvf_engine {
     uint32_t n_snapshot_pages;
     uint32_t *page_ids;        /* [blocks of max_context] */
     kvf_runner_buffers buffer; /* the runner's: see the glossary */
-    void *sample_scratch;      /* [n_threads][n_vocab] of 8 bytes */
+    void *sample_scratch;      /* [n_threads][n_vocab] of 8 bytes; NULL without logits */
     kvf_layer_occupancy *layers, *result_layers;
     /* The KV part of the result of the single request in the pool, taken before a plan that may end it and free its sequence. */
     kvf_result single;
@@ -338,6 +342,17 @@ void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result); /* only th
 /* Before a step: keeps what the only running request holds, for the case that the scheduler ends it in this step. */
 void kvf__live_note_single(kvf_engine *e);
 
+/* tokens.c */
+kvf_status kvf__engine_check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what,
+                                 kvf_error *err);
+/* Makes room for n tokens after the prompt. false: out of memory, and nothing has changed. */
+bool kvf__live_make_room(kvf_engine *e, kvf__live *r, uint32_t n);
+bool kvf__live_take_arrays(kvf_engine *e, kvf__live *r,
+                           uint32_t room); /* all four, for r's sizes; false: out of memory, none is allocated */
+void kvf__live_free_arrays(kvf_engine *e, kvf__live *r);
+kvf_status kvf__live_ask(kvf_engine *e, kvf__live *r, kvf_error *err); /* for its tokens, if it has none yet */
+void kvf__engine_ask(kvf_engine *e);                                   /* for those of requests that may be admitted */
+
 /* request.c */
 void kvf__live_lost(kvf_engine *e, kvf__live *r);                   /* the scheduler has taken its blocks: resets it */
 void kvf__live_preempted(kvf_engine *e, kvf__live *r, int swapped); /* the same, counted and logged */
@@ -346,13 +361,6 @@ void kvf__live_set_seq(kvf_engine *e, kvf__live *r,
                        kvf_seq seq); /* 0: it holds none; the list of running ones follows */
 void kvf__live_unlink(kvf_engine *e, kvf__live *r);
 void kvf__live_free(kvf_engine *e, kvf__live *r);
-kvf_status kvf__engine_check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what,
-                                 kvf_error *err);
-/* Makes room for n tokens after the prompt. false: out of memory, and nothing has changed. */
-bool kvf__live_make_room(kvf_engine *e, kvf__live *r, uint32_t n);
-bool kvf__live_take_arrays(kvf_engine *e, kvf__live *r,
-                           uint32_t room); /* all four, for r's sizes; false: out of memory, none is allocated */
-void kvf__live_free_arrays(kvf_engine *e, kvf__live *r);
 bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more); /* false: out of memory */
 kvf__prompt_needs kvf__live_needs(const kvf__live *r);
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request);

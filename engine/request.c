@@ -3,58 +3,12 @@
 
 #include "engine/internal.h"
 
-void kvf__live_free_arrays(kvf_engine *e, kvf__live *r) {
-    const kvf_allocator *a = &e->allocator;
-    size_t n_top = (size_t)r->room * r->n_top;
-    kvf__free(a, r->tokens, ((size_t)r->n_prompt + r->room) * sizeof *r->tokens);
-    kvf__free(a, r->logprobs, r->room * sizeof *r->logprobs);
-    kvf__free(a, r->top_tokens, n_top * sizeof *r->top_tokens);
-    kvf__free(a, r->top_logprobs, n_top * sizeof *r->top_logprobs);
-    r->tokens = r->top_tokens = NULL;
-    r->logprobs = r->top_logprobs = NULL;
-}
-
-bool kvf__live_take_arrays(kvf_engine *e, kvf__live *r, uint32_t room) {
-    const kvf_allocator *a = &e->allocator;
-    size_t n_top = (size_t)room * r->n_top;
-    r->room = room;
-    r->tokens = kvf__alloc(a, ((size_t)r->n_prompt + room) * sizeof *r->tokens);
-    r->logprobs = kvf__alloc(a, room * sizeof *r->logprobs);
-    r->top_tokens = r->n_top ? kvf__alloc(a, n_top * sizeof *r->top_tokens) : NULL;
-    r->top_logprobs = r->n_top ? kvf__alloc(a, n_top * sizeof *r->top_logprobs) : NULL;
-    if (r->tokens && r->logprobs && (!r->n_top || (r->top_tokens && r->top_logprobs))) return true;
-    kvf__live_free_arrays(e, r);
-    return false;
-}
-
-/* Arrays grow by doubling: a request's memory follows the tokens it has generated, not max_tokens. */
-bool kvf__live_make_room(kvf_engine *e, kvf__live *r, uint32_t n) {
-    enum { LEAST = 16 };
-    if (n <= r->room) return true;
-    kvf__live was = *r;
-    uint64_t room = KVF__MAX(KVF__MAX((uint64_t)n, 2 * (uint64_t)r->room), LEAST);
-    if (!kvf__live_take_arrays(e, r, (uint32_t)KVF__MIN(room, KVF__MAX(n, r->max_tokens)))) {
-        *r = was;
-        return false;
-    }
-    memcpy(r->tokens, was.tokens, ((size_t)r->n_prompt + was.room) * sizeof *r->tokens);
-    if (was.room) memcpy(r->logprobs, was.logprobs, was.room * sizeof *r->logprobs);
-    size_t n_top = (size_t)was.room * r->n_top;
-    if (n_top) memcpy(r->top_tokens, was.top_tokens, n_top * sizeof *r->top_tokens);
-    if (n_top) memcpy(r->top_logprobs, was.top_logprobs, n_top * sizeof *r->top_logprobs);
-    kvf_status st = kvf__engine_set_prefix(e, r); /* the tokens have moved; NOT_FOUND: the scheduler does not have it */
-    (void)st;
-    kvf__live_free_arrays(e, &was);
-    return true;
-}
-
 void kvf__live_free(kvf_engine *e, kvf__live *r) {
     const kvf_allocator *a = &e->allocator;
     for (uint32_t i = 0; r->stop && i < r->n_stop; i++)
         if (r->stop[i]) kvf__free(a, r->stop[i], strlen(r->stop[i]) + 1);
     kvf__free(a, r->stop, r->n_stop * sizeof *r->stop);
     kvf__live_free_arrays(e, r);
-    kvf__free(a, r->forced, r->n_forced * sizeof *r->forced);
     kvf__free(a, r->segments, r->n_segments * sizeof *r->segments);
     kvf__free(a, r->text, r->text_capacity);
     kvf__free(a, r->salt, r->salt_bytes);
@@ -66,17 +20,15 @@ void kvf__live_free(kvf_engine *e, kvf__live *r) {
 /* The copies of everything the caller may free after the submission; false when out of memory. */
 static bool live_copy(kvf_engine *e, kvf__live *r, const kvf_generate *g) {
     const kvf_allocator *a = &e->allocator;
-    if (!kvf__live_take_arrays(e, r, 0)) return false;
-    if (g->forced) r->forced = kvf__alloc(a, r->n_forced * sizeof *r->forced);
-    if (g->n_stop) r->stop = kvf__alloc(a, g->n_stop * sizeof *r->stop);
-    if ((g->forced && !r->forced) || (g->n_stop && !r->stop)) return false;
+    if (g->tokens && !kvf__live_take_arrays(e, r, g->forced ? r->max_tokens : 0)) return false;
+    if (g->n_stop && !(r->stop = kvf__alloc(a, g->n_stop * sizeof *r->stop))) return false;
     size_t label_bytes = g->label ? strlen(g->label) + 1 : 0;
     if (label_bytes && !(r->label = kvf__alloc(a, label_bytes))) return false;
     if (r->label) memcpy(r->label, g->label, label_bytes);
     if (r->salt_bytes && !(r->salt = kvf__alloc(a, r->salt_bytes))) return false;
     if (r->salt) memcpy(r->salt, g->cache_salt, r->salt_bytes);
-    memcpy(r->tokens, g->tokens, r->n_prompt * sizeof *r->tokens);
-    if (r->forced && r->max_tokens) memcpy(r->forced, g->forced, r->max_tokens * sizeof *r->forced);
+    if (g->tokens) memcpy(r->tokens, g->tokens, r->n_prompt * sizeof *r->tokens);
+    if (g->forced && r->max_tokens) memcpy(r->tokens + r->n_prompt, g->forced, r->max_tokens * sizeof *r->tokens);
     for (uint32_t i = 0; i < g->n_stop; i++) {
         size_t bytes = strlen(g->stop[i]);
         if (!(r->stop[i] = kvf__alloc(a, bytes + 1))) return false;
@@ -84,15 +36,6 @@ static bool live_copy(kvf_engine *e, kvf__live *r, const kvf_generate *g) {
         r->stop_bytes_max = KVF__MAX(r->stop_bytes_max, bytes);
     }
     return true;
-}
-
-kvf_status kvf__engine_check_ids(const kvf_engine *e, const uint32_t *ids, uint32_t n, const char *what,
-                                 kvf_error *err) {
-    for (uint32_t i = 0; i < n; i++)
-        if (ids[i] >= e->shape.n_vocab)
-            return kvf__fail(err, KVF_E_INVALID, "%s %u at index %u: the vocabulary has %u tokens, ids are 0 to %u",
-                             what, ids[i], i, e->shape.n_vocab, e->shape.n_vocab - 1);
-    return KVF_OK;
 }
 
 static kvf_status check_sampling(const kvf_sampling *s, kvf_error *err) {
@@ -114,7 +57,8 @@ static kvf_status check_samples(const kvf_engine *e, kvf_generate *g, kvf_error 
                                KVF_SAMPLES_MAX);
     if (g->sample_policies && (g->best_of > g->n || g->beam_width))
         return kvf__fail(err, KVF_E_INVALID, "sample_policies: are for n samples; leave best_of and beam_width out");
-    if (!e->buffer.logits && ((!g->forced && g->max_tokens) || g->n_top_logprobs || g->on_logits || g->beam_width))
+    if (!e->buffer.logits &&
+        ((!g->forced && !g->given_answer && g->max_tokens) || g->n_top_logprobs || g->on_logits || g->beam_width))
         return kvf__fail(
             err, KVF_E_UNSUPPORTED,
             "forced: runner %.64s has no logits: give all tokens of the answer, and no top_logprobs or beams",
@@ -144,9 +88,24 @@ static kvf_status check_samples(const kvf_engine *e, kvf_generate *g, kvf_error 
     return KVF_OK;
 }
 
+/* Who gives the tokens. */
+static kvf_status check_tokens(const kvf_generate *g, kvf_error *err) {
+    bool alone = g->n <= 1 && g->best_of <= 1 && !g->beam_width;
+    if ((!g->tokens && !g->give_tokens) || !g->n_tokens)
+        return kvf__fail(err, KVF_E_INVALID, "prompt: has no token; give at least one");
+    if (g->give_tokens && (g->tokens || g->forced || !alone))
+        return kvf__fail(
+            err, KVF_E_INVALID,
+            "give_tokens: is in place of tokens and forced, and for one answer; leave these, n, best_of and "
+            "beam_width out");
+    if (g->given_answer && !g->give_tokens)
+        return kvf__fail(err, KVF_E_INVALID, "given_answer: give_tokens gives the answer; set it, or use forced");
+    return KVF_OK;
+}
+
 static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error *err) {
     kvf_status st;
-    if (!g->tokens || !g->n_tokens) return kvf__fail(err, KVF_E_INVALID, "prompt: has no token; give at least one");
+    if ((st = check_tokens(g, err))) return st;
     if (!g->on_finish) return kvf__fail(err, KVF_E_INVALID, "on_finish: is NULL; it receives the result");
     if (!(g->deadline_s >= 0))
         return kvf__fail_real(err, KVF_E_INVALID, "deadline_s", g->deadline_s, "must be 0 or more");
@@ -155,7 +114,7 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
         return kvf__fail(err, KVF_E_NEVER_FITS,
                          "prompt of %u tokens: the context is %u tokens and must hold one more; shorten it",
                          g->n_tokens, e->config.max_context);
-    if ((st = kvf__engine_check_ids(e, g->tokens, g->n_tokens, "token id", err))) return st;
+    if (g->tokens && (st = kvf__engine_check_ids(e, g->tokens, g->n_tokens, "token id", err))) return st;
     if (g->forced && (st = kvf__engine_check_ids(e, g->forced, g->max_tokens, "forced token id", err))) return st;
     if ((st = check_sampling(&g->sampling, err))) return st;
     uint32_t most = KVF__MIN((uint32_t)KVF_TOP_LOGPROBS_MAX, e->shape.n_vocab);
@@ -263,12 +222,14 @@ static kvf__live *live_create(kvf_engine *e, const kvf_generate *g, const kvf_po
     /* No more than the context can hold will ever be generated. */
     r->max_tokens = KVF__MIN(g->max_tokens, e->config.max_context - g->n_tokens);
     r->sampling = g->sampling;
-    r->n_forced = g->forced ? r->max_tokens : 0;
+    r->forced = g->forced || g->given_answer;
+    r->give_tokens = g->give_tokens;
+    e->gives |= g->give_tokens != NULL;
     r->keep_open = g->keep_open;
     r->policy = *policy;
     r->n_stop = g->n_stop;
     r->n_top = g->n_top_logprobs;
-    r->ignore_end = g->ignore_end || g->forced;
+    r->ignore_end = g->ignore_end || r->forced;
     r->salt_bytes = g->cache_salt_bytes;
     r->prefix_end = g->prefix_end;
     r->no_cache_hits = g->no_cache_hits;

@@ -83,7 +83,7 @@ kvf_result kvf__live_result(const kvf_engine *e, const kvf__live *r, kvf_finish 
                         .limit = limit_of(e, r, finish),
                         .error = error,
                         .stop_string = finish == KVF_FINISH_STOP ? r->stopped_by : NULL,
-                        .tokens = r->tokens + r->n_begin,
+                        .tokens = n ? r->tokens + r->n_begin : NULL,
                         .logprobs = r->logprobs + first,
                         .n_tokens = n,
                         .n_prompt = kvf__live_seen(r, r->n_begin),

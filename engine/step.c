@@ -39,7 +39,7 @@ static void draw_one(void *ctx, uint32_t i, uint32_t thread) {
     uint32_t n_vocab = e->shape.n_vocab, step = r->n_known - r->n_prompt;
     if (d->failed) return;
     if (!d->logits) { /* the runner computes none: the caller gives the tokens */
-        d->token = r->forced[r->n_known - r->n_begin];
+        d->token = r->tokens[r->n_known];
         return;
     }
     if (r->n_top)
@@ -49,7 +49,7 @@ static void draw_one(void *ctx, uint32_t i, uint32_t thread) {
         r->choices.n = r->group->n_choices;
         kvf__engine_top(d->logits, n_vocab, r->choices.n, r->choices.tokens, r->choices.logprobs);
     } else if (r->forced) {
-        d->token = r->forced[r->n_known - r->n_begin];
+        d->token = r->tokens[r->n_known];
         normalizer norm = normalize(d->logits, n_vocab);
         d->logprob = logprob_of(&norm, d->logits[d->token]);
     } else {
@@ -187,6 +187,8 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
     for (uint32_t i = 0; i < step->n_items; i++) {
         const kvf_step_item *item = &step->items[i];
         kvf__live *r = item->user;
+        kvf_status st = kvf__live_ask(e, r, err);
+        if (st) return st;
         kvf__live_set_seq(e, r, item->seq);
         if (item->kind == KVF_STEP_PREFILL) take_options(e, r);
         e->rows[i] = r;
@@ -214,8 +216,7 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
         e->prompt_sums[i] = e->added_sums[i] = e->added_last[i] = e->added_squares[i] = NULL;
         e->last_begin[i] = 0;
         if (!decode && item->prefill_offset != UINT32_MAX) {
-            kvf_status st = lay_out_sums(e, item, i, err);
-            if (st) return st;
+            if ((st = lay_out_sums(e, item, i, err))) return st;
         }
         if (item->samples) {
             e->out_rows[n_out] = n_tokens - 1;
@@ -530,6 +531,7 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
     memset(e->rows, 0, e->max_running * sizeof *e->rows);
     kvf__live_note_single(e);
     if ((st = kvf__engine_offload_first(e, err))) return st;
+    kvf__engine_ask(e);
     if ((st = kvf_sched_plan(e->sched, (uint64_t)(1e9 * kvf__engine_clock(e)), &step)))
         return kvf__fail_as(err, st, kvf_sched_error(e->sched));
     e->stats.n_running = step.n_running;

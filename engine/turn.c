@@ -17,19 +17,19 @@ void kvf__live_answered(kvf_engine *e, kvf__live *r, kvf_finish finish) {
 static bool make_room(kvf_engine *e, const kvf__live *r, const kvf_turn *turn, kvf__live *to) {
     const kvf_allocator *a = &e->allocator;
     uint32_t n_known = r->n_known, n_after = r->n_known - r->n_prompt, begin = n_known + turn->n_tokens;
-    uint32_t n_answer = KVF__MIN(turn->max_tokens, e->config.max_context - begin);
+    uint32_t n_answer = KVF__MIN(turn->max_tokens, e->config.max_context - begin),
+             n_forced = turn->forced ? n_answer : 0;
     size_t n_top = (size_t)r->n_top * n_after;
     *to = (kvf__live){.max_tokens = n_after + turn->n_tokens + n_answer,
                       .n_prompt = r->n_prompt,
                       .n_top = r->n_top,
                       .n_known = begin,
                       .n_begin = begin,
-                      .n_forced = turn->forced ? n_answer : 0,
+                      .forced = turn->forced != NULL,
                       .n_segments = r->n_segments + 1};
-    bool good = kvf__live_take_arrays(e, to, n_after + turn->n_tokens);
+    bool good = kvf__live_take_arrays(e, to, n_after + turn->n_tokens + n_forced);
     to->segments = kvf__alloc(a, to->n_segments * sizeof *to->segments);
-    if (to->n_forced) to->forced = kvf__alloc(a, to->n_forced * sizeof *to->forced);
-    if (!good || !to->segments || (to->n_forced && !to->forced)) return false;
+    if (!good || !to->segments) return false;
     memcpy(to->tokens, r->tokens, n_known * sizeof *to->tokens);
     memcpy(to->tokens + n_known, turn->tokens, turn->n_tokens * sizeof *to->tokens);
     if (n_after) memcpy(to->logprobs, r->logprobs, n_after * sizeof *to->logprobs);
@@ -37,7 +37,7 @@ static bool make_room(kvf_engine *e, const kvf__live *r, const kvf_turn *turn, k
     if (n_top) memcpy(to->top_logprobs, r->top_logprobs, n_top * sizeof *to->top_logprobs);
     if (r->n_segments) memcpy(to->segments, r->segments, r->n_segments * sizeof *to->segments);
     to->segments[r->n_segments] = (kvf_sched_segment){n_known, begin};
-    if (to->n_forced) memcpy(to->forced, turn->forced, to->n_forced * sizeof *to->forced);
+    if (n_forced) memcpy(to->tokens + begin, turn->forced, n_forced * sizeof *to->tokens);
     return true;
 }
 
@@ -45,7 +45,6 @@ static void give_room(kvf_engine *e, kvf__live *r) {
     const kvf_allocator *a = &e->allocator;
     kvf__live_free_arrays(e, r);
     kvf__free(a, r->segments, r->n_segments * sizeof *r->segments);
-    kvf__free(a, r->forced, r->n_forced * sizeof *r->forced);
 }
 
 /* Gives the request the arrays of make_room; the caller frees the old ones. Counters of the answer start again. */
@@ -56,7 +55,6 @@ static void take_room(kvf_engine *e, kvf__live *r, const kvf__live *to) {
     r->segments = to->segments;
     r->n_segments = to->n_segments;
     r->forced = to->forced;
-    r->n_forced = to->n_forced;
     r->top_tokens = to->top_tokens;
     r->top_logprobs = to->top_logprobs;
     r->max_tokens = to->max_tokens;

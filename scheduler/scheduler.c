@@ -135,6 +135,14 @@ void kvf_sched_counts(const kvf_sched *sched, uint32_t *n_running, uint32_t *n_w
     if (n_waiting) *n_waiting = sched ? sched->queue.n + sched->n_in[KVF__REQ_HELD] : 0;
 }
 
+uint32_t kvf_sched_ahead(const kvf_sched *sched, void **users, uint32_t capacity) {
+    uint32_t n = 0;
+    for (uint32_t i = sched && users ? sched->queue.head : KVF__SLOT_NONE; i != KVF__SLOT_NONE && n < capacity;
+         i = sched->slots[i].next)
+        users[n++] = sched->slots[i].user;
+    return n;
+}
+
 /* ---- Requests ------------------------------------------------------------------------------------ */
 
 static kvf_status check_request(kvf_sched *s, const kvf_sched_request *given) {

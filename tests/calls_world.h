@@ -76,6 +76,7 @@ static struct world {
     kvf_sched *sched, *new_sched;
     kvf_sched_request request;
     kvf_request name, new_name, names[2];
+    void *users[2];
     kvf_step step;
     kvf_step_item item;
     kvf_sched_segment segment;

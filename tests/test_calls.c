@@ -129,6 +129,7 @@
     S('s', kvf_sched_cancel, "i", (planned(), w.sched)) \
     S('s', kvf_sched_undo, "i", (planned(), w.sched)) \
     V(kvf_sched_counts, "aaa", w.sched, &w.n, &w.n2) \
+    V(kvf_sched_ahead, "aaa", w.sched, w.users, 2u) \
     S('s', kvf_sched_token, "ifo", w.sched, running(), &w.flag) \
     S('s', kvf_sched_pause, "if", w.sched, answered()) \
     S('s', kvf_sched_extend, "ifiio", w.sched, paused(), &w.segment, 1u, 2u) \

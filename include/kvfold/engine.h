@@ -174,7 +174,7 @@ enum { KVF_TOP_LOGPROBS_MAX = 20, KVF_SAMPLES_MAX = 128 };
 
 typedef struct kvf_generate {
     size_t struct_size;
-    const uint32_t *tokens; /* the prompt; copied */
+    const uint32_t *tokens; /* the prompt; copied; or NULL, and give_tokens */
     uint32_t n_tokens;
     uint32_t max_tokens; /* most tokens to generate, within max_context; 0: it ends when its prompt is computed */
     kvf_sampling sampling;
@@ -214,6 +214,12 @@ typedef struct kvf_generate {
     const char *label; /* the request's name in log messages, instead of its number; copied; or NULL */
     int32_t priority;  /* see kvf_sched_request */
     double deadline_s; /* for KVF_ORDER_DEADLINE: seconds from the submission; 0: none */
+    /* In place of tokens and forced, so that a request in the queue holds none: called once, in a step that may be the request's first,
+     * to write n tokens. These are the n_tokens of the prompt, and with given_answer 1 behind them the answer, which are then
+     * forced: max_tokens, or as many as the context has room for. A status other than KVF_OK, or an id outside the vocabulary, ends
+     * the request with an error. For one answer only. Or NULL. */
+    kvf_status (*give_tokens)(void *user, uint32_t *tokens, uint32_t n);
+    int given_answer;
 } kvf_generate;
 
 typedef struct kvf_engine_stats {

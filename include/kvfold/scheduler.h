@@ -244,6 +244,12 @@ KVF_API KVF_CHECK kvf_status kvf_sched_undo(kvf_sched *sched);
  *  @errors none. @cost O(1). */
 KVF_API void kvf_sched_counts(const kvf_sched *sched, uint32_t *n_running, uint32_t *n_waiting);
 
+/** The requests at the head of the queue, which the next plan may admit.
+ *  @param sched a scheduler, or NULL. @param users filled with their user pointers, in the order of the queue. @param capacity of users.
+ *  @own the pointers are the caller's own. @threads as the scheduler. @errors none: returns how many there are, 0 to capacity.
+ *  @cost O(capacity). */
+KVF_API uint32_t kvf_sched_ahead(const kvf_sched *sched, void **users, uint32_t capacity);
+
 /** Tells the scheduler that one more token of a request is known (sampled).
  *  @param sched a scheduler. @param request a running one whose known tokens are all computed and that holds no samples any
  *  more; or one made by kvf_sched_fork that waits because there was no room for it.
