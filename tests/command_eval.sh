@@ -127,6 +127,23 @@ for c in cells:
     else: assert sum(math.ceil((s + k) / 8) for g in groups for s in g) == c["held_blocks"], c
 assert unequal > 10, unequal
 END
+# One threshold over all tables: one KV head to a table unless another number is given, and equal memory.
+check eval_one_threshold <<'END'
+from helper import *
+import math
+unequal = 0
+n_groups = json.loads(run("info", model, "--json")[0])["n_kv_heads"]
+for given, tables in ((), n_groups), (("--heads-per-group", str(n_groups)), 1):
+    rows = lines(run("eval", "divergence", "--model", model, "--text", "novel:mill=a.txt", "--contexts", "160", "--scored", "10", "--rhos", "0.4,0.6",
+                     "--block-size", "8", "--quiet", "--policies", "h2o;one=h2o,budget=global,sinks=4,nm=15:1,head_floor=0.1", *given)[0])
+    assert rows[0]["options"]["heads_per_group"] == n_groups // tables, rows[0]
+    for c in (r for r in rows if r["record"] == "cell"):
+        n = c["group_sizes"] if c["policy"] == "one" else [[s] * tables for s in c["sizes"]]
+        assert c["target_blocks"] == math.floor(c["rho"] * 160 * len(n) / 8 + 1e-6) * tables and c["held_blocks"] <= 1.01 * c["target_blocks"], c
+        assert all(len(g) == tables for g in n) and sum(math.ceil((s + 4) / 8) for g in n for s in g) == c["held_blocks"], c
+        unequal += c["policy"] == "one" and len({s for g in n for s in g}) > 1
+assert unequal > 1, unequal
+END
 check eval_goes_on <<'END'
 from helper import *
 import random, signal, time

@@ -307,6 +307,10 @@ for l in range(n_layers):
 out, _ = run(*args, "--report", "g.html", "--metrics", "g.prom", code=1)
 assert not any("group_sizes" in (r.get("kv") or {}) for r in lines(out)) and not any(n == "kvfold_group_budget_tokens_mean" for n, _ in prometheus("g.prom"))
 assert all(l["group_keep_mean"] is None for l in page("g.html")["layers"])
+out, _ = run(*args[:-2], "--budget", "global", "--sinks", "4", "--report", "g.html", code=1) # chooses one KV head to a table
+sizes = [(r["kv"]["group_sizes"], r["prompt_tokens"]) for r in lines(out) if r.get("finish_reason") in ("stop", "length")]
+for s, n in sizes: assert sum(sum(g) for g in s) == max(int(0.3 * n + 1e-6), 16) * n_layers * n_groups and all(len(g) == n_groups for g in s), (s, n)
+assert len(sizes) == 5 and all(l["group_keep_mean"] for l in page("g.html")["layers"])
 END
 check run_names_are_escaped <<'END'
 from report import *

@@ -12,7 +12,7 @@
 #include "tools/watch.h"
 
 typedef struct kvf__batch { /* all of the command, with --input or --prompt */
-    const kvf__cli *cli;
+    kvf__cli *cli;
     char model_path[KVF__PATH_BYTES];
     kvf_model *model;
     kvf_probe *probe; /* where a policy needs one */

@@ -95,6 +95,8 @@ bool kvf__model_path(const kvf__cli *cli, char path[KVF__PATH_BYTES]);
  * any of them needs. NULL after a message. */
 kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_probe *probe,
                               const kvf_policy_options *policy, bool any);
+/* One KV head to a table where the policy's budget is global, unless the options say how many. */
+void kvf__setup_groups(kvf__cli *cli, const kvf_policy_options *policy);
 /* The two halves of that, for who knows better how large it has to be. */
 kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model);
 kvf_engine *kvf__engine_open(const kvf_engine_config *config);

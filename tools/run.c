@@ -99,6 +99,7 @@ static bool read_policies(kvf__batch *r, uint32_t n_layers) {
         if (!i && cli->preset) snprintf(r->names[i].preset, sizeof r->names[i].preset, "%s", cli->preset);
         kvf_status st = kvf__policy_options(cli, &r->names[i], i == 0, &r->policies[i], &err);
         if (!st && n_layers) st = kvf_policy_options_check(&r->policies[i], n_layers, cli->block_size, &err);
+        kvf__setup_groups(r->cli, &r->policies[i]);
         if (!st) continue;
         if (i)
             kvf__say("--compare: %s", err.text[0] ? err.text : kvf_status_text(st));
@@ -221,8 +222,9 @@ static void say_interrupted(const kvf__batch *r) {
 
 int kvf__run_command(const void *options) {
     kvf__batch r;
+    kvf__cli cli = *(const kvf__cli *)options;
     memset(&r, 0, sizeof r);
-    r.cli = options;
+    r.cli = &cli;
     int code = KVF__EXIT_USAGE;
     if (set_up(&r)) {
         kvf__signals_catch();

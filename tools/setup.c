@@ -120,6 +120,10 @@ kvf_engine *kvf__engine_open(const kvf_engine_config *config) {
     return NULL;
 }
 
+void kvf__setup_groups(kvf__cli *cli, const kvf_policy_options *policy) {
+    if (!cli->heads_per_group && policy->budget == KVF_BUDGET_GLOBAL) cli->heads_per_group = 1;
+}
+
 kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const kvf_probe *probe,
                               const kvf_policy_options *policy, bool any) {
     kvf_engine_config config = kvf__engine_config(cli, model);

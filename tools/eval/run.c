@@ -12,7 +12,7 @@
 #include "tools/signals.h"
 
 typedef struct plan { /* of the whole run */
-    const kvf__cli *cli;
+    kvf__cli *cli;
     kvf__measure measure;
     kvf_model *model;
     const kvf_model_info *info;
@@ -256,6 +256,9 @@ static bool check_context(const plan *p) {
 
 static bool make_plan(plan *p) {
     const kvf__cli *cli = p->cli;
+    bool listed = p->measure == KVF__MEASURE_ABLATION ? kvf__eval_ablation(cli, p->info, &p->policies)
+                                                      : kvf__eval_policies_read(cli, p->info, &p->policies);
+    for (uint32_t i = 0; i < p->policies.n; i++) kvf__setup_groups(p->cli, &p->policies.list[i].options);
     uint32_t per_group = cli->heads_per_group ? cli->heads_per_group : p->info->n_kv_heads;
     if (p->info->n_kv_heads % per_group) {
         kvf__say("--heads-per-group %u: must divide the model's %u KV heads", per_group, p->info->n_kv_heads);
@@ -274,8 +277,6 @@ static bool make_plan(plan *p) {
     p->inputs = (kvf__eval_inputs){.cli = cli, .tokenizer = kvf_model_tokenizer(p->model), .info = p->info};
     kvf_status st = kvf_tokenizer_encode(p->inputs.tokenizer, "", 0, KVF_ENCODE_BOS, bos, 4, &n_bos, &err);
     p->inputs.bos = !st && n_bos ? bos[0] : KVF_NO_TOKEN;
-    bool listed = p->measure == KVF__MEASURE_ABLATION ? kvf__eval_ablation(cli, p->info, &p->policies)
-                                                      : kvf__eval_policies_read(cli, p->info, &p->policies);
     if (!listed || !kvf__eval_texts_read(&p->inputs) || !make_items(p)) return false;
     p->k = p->policies.list[0].options.evict_every;
     return each_batch(p, measure_batch) && check_context(p);
@@ -314,7 +315,8 @@ static bool check_files(const kvf__cli *cli) {
     return good;
 }
 
-int kvf__eval_measure(const kvf__cli *cli, kvf__measure measure) {
+int kvf__eval_measure(const kvf__cli *given, kvf__measure measure) {
+    kvf__cli own = *given, *cli = &own;
     plan p = {.cli = cli, .measure = measure};
     if (!check_files(cli)) return KVF__EXIT_USAGE;
     if (!(p.model = kvf__setup_model(cli, false, &p.n_threads))) return KVF__EXIT_USAGE;

@@ -290,6 +290,7 @@ int kvf__eval_single(const kvf__cli *given) {
     kvf__policy_name name;
     kvf_policy_options policy;
     if (!check_usage(cli, &name, &policy)) return KVF__EXIT_USAGE;
+    kvf__setup_groups(&sized, &policy);
     kvf_model *model = kvf__setup_model(cli, false, NULL);
     if (!model) return KVF__EXIT_USAGE;
     int code = score_tokens(cli, model, &policy, name.preset);
