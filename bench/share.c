@@ -139,12 +139,16 @@ static void choose(const char *policy, const char *preset) {
     list.n++;
 }
 
-/* All, with those of their presets that are not the default's other name. */
+/* All that rank by attention, with those of their presets that are not the default's other name. */
 static void choose_all(void) {
     const char *preset;
+    kvf_policy_options o;
     for (uint32_t i = 0; kvf_policy_name(i); i++)
         for (uint32_t j = 0; (preset = kvf_policy_preset(kvf_policy_name(i), j)); j++)
-            if (strcmp(preset, "paper") != 0) choose(kvf_policy_name(i), preset);
+            if (strcmp(preset, "paper") != 0 && strcmp(preset, "attention") != 0 &&
+                kvf_policy_options_init(&o, sizeof o, kvf_policy_name(i), preset, NULL) == KVF_OK &&
+                !(kvf_policy_needs(&o) & (KVF_NEEDS_REPEAT | KVF_NEEDS_PROBE)))
+                choose(kvf_policy_name(i), preset);
 }
 
 static void choose_named(char *text) {

@@ -106,6 +106,12 @@ uint32_t kvf__budget_tokens(const kvf_policy_options *o, uint32_t n_prompt) {
     return KVF__MAX(b, 1u);
 }
 
+uint32_t kvf__global_window(const kvf_policy_options *o, uint32_t budget) {
+    kvf_layer_size even;
+    kvf__split(o, budget, &even);
+    return isnan(o->threshold) || !o->window ? even.window : o->window; /* a threshold leaves the budget out */
+}
+
 kvf__share kvf__layer_share(const kvf_policy_options *o, uint32_t n_layers, uint32_t block_size, uint32_t n_prompt,
                             uint32_t budget, uint32_t lo, bool clamp) {
     kvf__share s = {.n_full = kvf__policy_n_full(o, n_layers), .lo = lo, .hi = KVF__NO_UPPER, .unit = 1};
@@ -114,9 +120,8 @@ kvf__share kvf__layer_share(const kvf_policy_options *o, uint32_t n_layers, uint
     uint64_t all = (uint64_t)budget * n_layers, paid = (uint64_t)s.n_full * KVF__MAX(n_prompt, budget);
     uint64_t tokens = all > paid ? all - paid : 0, k = kvf__policy_room(o, block_size);
     if (o->budget == KVF_BUDGET_GLOBAL) { /* full layers are beside the budget; each table has its sinks and window */
-        kvf_layer_size even;
-        kvf__split(o, budget, &even);
-        s.lo = lo = KVF__MAX((uint32_t)floor(o->head_floor * budget + FLOOR_SLACK), o->sinks + even.window);
+        uint32_t protected = o->sinks + kvf__global_window(o, budget);
+        s.lo = lo = KVF__MAX((uint32_t)floor(o->head_floor * budget + FLOOR_SLACK), protected);
         tokens = (uint64_t)budget * s.n;
     }
     if (clamp) s.hi = KVF__MAX(n_prompt, lo);
@@ -260,8 +265,9 @@ kvf_status kvf_policy_project(const kvf_policy_options *options, uint32_t n_laye
         steady = KVF__MAX(steady, g * s.n * blocks(b, block_size));
         steady = KVF__MIN(steady, g * s.n * whole);
     }
+    if (!isnan(o->threshold)) steady = g * s.n * whole; /* nobody knows before the scores are there */
     r.steady_blocks = n_groups / g * steady + (uint64_t)n_groups * s.n_full * whole;
-    r.bounded = s.n_full == 0 && !grows;
+    r.bounded = s.n_full == 0 && !grows && isnan(o->threshold);
     *need = r;
     return KVF_OK;
 }

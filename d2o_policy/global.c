@@ -1,4 +1,4 @@
-/* budget global: one threshold over all tables (README.md, one threshold).
+/* budget global: one threshold over all tables (README.md, one threshold), found by the budget, or given (option threshold).
  *
  * Source: KVzip, arXiv 2505.23416, section 3 ("non-uniform head budgets"); the floor of each head is Ada-KV's safeguard, arXiv
  * 2407.11550. The slots that all tables may have together go to the highest scores, wherever they are.
@@ -120,8 +120,13 @@ static kvf_status count_units(deal *d, kvf_stream *stream, const kvf__ranks *ran
     const kvf_policy_state_config *c = &state->config;
     uint32_t width = groups_of_all(c), begin = group_begin(c), n_layers = d->n / c->n_groups;
     bool fewer = false;
-    kvf_status st = select_threshold(d, stream, ranks, &want, &fewer, err);
-    if (st) return st;
+    kvf_status st = KVF_OK;
+    if (isnan(d->seq->options.threshold)) {
+        if ((st = select_threshold(d, stream, ranks, &want, &fewer, err))) return st;
+    } else {
+        d->threshold = rank_of(d->seq->options.threshold * (c->n_kv_heads / c->n_groups)) - 1;
+        want = 0;
+    }
     kvf__stream_for(stream, d->n, count_table, d);
     size_t n_all = (size_t)n_layers * width;
     memset(state->ties, 0, n_all * sizeof *state->ties);
@@ -202,9 +207,7 @@ kvf_status kvf__global_deal(kvf_policy_state *state, kvf_stream *stream, const k
     kvf__share share = kvf__layer_share(&s->options, c->n_layers, c->block_size, s->n_prompt, s->budget, s->lo, false);
     deal d = {.state = state, .seq = s, .events = b.events, .n = b.n_events, .unit = share.unit, .floor = share.lo};
     if (share.unit > 1) d.off = kvf__policy_room(&s->options, c->block_size);
-    kvf_layer_size even;
-    kvf__split(&s->options, s->budget, &even);
-    d.window = even.window;
+    d.window = kvf__global_window(&s->options, s->budget);
     uint64_t n_all = (uint64_t)share.n * groups_of_all(c), total = kvf__global_units(&share, s->budget, n_all);
     kvf_status st = kvf__batch_check(state, stream, &b, "due", &d.call, err);
     if (!st) st = count_units(&d, stream, ranks, total - n_all * share.lo, err);

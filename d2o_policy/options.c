@@ -6,7 +6,7 @@
 
 #include "d2o_policy/policy.h"
 
-typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE } kind;
+typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE, BOUND } kind;
 
 /* X(name, field, kind, least, most, values, summary), in the order of the docs. The words of a CHOICE are its enum in
  * order. A test keeps docs/options.md equal. */
@@ -34,6 +34,8 @@ typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE 
     X(budget, budget, CHOICE, 0, 0, "layer|global",                                                                 \
       "What the slots are divided among: the layers, by their weights (layer); or the tables of all layers and "    \
       "head groups, by one threshold on the scores of all slots (global).")                                         \
+    X(threshold, threshold, BOUND, -1e30, 1e30, "none or a number in [-1e30, 1e30]",                                \
+      "budget global: the lowest score that is kept, in place of rho; what is held then depends on the prompt.")    \
     X(budget_unit, budget_unit, CHOICE, 0, 0, "token|block", "Unit of the layer sizes; block gives whole blocks.")  \
     X(full_layers, full_layers, LAYERS, 0, 0, "none or a list as 0,1,last",                                         \
       "Layers that are never compressed; the other layers get less for it, except with redistribute 0.")            \
@@ -219,7 +221,8 @@ static bool parse_into(kvf_policy_options *o, uint32_t i, const char *text) {
         memcpy(field, &real, sizeof real);
         return true;
     case GATE:
-        if (strcmp(text, "tau") && !parse_real(text, &real)) return false;
+    case BOUND:
+        if (strcmp(text, details[i].kind == GATE ? "tau" : "none") && !parse_real(text, &real)) return false;
         memcpy(field, &real, sizeof real);
         return true;
     case BYTES:
@@ -273,10 +276,11 @@ static bool in_range(const kvf_policy_options *o, uint32_t i) {
     case FLAG: return count <= 1;
     case SIGN: return count == 1 || count == UINT32_MAX;
     case REAL:
-    case GATE: break;
+    case GATE:
+    case BOUND: break;
     }
     memcpy(&real, field, sizeof real);
-    if (d->kind == GATE && isnan(real)) return true;
+    if (d->kind != REAL && isnan(real)) return true;
     return real >= d->least && real <= d->most; /* false for NaN */
 }
 
@@ -349,7 +353,8 @@ static kvf_status check_arrays(const kvf_policy_options *o, kvf_error *err) {
 
 /* merge attention goes by what a query gave each slot on average, so the score has to be a sum over queries. */
 static kvf_status check_attention(const kvf_policy_options *o, kvf_error *err) {
-    uint32_t sums = KVF_NEEDS_COL_SUMS | KVF_NEEDS_LAST_ROWS | KVF_NEEDS_ROW | KVF_NEEDS_SQUARES;
+    uint32_t sums = KVF_NEEDS_COL_SUMS | KVF_NEEDS_LAST_ROWS | KVF_NEEDS_ROW | KVF_NEEDS_SQUARES | KVF_NEEDS_REPEAT |
+                    KVF_NEEDS_PROBE;
     kvf_policy_ops ops = kvf__policy_ops_resolve(o->ops);
     if (o->merge != KVF_MERGE_ATTENTION || ops.flags & KVF_POLICY_KEEPS_ALL) return KVF_OK;
     if (!(ops.needs & sums))
@@ -419,6 +424,8 @@ kvf_status kvf_policy_options_check(const kvf_policy_options *options, uint32_t 
     if ((global || o->head_budget == KVF_HEAD_BUDGET_ADAPTIVE) && o->scope == KVF_SCOPE_LAYER)
         return kvf__fail_value(err, KVF_E_INVALID, global ? "budget" : "head_budget", global ? "global" : "adaptive",
                                "needs scope head, since heads evict at different times");
+    if (!global && !isnan(o->threshold))
+        return kvf__fail_real(err, KVF_E_INVALID, "threshold", o->threshold, "needs budget global");
     if (global && !o->redistribute)
         return kvf__fail_value(err, KVF_E_INVALID, "budget", "global", "needs redistribute 1");
     if (o->budget_unit == KVF_BUDGET_BLOCK && !o->redistribute)
@@ -471,12 +478,14 @@ kvf_status kvf_policy_option_get(const kvf_policy_options *given, const char *na
     double real = 0.0;
     uint32_t count;
     memcpy(&count, field, sizeof count);
-    if (details[i].kind == REAL || details[i].kind == GATE) memcpy(&real, field, sizeof real);
+    if (details[i].kind == REAL || details[i].kind == GATE || details[i].kind == BOUND)
+        memcpy(&real, field, sizeof real);
     switch (details[i].kind) {
     case REAL: print_real(real, out); break;
     case GATE:
+    case BOUND:
         if (isnan(real))
-            snprintf(out, sizeof out, "tau");
+            snprintf(out, sizeof out, "%s", details[i].kind == GATE ? "tau" : "none");
         else
             print_real(real, out);
         break;

@@ -99,6 +99,10 @@ KVF__POLICY_DECLARE(snapkv)
 KVF__POLICY_DECLARE(pyramidkv)
 KVF__POLICY_DECLARE(cam)
 KVF__POLICY_DECLARE(sirllm)
+KVF__POLICY_DECLARE(kvzip)
+KVF__POLICY_DECLARE(kvzap)
+void kvf__preset_fold_probe(kvf_policy_options *o);
+void kvf__preset_fold_repeat(kvf_policy_options *o);
 void kvf__preset_d2o_serving(kvf_policy_options *o);
 void kvf__preset_d2o_authors(kvf_policy_options *o);
 void kvf__preset_cam_h2o(kvf_policy_options *o);
@@ -166,6 +170,8 @@ typedef struct kvf__share {
 } kvf__share;
 kvf__share kvf__layer_share(const kvf_policy_options *o, uint32_t n_layers, uint32_t block_size, uint32_t n_prompt,
                             uint32_t budget, uint32_t lo, bool clamp);
+/* budget global: the recent window of every table, with a budget of `budget` tokens each. */
+uint32_t kvf__global_window(const kvf_policy_options *o, uint32_t budget);
 /* budget global: the units of n tables together. */
 uint64_t kvf__global_units(const kvf__share *share, uint32_t budget, uint64_t n);
 /* Computes the layers' sizes of a budgeted sequence, not its groups'. clamp: no layer above the prompt's length. */

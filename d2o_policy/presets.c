@@ -9,7 +9,9 @@
     X(full)         \
     X(d2o)          \
     X(fold)         \
-    X(h2o) X(streaming) X(uniform) X(evict) X(reciprocal) X(exp_decay) X(roco) X(snapkv) X(pyramidkv) X(cam) X(sirllm)
+    X(h2o)          \
+    X(streaming)    \
+    X(uniform) X(evict) X(reciprocal) X(exp_decay) X(roco) X(snapkv) X(pyramidkv) X(cam) X(sirllm) X(kvzip) X(kvzap)
 
 static const struct {
     const kvf_policy_ops *ops;
@@ -23,6 +25,9 @@ static const struct {
     {&kvf__policy_d2o, "serving", kvf__preset_d2o_serving},
     {&kvf__policy_d2o, "authors", kvf__preset_d2o_authors},
     {&kvf__policy_cam, "h2o", kvf__preset_cam_h2o},
+    {&kvf__policy_fold, "attention", kvf__preset_fold},
+    {&kvf__policy_fold, "probe", kvf__preset_fold_probe},
+    {&kvf__policy_fold, "repeat", kvf__preset_fold_repeat},
 };
 enum { N_PRESETS = sizeof presets / sizeof *presets };
 
@@ -62,6 +67,7 @@ static kvf_policy_options defaults(void) {
         .score_decay = 1.0,
         .cam_tokens = 32,
         .head_floor = 0.2, /* arXiv 2407.11550 */
+        .threshold = NAN,
     };
 }
 

@@ -19,7 +19,7 @@ assert b"--html" in report and b"--json" in report and b"--text" not in report a
 assert report == run("eval", "--help", "report")[0] and b"--baseline" in run("help", "eval", "report", "baseline")[0]
 listed = run("run", "--help-policies")[0].decode()
 policies = listed.split("\n\n")[0].splitlines()[1:]
-assert len(policies) == 14 and all(len(l.split()) > 2 and l.startswith("  ") and l[2] != " " for l in policies), policies # a line each
+assert len(policies) == 16 and all(len(l.split()) > 2 and l.startswith("  ") and l[2] != " " for l in policies), policies # a line each
 assert "d2o:serving" in listed and "--help-policies" in run("run", "--help")[0].decode() and run("profile", "--help-policies")[0].decode() == listed
 assert "no option" in run("help", "info", "--help-policies", code=2)[1]
 text, _ = run("run", "--help-all")

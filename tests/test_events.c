@@ -1,5 +1,6 @@
 /* The policy driver (kvfold/events.h): retries, swaps, forks and repeated calls change nothing about its results. */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -94,6 +95,7 @@ static void begin(const char *policy, uint32_t hpg, budgets of) {
     w.options.rho = 0.3;
     w.options.min_tokens = 0;
     if (of == ADAPTIVE) w.options.head_budget = KVF_HEAD_BUDGET_ADAPTIVE;
+    if (!isnan(w.options.threshold)) w.options.threshold = 0.5, w.options.window = 10; /* some are above */
     if (of >= GLOBAL) w.options.budget = KVF_BUDGET_GLOBAL;
     if (kvf_policy_needs_weights(&w.options)) w.options.merge = KVF_MERGE_NONE;
     kvf_policy_options model_score = w.options;

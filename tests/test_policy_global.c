@@ -103,7 +103,8 @@ static uint64_t naive_sizes(const life *x, uint32_t budget, uint32_t *window, ui
     const kvf_policy_options *o = &x->o;
     uint32_t bs = o->budget_unit == KVF_BUDGET_BLOCK ? x->r->c.bs : 1, n_tables = 0, n = 0;
     uint32_t off = bs == 1 ? 0 : kvf__policy_k(o, x->r->c.bs);
-    *window = o->window ? KVF__MIN(o->window, budget) : KVF__MAX(1u, budget * o->m_parts / (o->n_parts + o->m_parts));
+    *window = o->window ? (isnan(o->threshold) ? KVF__MIN(o->window, budget) : o->window)
+                        : KVF__MAX(1u, budget * o->m_parts / (o->n_parts + o->m_parts));
     uint32_t least = KVF__MAX((uint32_t)floor(o->head_floor * budget + 1e-6), o->sinks + *window);
     uint32_t first = (least + off + bs - 1) / bs, tables[MAX_TABLES];
     for (uint32_t table = 0; table < x->n_layers * x->n_groups; table++) {
@@ -122,6 +123,12 @@ static uint64_t naive_sizes(const life *x, uint32_t budget, uint32_t *window, ui
             units[n++] = (unit){(float)fmin(fmax(value[u * bs - off], -FLT_MAX), FLT_MAX), table, u};
         want[table] = first;
         tables[n_tables++] = table;
+    }
+    if (!isnan(o->threshold)) {
+        float least_value = (float)(o->threshold * (x->n_kv / x->n_groups));
+        for (uint32_t i = 0; i < n; i++) want[units[i].table] += units[i].value >= least_value;
+        for (uint32_t i = 0; i < n_tables; i++) want[tables[i]] = want[tables[i]] * bs - off;
+        return 0;
     }
     uint64_t all = KVF__MAX((uint64_t)budget * n_tables / bs, (uint64_t)first * n_tables),
              left = all - first * n_tables;
@@ -285,6 +292,7 @@ static rig_config draw(uint64_t seed, kvf_policy_options *o, uint32_t *n_prompt)
     if (seed % 7 == 3) o->budget_unit = KVF_BUDGET_BLOCK;
     if (seed % 8 == 5) o->budget_tokens = *n_prompt + 5; /* fits, and overflows in decode */
     if (seed % 9 == 4 && !o->budget_tokens) o->defer_first_decode = 1;
+    if (seed % 11 == 6) o->threshold = 0.75;
     if (seed % 6 == 2 && c.n_layers > 1) o->full_layers[o->n_full_layers++] = -1;
     return c;
 }

@@ -21,7 +21,7 @@ Test(policy_options, every_value_reads_back_as_itself) {
                                              {"d2o", NULL}};
     uint32_t n;
     const kvf_policy_option_info *list = kvf_policy_option_list(&n);
-    cr_assert_eq(n, 38);
+    cr_assert_eq(n, 39);
     for (size_t p = 0; p < sizeof presets / sizeof *presets; p++) {
         kvf_policy_options o = init(presets[p][0], presets[p][1]), copy = init("d2o", "paper");
         copy.ops = o.ops;
@@ -118,6 +118,7 @@ Test(policy_options, bad_values_name_option_value_and_remedy) {
         {"full_layers", "-0", "must be"},
         {"full_layers", "99999", "must be"},
         {"gate", "1.5", "gate 1.5: must be tau or [-1, 1]"},
+        {"threshold", "tau", "threshold tau: must be none or a number in [-1e30, 1e30]"},
         {"merge", "", "must be"},
         {"sinks", "9999999", "must be"},
         {"evict_every", "1.5", "must be"},
@@ -171,6 +172,7 @@ Test(policy_options, check_finds_what_was_set_by_field) {
     BAD((bad.merge = KVF_MERGE_ATTENTION, bad.score = KVF_SCORE_PROMPT_PLUS_CURRENT), "merge attention: score must be");
     BAD((bad.merge = KVF_MERGE_ATTENTION, bad.ops = kvf_policy_find("streaming")),
         "merge attention: policy streaming sees no attention");
+    BAD(bad.threshold = 0.5, "threshold 0.5: needs budget global");
     BAD(bad.repeat_piece = 63, "repeat_piece 63: must be 0 or [64, 1073741824]");
     BAD(bad.score_norm = KVF_SCORE_NORM_OUTPUT, "score_norm output: needs score repeat");
     BAD((bad.score = KVF_SCORE_REPEAT, bad.score_norm = KVF_SCORE_NORM_V),
@@ -190,7 +192,7 @@ Test(policy_options, scores_from_the_model_need_no_attention) {
     for (uint32_t i = 0; kvf_policy_name(i); i++)
         for (int probe = 0; probe < 2; probe++) {
             kvf_policy_options o = init(kvf_policy_name(i), NULL), before = o;
-            uint32_t own = before.ops->needs & ~(uint32_t)(KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW | KVF_NEEDS_LAST_ROWS),
+            uint32_t own = before.ops->needs & (KVF_NEEDS_SQUARES | KVF_NEEDS_LOGPROBS),
                      want = probe ? KVF_NEEDS_PROBE : KVF_NEEDS_REPEAT;
             o.score = probe ? KVF_SCORE_PROBE : KVF_SCORE_REPEAT;
             o.score_norm = KVF_SCORE_NORM_NONE;
@@ -270,8 +272,12 @@ static void differences(char *out, size_t capacity, const char *name) {
     size_t used = 0, n_seen = 0;
     struct {
         const char *label, *policy, *preset;
-    } all[32] = {{"serving", "d2o", "serving"}, {"authors", "d2o", "authors"}, {"cam:h2o", "cam", "h2o"}};
-    uint32_t n = 3;
+    } all[32] = {{"serving", "d2o", "serving"},
+                 {"authors", "d2o", "authors"},
+                 {"cam:h2o", "cam", "h2o"},
+                 {"fold:probe", "fold", "probe"},
+                 {"fold:repeat", "fold", "repeat"}};
+    uint32_t n = 5;
     for (uint32_t i = 0; (policy = kvf_policy_name(i)); i++)
         if (strcmp(policy, "full") && strcmp(policy, "d2o"))
             all[n].label = all[n].policy = policy, all[n++].preset = NULL;

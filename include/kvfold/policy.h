@@ -144,6 +144,8 @@ typedef struct kvf_policy_options {
         repeat_piece; /* score repeat: most prompt tokens of one piece, at least KVF_MIN_PIECE_TOKENS; 0: the whole prompt, or
                             * what fits the context */
     kvf_budget_scope budget;
+    double
+        threshold; /* budget global: slots of at least this score are kept, however many; NaN: as many as the budget has */
 } kvf_policy_options;
 
 typedef struct kvf_policy_option_info {

@@ -219,7 +219,7 @@ static bool is_twin(const kvf__eval_policies *policies) {
     return false;
 }
 
-/* Every policy in each of its presets. */
+/* Every policy in each of its presets, but those that ask the model itself, which not every engine can: they are measured by name. */
 static bool add_all(const kvf__cli *cli, const kvf_model_info *info, kvf__eval_policies *policies) {
     const char *name, *preset;
     for (uint32_t i = 0; (name = kvf_policy_name(i)); i++) {
@@ -229,6 +229,9 @@ static bool add_all(const kvf__cli *cli, const kvf_model_info *info, kvf__eval_p
         for (uint32_t k = 0; (preset = kvf_policy_preset(name, k)); k++) {
             char spec[128];
             snprintf(spec, sizeof spec, "%s%s%s", name, k ? ":" : "", k ? preset : "");
+            if (kvf_policy_options_init(&options, sizeof options, name, preset, NULL) ||
+                kvf_policy_needs(&options) & (KVF_NEEDS_REPEAT | KVF_NEEDS_PROBE))
+                continue;
             if (!kvf__eval_policy_add(cli, info, spec, NULL, policies)) return false;
             if (k && is_twin(policies)) json_decref(policies->list[--policies->n].json);
         }
