@@ -85,11 +85,27 @@ static bool whole_pages(void *p, size_t bytes, unsigned char **begin, size_t *n)
     return true;
 }
 
+static void *counted_alloc(void *ctx, size_t bytes, size_t align) {
+    kvf__counted *c = ctx;
+    void *p = c->inner.alloc(c->inner.ctx, bytes, align);
+    if (p) *c->bytes += bytes;
+    return p;
+}
+
+static void counted_free(void *ctx, void *p, size_t bytes) {
+    kvf__counted *c = ctx;
+    if (p) *c->bytes -= bytes;
+    c->inner.free(c->inner.ctx, p, bytes);
+}
+
+kvf_allocator kvf__counted_allocator(kvf__counted *c) { return (kvf_allocator){counted_alloc, counted_free, c}; }
+
 /* Zeroes memory by giving its pages back to the system. They read as zeros and take memory only when they are written, so
  * arrays sized for the largest case cost only what is written. This is valid only for memory of the default allocator. */
 static bool zero_lazily(const kvf_allocator *a, void *p, size_t bytes) {
     unsigned char *begin;
     size_t n;
+    if (a->alloc == counted_alloc) a = &((kvf__counted *)a->ctx)->inner;
     if (a->alloc != default_alloc || bytes < LAZY_BYTES || !whole_pages(p, bytes, &begin, &n)) return false;
     if (madvise(begin, n, MADV_DONTNEED)) return false; /* fails for locked memory, for instance */
     size_t before = (size_t)(begin - (unsigned char *)p);

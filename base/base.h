@@ -40,6 +40,12 @@ void kvf__log(const kvf_log *log, kvf_log_level level, const char *format, ...) 
 kvf_status kvf__allocator_resolve(const kvf_allocator *in, kvf_allocator *out, kvf_error *err);
 /* KVF__CACHE_LINE aligned, zeroed. With the default allocator, pages of large memory are allocated only when written. */
 void *kvf__alloc(const kvf_allocator *a, size_t bytes);
+/* An allocator that counts into *bytes what `inner` has given out. */
+typedef struct kvf__counted {
+    kvf_allocator inner;
+    uint64_t *bytes;
+} kvf__counted;
+kvf_allocator kvf__counted_allocator(kvf__counted *counted); /* which must outlive what it gives out */
 /* Asks for small pages in [p, p + bytes), of which only a little will be written, in scattered places. */
 void kvf__sparse(void *p, size_t bytes);
 void kvf__free(const kvf_allocator *a, void *p, size_t bytes);

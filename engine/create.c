@@ -223,6 +223,7 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     const kvf_runner_shape *info = &e->shape;
     kvf_status st;
     if ((st = kvf_stream_create_cpu(&e->allocator, c->n_threads, &e->stream, err))) return st;
+    e->counted.bytes = &e->memory.manager_bytes;
     if ((st = create_manager(e, err))) return st;
     kvf_policy_state_config p = {.struct_size = sizeof p,
                                  .n_layers = info->n_layers,
@@ -236,6 +237,7 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
                                  .max_slots = c->max_context,
                                  .allocator = e->allocator,
                                  .n_groups = e->n_groups};
+    e->counted.bytes = &e->memory.policy_bytes;
     if ((st = kvf_policy_state_create(&p, &e->policies, err))) return st;
     kvf_sched_config s;
     kvf_sched_config_init(&s, sizeof s);
@@ -251,7 +253,9 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     s.order = c->order;
     s.patience = c->patience;
     s.allocator = e->allocator;
+    e->counted.bytes = &e->memory.scheduler_bytes;
     if ((st = kvf_sched_create(&s, &e->sched, err))) return st;
+    e->counted.bytes = &e->memory.policy_bytes;
     if ((st = kvf__engine_create_events(e, err))) return st;
     const kvf_runner_limits limits = {.struct_size = sizeof limits,
                                       .stream = e->stream,
@@ -262,7 +266,10 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
                                       .block_size = c->block_size,
                                       .n_snapshot_pages = e->n_snapshot_pages};
     e->buffer.struct_size = sizeof e->buffer;
-    return e->runner.begin(e->runner.ctx, &limits, &e->buffer, err);
+    e->counted.bytes = &e->memory.runner_bytes;
+    st = e->runner.begin(e->runner.ctx, &limits, &e->buffer, err);
+    e->counted.bytes = &e->memory.engine_bytes;
+    return st;
 }
 
 static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
@@ -312,17 +319,19 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
     kvf_engine *e = kvf__alloc(&a, sizeof *e);
     if (!e) return kvf__fail(err, KVF_E_NO_MEMORY, "engine: %zu bytes could not be allocated", sizeof *e);
     e->config = c;
-    e->allocator = a;
+    e->counted = (kvf__counted){a, &e->memory.runner_bytes};
+    e->allocator = kvf__counted_allocator(&e->counted);
     e->stats.struct_size = sizeof e->stats;
     e->view.struct_size = e->other_rows.view.struct_size = sizeof e->view;
     if ((st = take_runner(e, err)) || (st = check_probe(e, err)) || (st = resolve(e, err)) ||
-        (st = create_pages(e, err)) || (st = create_host(e, err)) || (st = create_snapshots(e, err)) ||
-        (st = create_parts(e, err)) || (st = create_buffers(e, err)) || (st = create_small(e, err)) ||
-        (st = kvf__engine_create_transfers(e, err))) {
+        (e->counted.bytes = &e->memory.engine_bytes, st = create_pages(e, err)) || (st = create_host(e, err)) ||
+        (st = create_snapshots(e, err)) || (st = create_parts(e, err)) || (st = create_buffers(e, err)) ||
+        (st = create_small(e, err)) || (st = kvf__engine_create_transfers(e, err))) {
         kvf_engine_destroy(e);
         return st;
     }
     e->config.profile = NULL; /* the manager has its copy */
+    e->counted.bytes = &e->memory.request_bytes;
     kvf__log(&c.log, KVF_LOG_INFO,
              "engine: %u layers, %u blocks of %u tokens x %u KV heads (%llu bytes of K and V), %u threads",
              e->shape.n_layers, e->pages.n_blocks, e->pages.block_size, e->pages.heads_per_group,
@@ -343,7 +352,7 @@ void kvf_engine_destroy(kvf_engine *e) {
     if (e->own_runner) kvf_runner_destroy(&e->runner);
     kvf_stream_destroy(e->stream);
     for (uint32_t i = 0; i < e->n_buffers; i++) kvf__engine_give_back(e, &e->buffers[i]);
-    kvf_allocator a = e->allocator;
+    kvf_allocator a = e->counted.inner;
     kvf__free(&a, e, sizeof *e);
 }
 

@@ -248,6 +248,8 @@ struct kvf_engine {
     uint64_t done_merged, done_dropped, done_kept;
     kvf__buffer buffers[KVF__ENGINE_BUFFERS];
     uint32_t n_buffers;
+    kvf__counted counted; /* behind `allocator`: into the part of `memory` whose turn it is */
+    kvf_engine_memory memory;
 };
 
 /* events.c */

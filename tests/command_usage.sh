@@ -196,3 +196,20 @@ out = lines(run("eval", "nll", "--model", model, "--text", "text", "--contexts",
 found = json.dumps(out)
 assert '"budget_unit": "block"' in found and '"evict_every": "8"' in found and '"min_tokens": "0"' in found, [r.keys() for r in out]
 END
+
+check r36_what_a_run_reserves_is_told_before <<'END'
+from helper import *
+def reserved(*more): return json.loads(run("info", model, "--json", *more)[0])["run_memory_bytes"]
+few, many = reserved(), reserved("--max-running", "65536")
+assert few["reserved"] == sum(v for k, v in few.items() if k != "reserved") and many["reserved"] > few["reserved"] + (256 << 20), (few, many)
+assert all(many[k] > few[k] for k in ("tables", "scheduler", "policies", "activations", "buffers")) and many["pages"] == few["pages"]
+assert reserved("--host-memory", "8MiB")["host"] >= 8 << 20 and reserved("--kv-memory", "8MiB")["pages"] < few["pages"] / 32
+text = run("info", model, "--max-running", "65536")[0].decode()
+assert "a run reserves up to" in text and "policy state" in text, text
+begin = "kvfold: reserves up to "
+out, err = run("run", "--model", model, "--input", "-", "--max-running", "65536", stdin='{"prompt": "x", "max_tokens": 1}\n')
+assert err.startswith(begin) and "block tables" in err and err.split("\n")[0].count("iB") == len([v for v in many.values() if v]), err
+for more in (("--input", "-", "--quiet"), ("--prompt", "x", "--max-tokens", "1")):
+    assert begin not in run("run", "--model", model, *more)[1]
+assert "must be" in run("info", model, "--chunk", "7", code=2)[1]
+END

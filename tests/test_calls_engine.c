@@ -19,6 +19,7 @@ static struct {
     uint32_t prompt[24], ids[IDS], n, n2;
     kvf_turn turn;
     kvf_engine_stats stats;
+    kvf_engine_memory memory;
     const kvf_policy_state *policies;
     kvf_prompt_file file, missing;
     char path[256], model_path[256], text[256];
@@ -74,6 +75,7 @@ static void begin(void) {
     for (int i = 0; i < 2; i++) NEED(kvf_engine_step(w.engine, &w.more, &w.err));
     w.turn = (kvf_turn){.struct_size = sizeof w.turn, .tokens = w.prompt, .n_tokens = 4, .max_tokens = 2};
     w.stats.struct_size = sizeof w.stats;
+    w.memory.struct_size = sizeof w.memory;
     w.runner.struct_size = sizeof w.runner;
     w.null_config.struct_size = sizeof w.null_config;
     gw_temp_path(w.path, sizeof w.path);
@@ -166,6 +168,7 @@ static const kvf_prompt_file *saved(void) {
     S('n', kvf_engine_abort, "if", w.engine, w.runs) \
     S('n', kvf_engine_abort_sample, "iff", w.engine, w.runs, 0u) \
     S('n', kvf_engine_get_stats, "ii", w.engine, &w.stats) \
+    S('n', kvf_engine_get_memory, "ii", w.engine, &w.memory) \
     S('n', kvf_engine_positions, "iffff-i", w.engine, w.runs, 0u, 0u, w.ids, (uint32_t)IDS, &w.n) \
     V(kvf_engine_manager, "aa", w.engine, &w.policies) \
     V(kvf_engine_seq_index, "aaa", w.engine, w.runs, 0u) \

@@ -31,6 +31,44 @@ Test(engine_memory, r36_what_is_reserved_takes_no_memory_before_it_is_used) {
     }
 }
 
+/* Every byte that the allocator gave out has its part, and only requests change the sum. */
+Test(engine_memory, r36_what_is_reserved_can_be_asked) {
+    uint64_t least = 0;
+    for (uint32_t max_running = 4; max_running <= 64; max_running *= 16) {
+        meter m = {0};
+        kvf_engine_config c = config_of(600);
+        c.allocator = (kvf_allocator){meter_alloc, meter_free, &m};
+        c.max_running = max_running;
+        c.prefix_cache = 1;
+        c.host_bytes = 1 << 20;
+        kvf_engine *e = create(&c);
+        kvf_engine_memory all = {.struct_size = sizeof all}, now = all;
+        cr_assert_eq(kvf_engine_get_memory(e, &all), KVF_OK);
+        cr_assert(m.bytes_live > all.reserved_bytes && m.bytes_live < all.reserved_bytes + (64 << 10),
+                  "%zu live, %llu reserved", m.bytes_live, (unsigned long long)all.reserved_bytes);
+        const uint64_t parts[] = {all.kv_bytes,        all.host_bytes,   all.snapshot_bytes, all.manager_bytes,
+                                  all.scheduler_bytes, all.policy_bytes, all.runner_bytes,   all.engine_bytes};
+        uint64_t sum = 0;
+        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+            cr_expect(parts[i] && parts[i] < all.reserved_bytes, "part %zu: %llu", i, (unsigned long long)parts[i]);
+            sum += parts[i];
+        }
+        cr_expect(sum == all.reserved_bytes && !all.request_bytes && all.kv_bytes >= c.kv_bytes / 2);
+        struct answer a = {0};
+        submit(e, &a, 10, 1, 8, "d2o rho=0.5");
+        cr_assert_eq(kvf_engine_get_memory(e, &now), KVF_OK);
+        cr_expect(now.request_bytes > 10 * sizeof(uint32_t) && now.reserved_bytes == all.reserved_bytes);
+        int more = 1;
+        while (more) step(e, &more);
+        cr_assert_eq(kvf_engine_get_memory(e, &now), KVF_OK);
+        cr_expect(a.ended && !now.request_bytes && now.reserved_bytes == all.reserved_bytes);
+        kvf_engine_destroy(e);
+        uint64_t grows = all.policy_bytes + all.scheduler_bytes + all.manager_bytes;
+        cr_expect(!m.n_live && !m.bytes_live && grows > least, "%llu", (unsigned long long)grows);
+        least = grows;
+    }
+}
+
 /* ---- Requests -------------------------------------------------------------------------------------------- */
 
 static kvf_status submit_all(kvf_engine *e, struct answer *a, uint32_t seed, kvf_generate more, kvf_error *err) {

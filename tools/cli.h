@@ -100,6 +100,13 @@ void kvf__setup_groups(kvf__cli *cli, const kvf_policy_options *policy);
 /* The two halves of that, for who knows better how large it has to be. */
 kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model);
 kvf_engine *kvf__engine_open(const kvf_engine_config *config);
+/* What an engine has reserved, by part; the first is the sum. */
+enum { KVF__MEMORY_PARTS = 9 };
+typedef struct kvf__memory_part {
+    const char *key, *label;
+    uint64_t bytes;
+} kvf__memory_part;
+void kvf__setup_memory(const kvf_engine *engine, kvf__memory_part parts[KVF__MEMORY_PARTS]);
 uint64_t kvf__setup_kv_bytes(kvf_engine *engine); /* of its pool, 0 for NULL */
 
 /* "d2o" or "d2o:serving" in two; false when a part is too long. */

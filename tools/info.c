@@ -86,6 +86,21 @@ static void print_text(const kvf_model_info *m) {
     }
 }
 
+/* What kvfold run reserves of memory with these options; false where it could not run. */
+static bool run_memory(const kvf__cli *cli, kvf__memory_part parts[KVF__MEMORY_PARTS]) {
+    kvf__cli quiet = *cli;
+    quiet.quiet = true;
+    kvf_model *model = kvf__setup_model(&quiet, false, NULL);
+    kvf_policy_options full;
+    kvf_engine *engine = NULL;
+    if (model && !kvf_policy_options_init(&full, sizeof full, "full", NULL, NULL))
+        engine = kvf__setup_engine(&quiet, model, NULL, &full, true);
+    if (engine) kvf__setup_memory(engine, parts);
+    kvf_engine_destroy(engine);
+    kvf_model_close(model);
+    return engine != NULL;
+}
+
 int kvf__info_command(const void *options) {
     kvf__cli cli = *(const kvf__cli *)options;
     if (cli.n_words && cli.model) {
@@ -97,11 +112,20 @@ int kvf__info_command(const void *options) {
     kvf_model *model = kvf__setup_model(&cli, true, NULL);
     if (!model) return KVF__EXIT_USAGE;
     const kvf_model_info *info = kvf_model_get_info(model);
-    bool written;
+    kvf__memory_part parts[KVF__MEMORY_PARTS];
+    bool written, runs = run_memory(&cli, parts); /* else after a message */
     if (cli.json) {
-        written = kvf__json_print(info_json(info));
+        json_t *o = info_json(info), *memory = json_object();
+        for (int i = 0; i < KVF__MEMORY_PARTS && runs; i++)
+            json_object_set_new(memory, parts[i].key, count_json(parts[i].bytes));
+        json_object_set_new(o, "run_memory_bytes", runs ? memory : json_null());
+        if (!runs) json_decref(memory);
+        written = kvf__json_print(o);
     } else {
         print_text(info);
+        if (runs) row("a run reserves up to", "%s", kvf__show_bytes(parts[0].bytes).text);
+        for (int i = 1; i < KVF__MEMORY_PARTS && runs; i++)
+            if (parts[i].bytes) printf("  %-22s%s\n", parts[i].label, kvf__show_bytes(parts[i].bytes).text);
         written = kvf__stdout_done();
     }
     kvf_model_close(model);

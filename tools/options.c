@@ -316,6 +316,18 @@ static const kvf__arg info_args[] = {
 };
 static const kvf__arg_group info_group = {"Options", info_args, N(info_args), NULL};
 
+static const kvf__arg info_run_args[] = {
+    {"kv-memory", "SIZE", "memory for K and V", "512MiB", KVF__ARG_BYTES, AT(kv_memory), 0, 0, NULL},
+    {"host-memory", "SIZE", "host memory", "none", KVF__ARG_BYTES, AT(host_memory), 0, 0, NULL},
+    {"max-running", "N", "largest number of requests in the batch at once", "64", KVF__ARG_COUNT, AT(max_running), 1,
+     65536, NULL},
+    {"context", "N", "positions that a request may reach", "the model's", KVF__ARG_COUNT, AT(context), 2, U32_LIMIT,
+     NULL},
+    {"chunk", "N", "tokens of a prompt computed in one step", "512", KVF__ARG_COUNT, AT(chunk), 8, 1048576, NULL},
+    {"threads", "N", "threads", "the CPUs there are", KVF__ARG_COUNT, AT(threads), 1, 1024, NULL},
+};
+static const kvf__arg_group info_run_group = {"The run whose memory is told", info_run_args, N(info_run_args), NULL};
+
 static const kvf__arg eval_args[] = {
     {"policies", "LIST",
      "policies to compare with the full cache: [LABEL=]POLICY[:PRESET][,OPTION=VALUE]..., separated by ; "
@@ -416,7 +428,7 @@ static const kvf__arg_group *const run_groups[] = {&run_group,    &sampling_grou
                                                    &memory_group, &report_group,    &batch_group,
                                                    &policy_group, &occupancy_group, NULL};
 static const kvf__arg_group *const tokenize_groups[] = {&tokenize_group, NULL};
-static const kvf__arg_group *const info_groups[] = {&info_group, NULL};
+static const kvf__arg_group *const info_groups[] = {&info_group, &info_run_group, NULL};
 static const kvf__arg_group *const calibrate_groups[] = {&calibrate_group, NULL};
 static const kvf__arg_group *const profile_groups[] = {&replay_group, &make_group,      &pool_group,
                                                        &policy_group, &occupancy_group, NULL};
@@ -575,8 +587,9 @@ const kvf__command kvf__commands[] = {
      "  kvfold tokenize --file FILE [options]\n"
      "  kvfold tokenize --decode IDS [options]",
      NULL, tokenize_groups, 0, 1, "TEXT", kvf__tokenize_command, NULL, NULL},
-    {"info", "Show the contents of a model file and the size of its KV cache.", "  kvfold info [MODEL] [--json]", NULL,
-     info_groups, 0, 1, "MODEL", kvf__info_command, NULL, NULL},
+    {"info", "Show a model file, its KV cache's size and what a run reserves.",
+     "  kvfold info [MODEL] [--json] [--max-running N] [...]", NULL, info_groups, 0, 1, "MODEL", kvf__info_command,
+     NULL, NULL},
     {"eval", "Measure policies against the full cache, at equal memory.",
      "  kvfold eval nll|divergence --text FILE... [options]\n"
      "  kvfold eval needle|recall [--text FILE...] [options]\n"

@@ -180,6 +180,18 @@ static bool open_outputs(kvf__batch *r) {
     return true;
 }
 
+/* Before anything is used of it: what is never used costs only addresses. */
+static void say_memory(const kvf_engine *engine) {
+    kvf__memory_part parts[KVF__MEMORY_PARTS];
+    char text[400] = "";
+    kvf__setup_memory(engine, parts);
+    for (uint32_t i = 1, used = 0; i < KVF__MEMORY_PARTS; i++)
+        if (parts[i].bytes)
+            used += (uint32_t)snprintf(text + used, sizeof text - used, "%s%s %s", used ? ", " : "", parts[i].label,
+                                       kvf__show_bytes(parts[i].bytes).text);
+    kvf__say("reserves up to %s: %s", kvf__show_bytes(parts[0].bytes).text, text);
+}
+
 static bool set_up(kvf__batch *r) {
     const kvf__cli *cli = r->cli;
     r->reader.fd = -1;
@@ -191,7 +203,8 @@ static bool set_up(kvf__batch *r) {
     r->reader.max_line = kvf__line_max_bytes(cli, kvf_model_tokenizer(r->model), r->info);
     r->streams = cli->prompt && !cli->output && !cli->json;
     return read_policies(r, r->info->n_layers) && kvf__setup_probe(cli, r->policies, cli->compare ? 2 : 1, &r->probe) &&
-           (r->engine = kvf__setup_engine(cli, r->model, r->probe, &r->policies[0], !cli->prompt)) && open_outputs(r);
+           (r->engine = kvf__setup_engine(cli, r->model, r->probe, &r->policies[0], !cli->prompt)) && open_outputs(r) &&
+           (cli->quiet || (cli->prompt && !cli->verbose) || (say_memory(r->engine), true));
 }
 
 /* ---- The command ---------------------------------------------------------------------------------------------- */

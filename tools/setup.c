@@ -298,3 +298,15 @@ uint64_t kvf__setup_kv_bytes(kvf_engine *engine) {
     kvf_engine_stats s = {.struct_size = sizeof s};
     return engine && !kvf_engine_get_stats(engine, &s) ? s.occupancy.blocks.n_total * s.block_bytes : 0;
 }
+
+void kvf__setup_memory(const kvf_engine *engine, kvf__memory_part parts[KVF__MEMORY_PARTS]) {
+    kvf_engine_memory m = {.struct_size = sizeof m};
+    if (kvf_engine_get_memory(engine, &m)) m = (kvf_engine_memory){0};
+    const kvf__memory_part all[KVF__MEMORY_PARTS] = {
+        {"reserved", "in all", m.reserved_bytes},     {"pages", "K, V and scores", m.kv_bytes},
+        {"host", "host memory", m.host_bytes},        {"snapshots", "snapshots", m.snapshot_bytes},
+        {"tables", "block tables", m.manager_bytes},  {"scheduler", "scheduler", m.scheduler_bytes},
+        {"policies", "policy state", m.policy_bytes}, {"activations", "activations and sums", m.runner_bytes},
+        {"buffers", "buffers", m.engine_bytes}};
+    memcpy(parts, all, sizeof all);
+}

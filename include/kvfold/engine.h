@@ -253,6 +253,20 @@ typedef struct kvf_engine_stats {
     size_t layer_bytes;           /* stride of layers */
 } kvf_engine_stats;
 
+/* Memory of an engine, in bytes. All but request_bytes is reserved at creation and stays the same. With the default allocator memory
+ * becomes resident when it is first written, so what is never used costs only addresses. */
+typedef struct kvf_engine_memory {
+    size_t struct_size;
+    uint64_t reserved_bytes;             /* the sum of all but request_bytes */
+    uint64_t kv_bytes;                   /* pages: K, V, and what slots have beside them, and the score pages */
+    uint64_t host_bytes, snapshot_bytes; /* the host tier; column sums of cached prompts */
+    uint64_t manager_bytes, scheduler_bytes;
+    uint64_t policy_bytes;  /* policies' state of max_running sequences of max_context tokens, and their work space */
+    uint64_t runner_bytes;  /* activations, accumulators, logits; 0 for a runner of the caller's own */
+    uint64_t engine_bytes;  /* its own buffers */
+    uint64_t request_bytes; /* now: requests that wait or run, with their prompts and answers */
+} kvf_engine_memory;
+
 /** Sets struct_size, and fp16 pages; everything else becomes 0.
  *  @param config filled; NULL does nothing. @param struct_size sizeof *config: no byte beyond it is written.
  *  @own a plain value. @threads any. @errors none. @cost O(1). */
@@ -352,6 +366,11 @@ KVF_API KVF_CHECK kvf_status kvf_engine_abort_sample(kvf_engine *engine, kvf_req
  *  @param engine an engine. @param out struct_size set by the caller. @own layers is the engine's. @threads as the engine.
  *  @errors KVF_E_INVALID. @cost O(sequences * n_layers). */
 KVF_API KVF_CHECK kvf_status kvf_engine_get_stats(kvf_engine *engine, kvf_engine_stats *out);
+
+/** What the engine has reserved, by part. To know it before a run, create the engine with its config and ask.
+ *  @param engine an engine. @param out filled up to its struct_size, which the caller sets.
+ *  @own a plain value. @threads as the engine. @errors KVF_E_INVALID. @cost O(1). */
+KVF_API KVF_CHECK kvf_status kvf_engine_get_memory(const kvf_engine *engine, kvf_engine_memory *out);
 
 /** The positions of the tokens that one KV head of a running request holds, ascending.
  *  @param engine an engine. @param request running. @param layer layer. @param kv_head head. @param pos result. @param capacity of it.
