@@ -4,7 +4,7 @@
 
 #include "kvfold/blockmgr.h"
 
-enum { KVF__IDS_UNKNOWN = UINT32_MAX };
+#define KVF__IDS_UNKNOWN UINT32_MAX
 
 /* Of one view buffer of a manager. Invariant: the blocks of each table of `view`, ceil(n_slots / block_size) entries of its row, are
  * below n_blocks. */

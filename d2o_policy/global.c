@@ -124,7 +124,7 @@ static kvf_status count_units(deal *d, kvf_stream *stream, const kvf__ranks *ran
     if (isnan(d->seq->options.threshold)) {
         if ((st = select_threshold(d, stream, ranks, &want, &fewer, err))) return st;
     } else {
-        d->threshold = rank_of(d->seq->options.threshold * (c->n_kv_heads / c->n_groups)) - 1;
+        d->threshold = rank_of(d->seq->options.threshold * (float)(c->n_kv_heads / c->n_groups)) - 1;
         want = 0;
     }
     kvf__stream_for(stream, d->n, count_table, d);

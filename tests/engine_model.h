@@ -26,6 +26,25 @@ static inline void open_wide_model(void) {
 
 static inline void close_model(void) { kvf_model_close(model); }
 
+/* A random probe for the model, of hidden states so wide. */
+static inline kvf_probe *random_probe(uint32_t n_embd) {
+    const kvf_model_info *m = kvf_model_get_info(model);
+    uint32_t n = m->n_layers * m->n_kv_heads;
+    float *weight = malloc((size_t)n * n_embd * sizeof *weight), *bias = calloc(n, sizeof *bias);
+    for (size_t i = 0; i < (size_t)n * n_embd; i++) weight[i] = sinf((float)i * 12.9898f);
+    const kvf_probe_data d = {.struct_size = sizeof d,
+                              .n_layers = m->n_layers,
+                              .n_kv_heads = m->n_kv_heads,
+                              .n_embd = n_embd,
+                              .weight = weight,
+                              .bias = bias};
+    kvf_probe *p = NULL;
+    cr_assert_eq(kvf_probe_create(&d, NULL, &p, NULL), KVF_OK);
+    free(weight);
+    free(bias);
+    return p;
+}
+
 static inline kvf_engine *create(const kvf_engine_config *c) {
     kvf_engine *e = NULL;
     kvf_error err = {.text = ""};

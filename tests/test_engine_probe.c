@@ -11,25 +11,6 @@ static const char *const policies[] = {
 };
 enum { N_POLICIES = sizeof policies / sizeof *policies };
 
-/* A random probe for the model. */
-static kvf_probe *make_probe(uint32_t n_embd) {
-    const kvf_model_info *m = kvf_model_get_info(model);
-    uint32_t n = m->n_layers * m->n_kv_heads;
-    float *weight = malloc((size_t)n * n_embd * sizeof *weight), *bias = calloc(n, sizeof *bias);
-    for (size_t i = 0; i < (size_t)n * n_embd; i++) weight[i] = sinf((float)i * 12.9898f);
-    const kvf_probe_data d = {.struct_size = sizeof d,
-                              .n_layers = m->n_layers,
-                              .n_kv_heads = m->n_kv_heads,
-                              .n_embd = n_embd,
-                              .weight = weight,
-                              .bias = bias};
-    kvf_probe *p = NULL;
-    cr_assert_eq(kvf_probe_create(&d, NULL, &p, NULL), KVF_OK);
-    free(weight);
-    free(bias);
-    return p;
-}
-
 static kvf_engine_config probe_config(uint32_t n_blocks, const kvf_probe *probe) {
     kvf_engine_config c = config_of(n_blocks);
     c.chunk = 16;
@@ -41,7 +22,7 @@ static kvf_engine_config probe_config(uint32_t n_blocks, const kvf_probe *probe)
 Test(engine_probe, a_batch_a_cache_and_a_swap_change_nothing) {
     enum { N = 5 };
     static struct answer alone[N], a[N];
-    kvf_probe *probe = make_probe(kvf_model_get_info(model)->n_embd);
+    kvf_probe *probe = random_probe(kvf_model_get_info(model)->n_embd);
     for (int i = 0; i < N; i++) {
         kvf_engine_config c = probe_config(2000, probe);
         answer_alone(&c, &alone[i], 60 + 15 * (uint32_t)(i % 3), 1 + (uint32_t)(i % 2), 24, policies[i % N_POLICIES]);
@@ -59,7 +40,7 @@ Test(engine_probe, a_batch_a_cache_and_a_swap_change_nothing) {
                 submit(e, &a[i], 60 + 15 * (uint32_t)(i % 3), 1 + (uint32_t)(i % 2), 24, policies[i % N_POLICIES]);
             run(e);
             for (int i = 0; i < N; i++) {
-                char what[40];
+                char what[64];
                 snprintf(what, sizeof what, "form %d round %d request %d", form, round, i);
                 cr_assert(a[i].ended && a[i].finish == KVF_FINISH_LENGTH, "%s", what);
                 expect_tokens(a[i].tokens, a[i].logprobs, a[i].n_tokens, alone[i].tokens, alone[i].logprobs,
@@ -78,7 +59,7 @@ Test(engine_probe, a_batch_a_cache_and_a_swap_change_nothing) {
 Test(engine_probe, the_probe_decides_what_is_kept) {
     static struct answer with[2];
     const kvf_model_info *m = kvf_model_get_info(model);
-    kvf_probe *probe = make_probe(m->n_embd), *other = NULL;
+    kvf_probe *probe = random_probe(m->n_embd), *other = NULL;
     kvf_probe_data d = {.struct_size = sizeof d};
     cr_assert_eq(kvf_probe_get(probe, &d), KVF_OK);
     size_t n = (size_t)m->n_layers * m->n_kv_heads * m->n_embd;
@@ -112,7 +93,7 @@ Test(engine_probe, what_lacks_or_does_not_fit_is_named) {
     c.want_scores = 1;
     cr_expect_eq(kvf_engine_create(&c, &e, &err), KVF_E_INVALID);
     cr_expect(strstr(err.text, "want_scores"), "%s", err.text);
-    kvf_probe *wrong = make_probe(kvf_model_get_info(model)->n_embd + 8);
+    kvf_probe *wrong = random_probe(kvf_model_get_info(model)->n_embd + 8);
     c.probe = wrong;
     cr_expect_eq(kvf_engine_create(&c, &e, &err), KVF_E_INVALID);
     cr_expect(strstr(err.text, "the model has"), "%s", err.text);

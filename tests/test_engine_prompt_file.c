@@ -258,12 +258,13 @@ Test(prompt_file, how_it_was_computed_counts) {
 Test(prompt_file, scores_are_saved_and_loaded) {
     for (int saved = 0; saved < 2; saved++)
         for (int loads = 0; loads < 2; loads++) {
+            kvf_probe *probe = random_probe(kvf_model_get_info(model)->n_embd);
             kvf_engine_config c = caching();
             kvf_error err = {.text = ""};
             struct answer a;
             uint32_t prompt[MAX_TOKENS], n = 96, n_right = 0;
             kvf_prompt_file f = file_of("tiny");
-            c.want_scores = saved;
+            c.probe = saved ? probe : NULL;
             kvf_engine *e = create(&c);
             answer_in(e, &a, n, "full");
             for (uint32_t i = 0; saved && i < e->pages.n_blocks * 2 * BLOCK; i++)
@@ -271,7 +272,7 @@ Test(prompt_file, scores_are_saved_and_loaded) {
             (void)request_of(prompt, n, 1, 1, NULL);
             cr_assert_eq(kvf_engine_prompt_save(e, &f, prompt, n, NULL, &err), KVF_OK, "%s", err.text);
             kvf_engine_destroy(e);
-            c.want_scores = loads;
+            c.probe = loads ? probe : NULL;
             c.block_size = 16;
             c.heads_per_group = 1;
             e = create(&c);
@@ -285,5 +286,6 @@ Test(prompt_file, scores_are_saved_and_loaded) {
                 cr_expect_eq(n_right, loads ? n * e->shape.n_layers * e->shape.n_kv_heads : 0, "%u slots", n_right);
             }
             kvf_engine_destroy(e);
+            kvf_probe_close(probe);
         }
 }

@@ -129,8 +129,7 @@ static bool run(kvf__machine *m, const uint32_t *tokens, uint32_t n, kvf_forward
         const kvf_append_item item = {m->seq, m->n_chunk};
         const uint32_t q_begin[2] = {0, m->n_chunk};
         kvf_copy_list copies = {m->copies, 0, m->n_copies};
-        if ((st = kvf_append(m->manager, &item, 1, &copies)) ||
-            (st = kvf_view_fill(m->manager, 0, &m->seq, 1, &m->view))) {
+        if (kvf_append(m->manager, &item, 1, &copies) || kvf_view_fill(m->manager, 0, &m->seq, 1, &m->view)) {
             kvf__say("calibrate: %s", kvf_manager_error(m->manager)->text);
             return false;
         }
