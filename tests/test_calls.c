@@ -84,6 +84,7 @@
     V(kvf_policy_find, "a", "h2o") \
     V(kvf_policy_name, "a", 0u) \
     V(kvf_policy_preset, "aa", "d2o", 0u) \
+    V(kvf_policy_preset_for, "aa", "fold", 0u) \
     V(kvf_policy_evicts, "a", &w.options) \
     V(kvf_policy_flags, "a", &w.options) \
     V(kvf_policy_has_metric, "a", &w.options) \

@@ -325,3 +325,14 @@ Test(policy_options, docs_have_the_same_table) {
     fclose(f);
     cr_assert_eq(i, n, "%u rows for %u options", i, n);
 }
+
+Test(policy_options, the_preset_that_makes_the_most_of_what_there_is) {
+    const uint32_t probe = KVF_NEEDS_PROBE, repeat = KVF_NEEDS_REPEAT;
+    cr_expect_str_eq(kvf_policy_preset_for("fold", probe | repeat), "probe");
+    cr_expect_str_eq(kvf_policy_preset_for("fold", probe | KVF_NEEDS_ROW), "probe");
+    cr_expect_str_eq(kvf_policy_preset_for("fold", repeat), "repeat");
+    cr_expect_str_eq(kvf_policy_preset_for("fold", KVF_NEEDS_COL_SUMS), "default");
+    cr_expect_str_eq(kvf_policy_preset_for("d2o", UINT32_MAX), "default");
+    cr_expect_null(kvf_policy_preset_for("no such policy", UINT32_MAX));
+    cr_expect_null(kvf_policy_preset_for(NULL, 0));
+}

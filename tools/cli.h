@@ -26,6 +26,7 @@ typedef struct kvf__cli {
     uint32_t n_words;
     const char *model, *input, *prompt, *output, *system, *chat_template, *compare, *compare_output, *stats;
     const char *probe; /* a file */
+    uint32_t provides; /* what policies may ask of the model, KVF_NEEDS_*: kvf__policy_choose */
     const char *policy, *preset, *kv_dtype, *ids, *file, *decode;
     kvf__arg_list given;          /* names of the options that were, with whatever value */
     kvf__arg_list policy_options; /* names and values as given */
@@ -84,6 +85,8 @@ bool kvf__probe_path(uint64_t digest, char path[KVF__PATH_BYTES]);
  * False after a message. */
 bool kvf__setup_probe(const kvf__cli *cli, const kvf_policy_options *policies, uint32_t n, kvf_probe **probe);
 uint64_t kvf__probe_digest(const kvf_probe *probe); /* of its weights; 0: none */
+/* Whether --probe names a probe, or the cache has one of the model. */
+bool kvf__probe_exists(const kvf__cli *cli);
 
 /* The path of the model that the options name, or the default one; false, without a message, if the default does not
  * exist. */
@@ -114,6 +117,10 @@ typedef struct kvf__policy_name {
     char policy[48], preset[48]; /* preset "": the policy's default */
 } kvf__policy_name;
 bool kvf__policy_name_read(const char *text, kvf__policy_name *name);
+
+/* Gives a name without a preset the one that makes the most of what there is: fold's depends on whether the model has a probe.
+ * Looks for the probe only if that matters, and says what it does without one. */
+void kvf__policy_choose(kvf__cli *cli, kvf__policy_name *name);
 
 /* The value of --policy, or its default: d2o if a policy option is given or if --compare full stands alone, else
  * full. Budgets (rho, ...) do not count if --compare names a policy that takes them. */

@@ -10,8 +10,15 @@
 bool kvf__probe_path(uint64_t digest, char path[KVF__PATH_BYTES]) {
     char text[KVF__DIGEST_BYTES], name[64];
     kvf__digest_text(digest, text);
-    snprintf(name, sizeof name, "probes/%s.gguf", text);
+    snprintf(name, sizeof name, "probes/%s.probe", text);
     return kvf__cache_path(name, path);
+}
+
+bool kvf__probe_exists(const kvf__cli *cli) {
+    char model_path[KVF__PATH_BYTES], path[KVF__PATH_BYTES];
+    uint64_t digest;
+    return cli->probe || (kvf__model_find(cli, model_path) && kvf__digest_model(model_path, true, &digest, NULL) &&
+                          kvf__probe_path(digest, path) && access(path, F_OK) == 0);
 }
 
 bool kvf__setup_probe(const kvf__cli *cli, const kvf_policy_options *policies, uint32_t n, kvf_probe **out) {

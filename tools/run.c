@@ -97,6 +97,7 @@ static bool read_policies(kvf__batch *r, uint32_t n_layers) {
             return false;
         }
         if (!i && cli->preset) snprintf(r->names[i].preset, sizeof r->names[i].preset, "%s", cli->preset);
+        if (n_layers) kvf__policy_choose(r->cli, &r->names[i]);
         kvf_status st = kvf__policy_options(cli, &r->names[i], i == 0, &r->policies[i], &err);
         if (!st && n_layers) st = kvf_policy_options_check(&r->policies[i], n_layers, cli->block_size, &err);
         kvf__setup_groups(r->cli, &r->policies[i]);
@@ -203,6 +204,7 @@ static bool set_up(kvf__batch *r) {
     r->reader.max_line = kvf__line_max_bytes(cli, kvf_model_tokenizer(r->model), r->info);
     r->streams = cli->prompt && !cli->output && !cli->json;
     return read_policies(r, r->info->n_layers) && kvf__setup_probe(cli, r->policies, cli->compare ? 2 : 1, &r->probe) &&
+           (r->cli->provides = r->probe ? KVF_NEEDS_PROBE : 0, true) &&
            (r->engine = kvf__setup_engine(cli, r->model, r->probe, &r->policies[0], !cli->prompt)) && open_outputs(r) &&
            (cli->quiet || (cli->prompt && !cli->verbose) || (say_memory(r->engine), true));
 }

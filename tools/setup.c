@@ -151,6 +151,20 @@ bool kvf__policy_name_read(const char *text, kvf__policy_name *name) {
     return true;
 }
 
+void kvf__policy_choose(kvf__cli *cli, kvf__policy_name *name) {
+    const char *best = kvf_policy_preset_for(name->policy, UINT32_MAX);
+    if (name->preset[0] || !best || !strcmp(best, kvf_policy_preset(name->policy, 0))) return;
+    if (!cli->provides && kvf__probe_exists(cli)) cli->provides |= KVF_NEEDS_PROBE;
+    const char *preset = kvf_policy_preset_for(name->policy, cli->provides);
+    if (strcmp(preset, kvf_policy_preset(name->policy, 0)) != 0)
+        snprintf(name->preset, sizeof name->preset, "%s", preset);
+    else if (!cli->quiet)
+        kvf__say(
+            "%s: there is no probe of this model, so tokens are ranked by attention, which finds less; make one, once: "
+            "kvfold calibrate%s%s",
+            name->policy, cli->model ? " --model " : "", cli->model ? kvf__shown(cli->model).text : "");
+}
+
 bool kvf__policy_is_budget(const char *option) {
     return kvf__name_equal(option, "rho") || kvf__name_equal(option, "budget_tokens") ||
            kvf__name_equal(option, "budget_bytes") || kvf__name_equal(option, "min_tokens");

@@ -223,6 +223,13 @@ KVF_API const char *kvf_policy_name(uint32_t i);
  *  @param policy one of kvf_policy_name. @param i from 0. @own static. @threads any. @errors none. @cost O(1). */
 KVF_API const char *kvf_policy_preset(const char *policy, uint32_t i);
 
+/** The preset of a policy that makes the most of what the caller can provide: the first that ranks by scores from the model, if the
+ *  caller provides them, else "default". For "fold": "probe", then "repeat", then "default" (attention).
+ *  @param policy one of kvf_policy_name. @param provided KVF_NEEDS_PROBE if there is a probe of the model, KVF_NEEDS_REPEAT if the
+ *  prompt may be repeated; other bits have no effect.
+ *  @own static; NULL for an unknown policy. @threads any. @errors none. @cost O(presets). */
+KVF_API const char *kvf_policy_preset_for(const char *policy, uint32_t provided);
+
 /** Whether a sequence with these options can ever evict: never with policy "full" or rho 1.
  *  @param options initialised. @own nothing. @threads any. @errors none. @cost O(1). Returns 0 or 1. */
 KVF_API int kvf_policy_evicts(const kvf_policy_options *options);
