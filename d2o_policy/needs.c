@@ -72,7 +72,8 @@ uint32_t kvf_policy_needs(const kvf_policy_options *options) {
     if (kvf__policy_asks_model(o)) {
         needs &= ~(uint32_t)KVF_NEEDS_ROW;
         needs |= o->score == KVF_SCORE_REPEAT ? KVF_NEEDS_REPEAT : KVF_NEEDS_PROBE;
-        if (o->merge == KVF_MERGE_ATTENTION && o->score == KVF_SCORE_PROBE) needs |= KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW;
+        if ((o->merge == KVF_MERGE_ATTENTION || o->score_mix > 0) && o->score == KVF_SCORE_PROBE)
+            needs |= KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW;
     } else if (ops.needs & (FROM_ATTENTION | FROM_MODEL)) {
         needs |= o->score == KVF_SCORE_WINDOW ? KVF_NEEDS_LAST_ROWS : KVF_NEEDS_COL_SUMS;
         if (ops.needs & FROM_MODEL) needs |= KVF_NEEDS_ROW;

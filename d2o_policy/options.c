@@ -66,6 +66,9 @@ typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE,
       "Number of neighbouring slots over which scores are averaged; 1: none.")                                      \
     X(score_decay, score_decay, REAL, 0, 1, "[0, 1]",                                                               \
       "Factor of earlier scores at the end of a later prompt segment.")                                             \
+    X(score_mix, score_mix, REAL, 0, 100, "[0, 100]",                                                               \
+      "score probe: weight of the attention that a slot got (the logarithm of its sum / root of the number of "     \
+      "queries), which is added to the probe's score; 0: none.")                                                    \
     X(gqa, gqa, CHOICE, 0, 0, "sum|max|first", "How the scores of a KV head's query heads are combined.")           \
     X(merge, merge, CHOICE, 0, 0, "paper|authors|average|mass|none|attention",                                      \
       "Weights of a merge; mass and attention need pages with weight and bias.")                                    \
@@ -370,6 +373,8 @@ static kvf_status check_attention(const kvf_policy_options *o, kvf_error *err) {
 static kvf_status check_model_score(const kvf_policy_options *o, kvf_error *err) {
     kvf_policy_ops ops = kvf__policy_ops_resolve(o->ops);
     const char *score = o->score == KVF_SCORE_REPEAT ? "repeat" : "probe";
+    if (o->score_mix > 0 && o->score != KVF_SCORE_PROBE)
+        return kvf__fail_real(err, KVF_E_INVALID, "score_mix", o->score_mix, "needs score probe");
     if (!kvf__policy_asks_model(o))
         return o->score_norm != KVF_SCORE_NORM_OUTPUT || ops.flags & KVF_POLICY_KEEPS_ALL
                    ? KVF_OK

@@ -102,6 +102,7 @@ KVF__POLICY_DECLARE(sirllm)
 KVF__POLICY_DECLARE(kvzip)
 KVF__POLICY_DECLARE(kvzap)
 void kvf__preset_fold_probe(kvf_policy_options *o);
+void kvf__preset_fold_light(kvf_policy_options *o);
 void kvf__preset_fold_repeat(kvf_policy_options *o);
 void kvf__preset_d2o_serving(kvf_policy_options *o);
 void kvf__preset_d2o_authors(kvf_policy_options *o);

@@ -26,6 +26,7 @@ static const struct {
     {&kvf__policy_d2o, "authors", kvf__preset_d2o_authors},
     {&kvf__policy_cam, "h2o", kvf__preset_cam_h2o},
     {&kvf__policy_fold, "probe", kvf__preset_fold_probe}, /* the best first: kvf_policy_preset_for */
+    {&kvf__policy_fold, "light", kvf__preset_fold_light},
     {&kvf__policy_fold, "repeat", kvf__preset_fold_repeat},
     {&kvf__policy_fold, "attention", kvf__preset_fold},
 };

@@ -49,6 +49,22 @@ void kvf_policy_worth(const kvf_policy_slots *s, float *worth) {
     if (o->score_pool > 1) pool(s, worth);
 }
 
+static const double LEAST_SUM = 1e-6; /* of column sums, under a logarithm */
+
+/* Adds to the scores of a head the logarithm of its slots' attention. The head's mean is left out, so that one threshold still compares
+ * what the probe foresees of heads. */
+static void mix_attention(const kvf__call *c, const kvf_event *e, const kvf__head *h, double mix, const float *sums,
+                          const kvf__scratch *x) {
+    uint32_t n = h->n_slots, next_pos = c->batch->view->next_pos[e->row];
+    double mean = 0.0;
+    for (uint32_t slot = 0; slot < n; slot++) {
+        double seen = next_pos - h->pages->pos[kvf__slot_index(h, slot)];
+        x->worth[slot] = (float)log(fmax((double)sums[slot], LEAST_SUM) / sqrt(seen));
+        mean += (double)x->worth[slot] / n;
+    }
+    for (uint32_t slot = 0; slot < n; slot++) x->model[slot] += (float)(mix * ((double)x->worth[slot] - mean));
+}
+
 /* The scores from the model, into x->model. A slot that has none yet counts as the mean of the others. */
 static void read_model(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__roles *r,
                        const kvf__scratch *x) {
@@ -62,6 +78,8 @@ static void read_model(const kvf__call *c, const kvf_event *e, uint32_t kv_head,
             memcpy(x->model + begin, h.pages->score + kvf__slot_index(&h, begin),
                    KVF__MIN(bs, n_slots - begin) * sizeof *x->model);
     }
+    double mix = kvf__event_seq(c, e)->options.score_mix;
+    if (mix > 0 && r->score != KVF__NONE) mix_attention(c, e, &h, mix, x->score[r->score], x);
     for (uint32_t slot = 0; slot < n_slots; slot++)
         if (isfinite(x->model[slot])) sum += (double)x->model[slot], n++;
     float mean = n ? (float)(sum / n) : 0.0f;

@@ -65,6 +65,20 @@ static int by_rank(const void *pa, const void *pb) {
     return a->pos < b->pos ? -1 : 1;
 }
 
+/* score_mix: the logarithm of what attention gave a prompt's slot, beside the head's mean of it. */
+static double mixed(const life *x, uint32_t l, uint32_t h, uint32_t i) {
+    kvf__head head = rig_head(x->r, 0, l, h);
+    double mean = 0, own = 0;
+    for (uint32_t k = 0; k < head.n_slots; k++) {
+        const float *sums = x->sums + (l * x->n_kv + h) * G * CAP;
+        double most = fmax(fmax((double)sums[k], (double)sums[CAP + k]), 1e-6);
+        double value = log(most / sqrt(x->r->next_pos[0] - rig_pos(x->r, 0, l, h, k)));
+        mean += value / head.n_slots;
+        if (k == i) own = value;
+    }
+    return x->o.score_mix * (own - mean);
+}
+
 /* The tokens of a head, the last to be evicted first. */
 static uint32_t naive_head(const life *x, uint32_t l, uint32_t h, uint32_t window, token *out) {
     const rig *r = x->r;
@@ -74,6 +88,7 @@ static uint32_t naive_head(const life *x, uint32_t l, uint32_t h, uint32_t windo
     for (uint32_t i = 0; i < n; i++) {
         uint32_t pos = rig_pos(r, 0, l, h, i);
         float score = r->pages.score[kvf__slot_index(&head, i)];
+        if (x->o.score_mix > 0) score += (float)mixed(x, l, h, i);
         if (x->o.score == KVF_SCORE_REPEAT) score = x->repeated[pos] ? number(x->seed, l, h, pos) : INFINITY;
         out[i] = (token){pos + window >= r->next_pos[0] ? 0 : pos < x->o.sinks ? 1 : 2, score, pos};
         if (isfinite(score)) sum += score, n_known++;
@@ -358,6 +373,32 @@ static void sizes_are(const kvf_policy_options *o, rig_config c, uint32_t n_prom
     for (uint32_t t = 0; t < x.n_layers * x.n_groups; t++) cr_expect_eq(of[t].keep, want[t], "%u: %u", t, of[t].keep);
     cr_expect_eq(counts_of(x.r->state, 0).raised_tokens, raised);
     life_free(&x);
+}
+
+Test(policy_global, a_mix_adds_what_attention_gave) {
+    uint32_t n_unequal = 0;
+    for (uint64_t seed = 0; seed < 12; seed++) {
+        kvf_policy_options o = plain(30, 6, 2, 0.25);
+        o.score_mix = seed % 4 * 0.4;
+        o.gqa = KVF_GQA_MAX;
+        life x;
+        open_rig(&x, &o, (rig_config){.n_layers = 3, .n_kv = 2, .bs = 8, .hpg = 1, .threads = 1 + (uint32_t)seed % 2},
+                 seed);
+        for (uint32_t i = 0; i < 3 * 2 * G * CAP; i++) {
+            uint64_t s = seed * 1013 + i;
+            x.sums[i] = i % 37 ? (float)pow(rig_uniform(&s), 4) * 9 : 0;
+        }
+        for (uint32_t i = 0; i < 90; i++) append(&x);
+        x.n_prompt = 90;
+        x.r->prompt_sums[0] = x.sums;
+        x.r->prompt_stride = CAP;
+        OK(kvf_policy_budget(x.r->state, 0, NULL, x.n_prompt, err));
+        due(&x, KVF_AT_PROMPT_END);
+        carry_out(&x, KVF_EVENT_PROMPT, seed);
+        n_unequal += x.n_unequal;
+        life_free(&x);
+    }
+    cr_assert_gt(n_unequal, 0);
 }
 
 Test(policy_global, one_table_keeps_the_budget) {

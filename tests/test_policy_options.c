@@ -21,7 +21,7 @@ Test(policy_options, every_value_reads_back_as_itself) {
                                              {"d2o", NULL}};
     uint32_t n;
     const kvf_policy_option_info *list = kvf_policy_option_list(&n);
-    cr_assert_eq(n, 39);
+    cr_assert_eq(n, 40);
     for (size_t p = 0; p < sizeof presets / sizeof *presets; p++) {
         kvf_policy_options o = init(presets[p][0], presets[p][1]), copy = init("d2o", "paper");
         copy.ops = o.ops;
@@ -272,12 +272,9 @@ static void differences(char *out, size_t capacity, const char *name) {
     size_t used = 0, n_seen = 0;
     struct {
         const char *label, *policy, *preset;
-    } all[32] = {{"serving", "d2o", "serving"},
-                 {"authors", "d2o", "authors"},
-                 {"cam:h2o", "cam", "h2o"},
-                 {"fold:probe", "fold", "probe"},
-                 {"fold:repeat", "fold", "repeat"}};
-    uint32_t n = 5;
+    } all[32] = {{"serving", "d2o", "serving"},   {"authors", "d2o", "authors"},   {"cam:h2o", "cam", "h2o"},
+                 {"fold:probe", "fold", "probe"}, {"fold:light", "fold", "light"}, {"fold:repeat", "fold", "repeat"}};
+    uint32_t n = 6;
     for (uint32_t i = 0; (policy = kvf_policy_name(i)); i++)
         if (strcmp(policy, "full") && strcmp(policy, "d2o"))
             all[n].label = all[n].policy = policy, all[n++].preset = NULL;
@@ -333,6 +330,11 @@ Test(policy_options, the_preset_that_makes_the_most_of_what_there_is) {
     cr_expect_str_eq(kvf_policy_preset_for("fold", repeat), "repeat");
     cr_expect_str_eq(kvf_policy_preset_for("fold", KVF_NEEDS_COL_SUMS), "default");
     cr_expect_str_eq(kvf_policy_preset_for("d2o", UINT32_MAX), "default");
+    kvf_policy_options best = init("fold", "probe"), light = init("fold", "light"), mixed = init("h2o", NULL);
+    cr_expect_eq(kvf_policy_needs(&best), probe | KVF_NEEDS_COL_SUMS | KVF_NEEDS_ROW);
+    cr_expect_eq(kvf_policy_needs(&light), probe);
+    mixed.score_mix = 0.3;
+    FAILS(kvf_policy_options_check(&mixed, 2, 8, err), KVF_E_INVALID, "score_mix 0.3: needs score probe");
     cr_expect_null(kvf_policy_preset_for("no such policy", UINT32_MAX));
     cr_expect_null(kvf_policy_preset_for(NULL, 0));
 }

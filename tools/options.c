@@ -97,8 +97,7 @@ enum { MAX_POLICY_ARGS = 64 };
 static kvf__arg policy_args[MAX_POLICY_ARGS] = {
     {"policy", "NAME", NULL, "full; with an option below, and with --compare full, d2o", KVF__ARG_TEXT, AT(policy), 0,
      0, NULL},
-    {"preset", "NAME", "set of options; d2o: paper, serving, authors; cam: h2o", "paper", KVF__ARG_TEXT, AT(preset), 0,
-     0, NULL},
+    {"preset", "NAME", "set of options; --help-policies lists them", "paper", KVF__ARG_TEXT, AT(preset), 0, 0, NULL},
 };
 static char policy_help[200], policy_helps[MAX_POLICY_ARGS][480], policy_fallbacks[MAX_POLICY_ARGS][48];
 static kvf__arg_group policy_group = {

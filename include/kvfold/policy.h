@@ -146,6 +146,8 @@ typedef struct kvf_policy_options {
     kvf_budget_scope budget;
     double
         threshold; /* budget global: slots of at least this score are kept, however many; NaN: as many as the budget has */
+    double
+        score_mix; /* score probe: weight of the logarithm of what attention gave the slot, added to its score; 0: none */
 } kvf_policy_options;
 
 typedef struct kvf_policy_option_info {
