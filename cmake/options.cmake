@@ -93,10 +93,10 @@ function(kvf_library name)
   add_library(kvfold::${name}_static ALIAS ${name}_static)
 endfunction()
 
-# Whether a source, or a header of tests/ that it includes, includes anything of model/, engine/ or tools/.
+# Whether a source, or a header of tests/ that it includes, includes anything of model/, engine/, tools/ or eval/.
 function(kvf_needs_engine source out)
   set(${out} FALSE PARENT_SCOPE)
-  file(STRINGS ${source} includes REGEX "^ *#include *[\"<]((kvfold/)?(model|engine|tools)[./]|tests/)")
+  file(STRINGS ${source} includes REGEX "^ *#include *[\"<]((kvfold/)?(model|engine|tools|eval)[./]|tests/)")
   foreach(line IN LISTS includes)
     if(line MATCHES "[\"<](tests/[^\"]*)\"" AND EXISTS ${PROJECT_SOURCE_DIR}/${CMAKE_MATCH_1})
       kvf_needs_engine(${PROJECT_SOURCE_DIR}/${CMAKE_MATCH_1} deeper)

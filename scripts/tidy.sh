@@ -8,7 +8,7 @@ build=${1:?usage: scripts/tidy.sh BUILD_FOLDER [FILE...]}
 shift
 files=("$@")
 if [ ${#files[@]} -eq 0 ]; then
-    mapfile -t files < <(find base blockmgr attention d2o_policy scheduler model engine tools -name '*.c' | sort)
+    mapfile -t files < <(find base blockmgr attention d2o_policy scheduler model engine tools eval -name '*.c' | sort)
 fi
 # xargs runs on after a failure and then says so; what clang-tidy counts and hides is no news.
 printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "$(nproc)" clang-tidy --quiet -p "$build" 2> >(grep -vE '^[0-9]+ warnings? .*generated' >&2)

@@ -1,7 +1,7 @@
 /* kvfold eval against plain computation: scores of logits, equal memory, and batches against runs of their own. */
 #define _GNU_SOURCE
+#include "eval/eval.h"
 #include "tests/engine_model.h"
-#include "tools/eval/eval.h"
 
 enum { STEPS = 24, PROMPT = 120 };
 

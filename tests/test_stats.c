@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "tools/scores/stats.h"
+#include "eval/scores/stats.h"
 #include "tools/trace.h"
 
 enum { N = 24 };

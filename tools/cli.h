@@ -59,10 +59,9 @@ void kvf__options_init(void); /* takes the policy options from the library; befo
 int kvf__run_command(const void *cli);
 int kvf__tokenize_command(const void *cli);
 int kvf__info_command(const void *cli);
-int kvf__eval_command(const void *cli);
 int kvf__profile_command(const void *cli);
 int kvf__calibrate_command(const void *cli);
-int kvf__eval_report(const kvf__cli *cli); /* of eval, when its first word is `report` */
+int kvf__eval_command(const void *cli); /* of eval/ */
 
 /* ---- setup.c ---------------------------------------------------------------------------------------- */
 

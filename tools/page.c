@@ -1,4 +1,4 @@
-/* HTML pages: the files of tools/page/ around the figures. */
+/* HTML pages: files around the figures, those of tools/page/ for the occupancy. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/page.h"
 
@@ -6,13 +6,10 @@
 #include <string.h>
 
 #include "tools/occupancy.h"
-#include "tools/scores/scores.h"
 #include "tools/text.h"
 
-/* cmake/embed.cmake makes these of the files in tools/page/. */
-extern const unsigned char kvf__occupancy_head[], kvf__occupancy_tail[], kvf__scores_head[], kvf__scores_tail[];
-extern const size_t kvf__occupancy_head_bytes, kvf__occupancy_tail_bytes, kvf__scores_head_bytes,
-    kvf__scores_tail_bytes;
+extern const unsigned char kvf__occupancy_head[], kvf__occupancy_tail[];
+extern const size_t kvf__occupancy_head_bytes, kvf__occupancy_tail_bytes;
 
 /* JSON in a script element: no '<' may begin an end tag or a comment. */
 static void put_escaped(const char *text, FILE *out) {
@@ -30,24 +27,14 @@ bool kvf__page_write(kvf__page page, json_t *data, int digits, const char *path,
     kvf__out_file out;
     if (!text) return kvf__say("--%s: out of memory", option), false;
     if (!kvf__out_open(&out, path)) return free(text), false;
-    bool scores = page == KVF__PAGE_SCORES;
-    if (scores)
-        fwrite(kvf__scores_head, 1, kvf__scores_head_bytes, out.file);
-    else
-        fwrite(kvf__occupancy_head, 1, kvf__occupancy_head_bytes, out.file);
+    fwrite(page.head, 1, page.head_bytes, out.file);
     put_escaped(text, out.file);
-    if (scores)
-        fwrite(kvf__scores_tail, 1, kvf__scores_tail_bytes, out.file);
-    else
-        fwrite(kvf__occupancy_tail, 1, kvf__occupancy_tail_bytes, out.file);
+    fwrite(page.tail, 1, page.tail_bytes, out.file);
     free(text);
     return kvf__out_close(&out);
 }
 
 bool kvf__occ_write_page(const kvf__occ *o, const char *path) {
-    return kvf__page_write(KVF__PAGE_OCCUPANCY, kvf__occ_json(o), 9, path, "report");
-}
-
-bool kvf__scores_page(const kvf__scores *s, const char *path) {
-    return kvf__page_write(KVF__PAGE_SCORES, kvf__scores_json(s, true), 6, path, "html");
+    kvf__page page = {kvf__occupancy_head, kvf__occupancy_tail, kvf__occupancy_head_bytes, kvf__occupancy_tail_bytes};
+    return kvf__page_write(page, kvf__occ_json(o), 9, path, "report");
 }

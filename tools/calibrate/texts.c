@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/eval/pieces.h"
+#include "tools/pieces.h"
 
 extern const unsigned char kvf__calibrate_prose[], kvf__calibrate_code[];
 extern const size_t kvf__calibrate_prose_bytes, kvf__calibrate_code_bytes;
@@ -89,7 +89,7 @@ static bool read_source(const kvf__cli *cli, uint32_t i, const kvf_tokenizer *to
     char *text = NULL;
     kvf_error err = {.text = ""};
     if (cli->texts.n) {
-        path = kvf__eval_text_file(cli->texts.values[i]);
+        path = kvf__text_argument(cli->texts.values[i], NULL, NULL);
         if (!(text = kvf__read_file(path, "text", &n_bytes))) return false;
     }
     out->ids = kvf__encode(tokenizer, text ? text : own, n_bytes, 0, &out->n, &err);
