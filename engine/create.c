@@ -252,6 +252,7 @@ static kvf_status create_parts(kvf_engine *e, kvf_error *err) {
     s.preempt = c->preempt;
     s.order = c->order;
     s.patience = c->patience;
+    s.n_instruction = KVF__MIN(e->n_instruction, KVF_MAX_INSTRUCTION_TOKENS);
     s.allocator = e->allocator;
     e->counted.bytes = &e->memory.scheduler_bytes;
     if ((st = kvf_sched_create(&s, &e->sched, err))) return st;
@@ -281,7 +282,8 @@ static kvf_status create_buffers(kvf_engine *e, kvf_error *err) {
               TAKE(q_begin, n + 1) && TAKE(out_rows, n + 1) && TAKE(sampled, n + 1) && TAKE(draws, n) &&
               TAKE(changed, n) && TAKE(batch_prompts, n) && TAKE(row_wanted, n) && TAKE(row_gqa, n) &&
               TAKE(prompt_sums, n) && TAKE(added_sums, n) && TAKE(observed, n) && TAKE(added_last, n) &&
-              TAKE(added_squares, n) && TAKE(last_begin, n) && TAKE(not_finite, n) && TAKE(logprobs, n) &&
+              TAKE(added_squares, n) && TAKE(added_max, n) && TAKE(max_begin, n) && TAKE(max_end, n) &&
+              TAKE(max_by_residual, n) && TAKE(last_begin, n) && TAKE(not_finite, n) && TAKE(logprobs, n) &&
               TAKE(targets, e->max_batch_tokens) && TAKE(target_logprobs, e->max_batch_tokens) && TAKE(batch_sums, n) &&
               TAKE(batch_last, n) && TAKE(batch_squares, n) && TAKE(batch_logprobs, n);
 #undef TAKE
@@ -324,6 +326,7 @@ kvf_status kvf_engine_create(const kvf_engine_config *config, kvf_engine **out, 
     e->stats.struct_size = sizeof e->stats;
     e->view.struct_size = e->other_rows.view.struct_size = sizeof e->view;
     if ((st = take_runner(e, err)) || (st = check_probe(e, err)) || (st = resolve(e, err)) ||
+        (st = kvf__engine_create_instruction(e, err)) ||
         (e->counted.bytes = &e->memory.engine_bytes, st = create_pages(e, err)) || (st = create_host(e, err)) ||
         (st = create_snapshots(e, err)) || (st = create_parts(e, err)) || (st = create_buffers(e, err)) ||
         (st = create_small(e, err)) || (st = kvf__engine_create_transfers(e, err))) {

@@ -121,7 +121,9 @@ static void accumulators(kvf_engine *e, uint32_t row) {
     uint32_t needs = r && sums ? kvf_policy_needs(&r->policy) : 0;
     if (!(needs & ~(uint32_t)KVF_NEEDS_ROW)) needs = 0; /* the columns are others' */
     size_t at = needs ? (size_t)(sums - e->buffer.sums) : 0;
-    e->batch_sums[row] = needs & KVF_NEEDS_COL_SUMS ? e->buffer.sums + at : NULL;
+    e->batch_sums[row] = needs & KVF_NEEDS_COL_SUMS ? e->buffer.sums + at
+                         : needs & KVF_NEEDS_REPEAT ? e->buffer.prompt_max + at
+                                                    : NULL;
     e->batch_last[row] = needs & KVF_NEEDS_LAST_ROWS ? e->buffer.last_sums + at : NULL;
     e->batch_squares[row] = needs & KVF_NEEDS_SQUARES ? e->buffer.squares + at : NULL;
     e->batch_logprobs[row] = needs & KVF_NEEDS_LOGPROBS ? e->buffer.prompt_logprobs + at : NULL;

@@ -9,7 +9,8 @@
  *                last_sums        column sums of a prompt's last queries, same shape
  *                squares          [n_layers][n_kv_heads][max_prefill_tokens]
  *                prompt_logprobs  [max_prefill_tokens]
- *                Each prompt owns the columns [prefill_offset, prefill_offset + n_prompt) of all four. It writes only those that
+ *                prompt_max       the largest probabilities that a prompt's repetition gives, shape of sums
+ *                Each prompt owns the columns [prefill_offset, prefill_offset + n_prompt) of all five. It writes only those that
  *                its policy needs; pages of memory that no prompt writes are never touched
  *   events       the compactions of one moment, run together: begin, match, gate, apply, commit
  *   group        the samples or beams of one request: members (live), done (ended, waiting to be ranked) and spare (unused
@@ -110,7 +111,9 @@ typedef struct kvf__live {
 /* The inputs that a prompt's policy needs, or that the policies of all its samples need. */
 typedef struct kvf__prompt_needs {
     uint32_t needs, score_window; /* KVF_NEEDS_*; score_window of the policies that need the last queries */
-    kvf_gqa gqa;                  /* of the policies that need squares */
+    uint32_t piece;               /* repeat_piece and score_norm of the policies that need a repetition */
+    kvf_score_norm norm;
+    kvf_gqa gqa; /* of the policies that need squares */
 } kvf__prompt_needs;
 
 /* The result of a sample or beam, kept until the group is ranked. It owns the arrays that result points to. */
@@ -220,10 +223,16 @@ struct kvf_engine {
     uint32_t *batch_prompts;                           /* kvf_moment_rows.n_prompt */
     float **prompt_sums;                               /* first column of a row's prompt in sums; NULL: it has none */
     float **added_sums, **added_last, **added_squares; /* accumulators that this step's queries are added to, or NULL */
-    uint32_t *not_finite;                              /* from kvf_forward; KVF_FINITE: the row goes on */
-    uint32_t *last_begin;                              /* position of the first query that last_sums counts */
-    float *logprobs;                                   /* of the token that a decode row appends */
-    uint32_t n_new_prompt, n_new_decode;               /* tokens of the step that are computed for the first time */
+    float **added_max;                                 /* likewise, of rows that repeat their prompt */
+    uint32_t *max_begin, *max_end;                     /* positions of that prompt */
+    uint8_t *max_by_residual;
+    uint32_t *not_finite;                /* from kvf_forward; KVF_FINITE: the row goes on */
+    uint32_t *last_begin;                /* position of the first query that last_sums counts */
+    float *logprobs;                     /* of the token that a decode row appends */
+    uint32_t n_new_prompt, n_new_decode; /* tokens of the step that are computed for the first time */
+    uint32_t n_repeat;                   /* tokens of repetitions in the step */
+    uint32_t instruction[KVF_MAX_INSTRUCTION_TOKENS],
+        n_instruction; /* n_instruction above that: there is none that fits */
     uint32_t n_targets;
     uint32_t *targets;       /* [max_batch_tokens] tokens whose probabilities prompts need */
     double *target_logprobs; /* [max_batch_tokens] */
@@ -287,6 +296,15 @@ uint64_t kvf__engine_snapshot_page_bytes(const kvf_engine *e);
 kvf_status kvf__engine_restore_sums(kvf_engine *e, const kvf_step_item *item, float *sums, kvf_error *err);
 kvf_status kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step, kvf_error *err);
 kvf_status kvf__engine_set_prefix(kvf_engine *e, const kvf__live *r);
+
+/* repeat.c */
+kvf_status kvf__engine_create_instruction(kvf_engine *e, kvf_error *err);
+kvf_status kvf__engine_check_repeats(const kvf_engine *e, const kvf_policy_options *o, kvf_error *err);
+/* Row i of the step computes a part of a piece: its tokens, and where its probabilities go. */
+kvf_status kvf__engine_lay_out_piece(kvf_engine *e, const kvf_step_item *item, uint32_t i, uint32_t *tokens,
+                                     kvf_error *err);
+/* After the forward pass, while the view is as it was filled: completes the scores of the rows whose prompt ends. */
+kvf_status kvf__engine_score(kvf_engine *e, const kvf_step *step, kvf_error *err);
 
 /* segment.c */
 typedef struct kvf__token_range {

@@ -143,6 +143,7 @@ static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_e
     kvf_status st = kvf_policy_options_check(o, info->n_layers, e->pages.block_size, err);
     if (!st) st = kvf_policy_options_resolve(o, info->n_layers, token_bytes(e), err);
     if (st) return st;
+    if ((st = kvf__engine_check_repeats(e, o, err))) return st;
     if (kvf_policy_needs(o) & ~e->runner.observes)
         return kvf__fail_value(err, KVF_E_UNSUPPORTED, "policy", o->ops->name,
                                "needs %#x (KVF_NEEDS_*), runner %.64s observes %#x", kvf_policy_needs(o),
@@ -194,6 +195,7 @@ kvf__prompt_needs kvf__live_needs(const kvf__live *r) {
         all.needs |= needs;
         if (needs & KVF_NEEDS_LAST_ROWS) all.score_window = sample->policy.score_window;
         if (needs & KVF_NEEDS_SQUARES) all.gqa = sample->policy.gqa;
+        if (needs & KVF_NEEDS_REPEAT) all.norm = sample->policy.score_norm;
     }
     return all;
 }
@@ -208,9 +210,15 @@ static kvf_status check_alike(const kvf_policy_options *o, uint32_t i, kvf__prom
         return kvf__fail(err, KVF_E_INVALID,
                          "sample_policies[%u]: gqa %d: must be that of the others that take squares, %d", i,
                          (int)o->gqa, (int)all->gqa);
+    if (needs & all->needs & KVF_NEEDS_REPEAT && (o->repeat_piece != all->piece || o->score_norm != all->norm))
+        return kvf__fail(err, KVF_E_INVALID,
+                         "sample_policies[%u]: repeat_piece %u with score_norm %d: must be those of the others that "
+                         "repeat the prompt, %u and %d",
+                         i, o->repeat_piece, (int)o->score_norm, all->piece, (int)all->norm);
     all->needs |= needs;
     if (needs & KVF_NEEDS_LAST_ROWS) all->score_window = o->score_window;
     if (needs & KVF_NEEDS_SQUARES) all->gqa = o->gqa;
+    if (needs & KVF_NEEDS_REPEAT) all->piece = o->repeat_piece, all->norm = o->score_norm;
     return KVF_OK;
 }
 

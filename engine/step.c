@@ -137,7 +137,7 @@ static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_
     bool found =
         item->match && item->match->n_snapshot_tokens; /* else none of those that share the prompt needs them */
     if (found && e->added_sums[i]) st = kvf__engine_restore_sums(e, item, e->added_sums[i], err);
-    if (item->logits_only) e->added_sums[i] = NULL;
+    if (item->logits_only) e->added_sums[i] = e->added_last[i] = e->added_squares[i] = NULL;
     return st;
 }
 
@@ -171,12 +171,29 @@ static void take_options(const kvf_engine *e, kvf__live *r) {
 
 /* Counts the tokens that were computed for the first time, in a step that did not fail. */
 static void note_progress(kvf_engine *e, kvf__live *r, const kvf_step_item *item) {
+    bool repeats = item->prompt_ends && kvf__live_needs(r).needs & KVF_NEEDS_REPEAT; /* its last token, again */
+    if (repeats || item->kind == KVF_STEP_REPEAT) {
+        e->n_repeat += item->n_tokens;
+        return;
+    }
     uint32_t end = item->token_begin + item->n_tokens, begin = KVF__MAX(item->token_begin, r->n_reached);
     if (begin >= end) return;
     uint32_t n_prompt = kvf__live_seen(r, end) - kvf__live_seen(r, begin);
     e->n_new_prompt += n_prompt;
     e->n_new_decode += end - begin - n_prompt; /* also the one that a preempted request had not computed yet */
     r->n_reached = end;
+}
+
+static kvf_status lay_out_tokens(kvf_engine *e, const kvf_step_item *item, uint32_t i, kvf_error *err) {
+    uint32_t *tokens = e->tokens + e->q_begin[i];
+    const kvf__live *r = item->user;
+    e->added_max[i] = NULL;
+    e->max_begin[i] = e->max_end[i] = 0;
+    e->max_by_residual[i] = 0;
+    for (uint32_t t = 0; t < item->n_tokens; t++) e->targets[e->q_begin[i] + t] = KVF_NO_TOKEN;
+    if (item->kind == KVF_STEP_REPEAT) return kvf__engine_lay_out_piece(e, item, i, tokens, err);
+    memcpy(tokens, r->tokens + item->token_begin, item->n_tokens * sizeof *tokens);
+    return KVF_OK;
 }
 
 /* Rows, tokens, mass buffers of the planned step, and the number of rows that sample. */
@@ -190,12 +207,12 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
         kvf_status st = kvf__live_ask(e, r, err);
         if (st) return st;
         kvf__live_set_seq(e, r, item->seq);
-        if (item->kind == KVF_STEP_PREFILL) take_options(e, r);
+        if (item->kind != KVF_STEP_DECODE) take_options(e, r);
         e->rows[i] = r;
         e->seqs[i] = item->seq;
         e->q_begin[i] = n_tokens;
-        memcpy(e->tokens + n_tokens, r->tokens + item->token_begin, item->n_tokens * sizeof *e->tokens);
-        for (uint32_t t = 0; t < item->n_tokens; t++) e->targets[n_tokens + t] = KVF_NO_TOKEN;
+        bool repeats = item->kind == KVF_STEP_REPEAT;
+        if ((st = lay_out_tokens(e, item, i, err))) return st;
         n_tokens += item->n_tokens;
         int decode = item->kind == KVF_STEP_DECODE;
         e->row_wanted[i] = decode && (kvf_policy_needs(&r->policy) & KVF_NEEDS_ROW);
@@ -204,7 +221,7 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
         if (decode) e->logprobs[i] = (float)r->logprobs[item->token_begin - r->n_prompt];
         if (decode && kvf_policy_needs(&r->policy) & KVF_NEEDS_LOGPROBS)
             (void)want_logprobs(e, item, i, err); /* none to write */
-        if (!decode) r->n_seen = kvf__live_seen(r, item->token_begin + item->n_tokens);
+        if (!decode && !repeats) r->n_seen = kvf__live_seen(r, item->token_begin + item->n_tokens);
         r->in_prompt = !decode;
         e->stats.n_swapped_in += r->swapped && decode;
         r->swapped = 0;
@@ -215,7 +232,7 @@ static kvf_status lay_out(kvf_engine *e, const kvf_step *step, uint32_t *n_rows_
         }
         e->prompt_sums[i] = e->added_sums[i] = e->added_last[i] = e->added_squares[i] = NULL;
         e->last_begin[i] = 0;
-        if (!decode && item->prefill_offset != UINT32_MAX) {
+        if (!decode && !repeats && item->prefill_offset != UINT32_MAX) {
             if ((st = lay_out_sums(e, item, i, err))) return st;
         }
         if (item->samples) {
@@ -239,6 +256,11 @@ static uint32_t longest_row(const kvf_engine *e, uint32_t n_decode) {
 
 static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, kvf_error *err) {
     uint32_t longest = longest_row(e, step->n_decode), observed = 0;
+    bool repeats = false, by_residual = false;
+    for (uint32_t i = step->n_decode; i < step->n_items; i++) {
+        repeats |= e->added_max[i] != NULL;
+        by_residual |= e->max_by_residual[i];
+    }
     for (uint32_t i = 0; i < step->n_decode; i++) observed |= e->observed[i];
     kvf_forward f = {.struct_size = sizeof f,
                      .view = &e->view,
@@ -267,19 +289,26 @@ static kvf_status forward(kvf_engine *e, const kvf_step *step, uint32_t n_out, k
                      .logprobs = e->target_logprobs,
                      .not_finite = e->not_finite,
                      .sums_may_be_lost = 1,
-                     .probe = e->config.probe};
+                     .probe = e->config.probe,
+                     .prompt_max = repeats ? e->added_max : NULL,
+                     .max_begin = e->max_begin,
+                     .max_end = e->max_end,
+                     .max_by_residual = by_residual ? e->max_by_residual : NULL};
     double begin = kvf__engine_clock(e);
     e->observe_error = err;
     kvf_status st = e->runner.run(e->runner.ctx, &f, err);
     if (st) return st;
     double seconds = kvf__engine_clock(e) - begin;
     e->stats.forward_s += seconds;
-    e->n_new_prompt = e->n_new_decode = 0;
+    e->n_new_prompt = e->n_new_decode = e->n_repeat = 0;
     for (uint32_t i = 0; i < step->n_items; i++) note_progress(e, step->items[i].user, &step->items[i]);
-    uint32_t n_tokens = step->n_tokens ? step->n_tokens : 1, n_again = n_tokens - e->n_new_prompt - e->n_new_decode;
+    uint32_t n_tokens = step->n_tokens ? step->n_tokens : 1;
+    uint32_t n_again = n_tokens - e->n_new_prompt - e->n_new_decode - e->n_repeat;
     e->stats.prefill_s += seconds * e->n_new_prompt / n_tokens;
     e->stats.decode_s += seconds * e->n_new_decode / n_tokens;
     e->stats.recompute_s += seconds * n_again / n_tokens;
+    e->stats.repeat_s += seconds * e->n_repeat / n_tokens;
+    e->stats.n_repeat_tokens += e->n_repeat;
     e->stats.n_prompt_tokens += e->n_new_prompt;
     e->stats.n_decode_tokens += e->n_new_decode;
     e->stats.n_recomputed_tokens += n_again;
@@ -482,7 +511,8 @@ static void note_full_bytes(kvf_engine *e) {
     uint32_t next_pos;
     for (const kvf__live *r = e->first_running; r; r = r->next_running)
         if (!r->swapped && kvf_seq_next_pos(e->manager, r->seq, &next_pos) == KVF_OK)
-            blocks += kvf__ceil_div(next_pos, e->pages.block_size);
+            blocks +=
+                kvf__ceil_div(KVF__MIN(next_pos, r->n_known), e->pages.block_size); /* a repetition is no token of it */
     e->stats.full_bytes = blocks * e->n_tables * e->stats.block_bytes;
     e->stats.full_bytes_max = KVF__MAX(e->stats.full_bytes_max, e->stats.full_bytes);
 }
@@ -545,7 +575,9 @@ static kvf_status run_step(kvf_engine *e, kvf_error *err) {
         return kvf__fail_as(err, st, kvf_manager_error(e->manager));
     note_full_bytes(e);
     if ((st = kvf__engine_offload(e, err))) return st;
-    if ((st = forward(e, &step, n_out, err)) || (st = kvf__engine_transfers_end(e, err))) return st;
+    if ((st = forward(e, &step, n_out, err)) || (st = kvf__engine_score(e, &step, err)) ||
+        (st = kvf__engine_transfers_end(e, err)))
+        return st;
     if ((st = keep_logprobs(e, &step, err))) return st;
     kvf__engine_end_not_finite(e, &step);
     if ((st = kvf_sched_done(e->sched))) return kvf__fail_as(err, st, kvf_sched_error(e->sched));

@@ -211,6 +211,10 @@ static void sums_of_layer(const kvf__pass *p, float *const *sums, uint32_t layer
 
 static void query_scale_row(const kvf__pass *p, uint32_t row) {
     double square = 0;
+    if (!p->f.max_by_residual[p->a->seq_of[row]]) {
+        p->a->query_scale[row] = 1;
+        return;
+    }
     for (uint32_t i = 0; i < p->m->info.n_embd; i++) square += (double)x_row(p, row)[i] * (double)x_row(p, row)[i];
     p->a->query_scale[row] = square > 0 ? (float)(1 / sqrt(square)) : 0.0f;
 }

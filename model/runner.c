@@ -12,7 +12,7 @@ void kvf_runner_destroy(kvf_runner *runner) {
 
 /* ---- The CPU --------------------------------------------------------------------------------------------- */
 
-enum { BUFFERS = 7 };
+enum { BUFFERS = 8 };
 
 typedef struct cpu_runner {
     kvf_allocator allocator;
@@ -60,7 +60,7 @@ static kvf_status cpu_begin(void *ctx, const kvf_runner_limits *limits, kvf_runn
               take(c, 2, kv_rows, l.max_prompt_tokens, &b.squares) &&
               take(c, 3, l.max_prompt_tokens, 1, &b.prompt_logprobs) &&
               take(c, 4, (size_t)l.max_seqs * m->n_kv_heads, l.max_slots, &b.row) &&
-              take(c, 5, l.max_seqs, m->n_vocab, &b.logits);
+              take(c, 5, l.max_seqs, m->n_vocab, &b.logits) && take(c, 7, q_rows, l.max_prompt_tokens, &b.prompt_max);
     if (!ok) {
         free_buffers(c);
         return kvf__fail(
@@ -76,6 +76,7 @@ static kvf_status cpu_begin(void *ctx, const kvf_runner_limits *limits, kvf_runn
     }
     for (int i = 0; i < 3; i++)
         kvf__sparse(c->memory[i], c->bytes[i]); /* a prompt writes its columns of each layer and head */
+    kvf__sparse(c->memory[7], c->bytes[7]);
     st = kvf_activations_create(c->model, l.max_tokens, l.max_seqs, l.max_slots, kvf_stream_n_threads(l.stream),
                                 &c->activations, err);
     if (st) {
@@ -134,6 +135,11 @@ static kvf_status cpu_copy(void *ctx, void *to, const void *from, size_t bytes, 
     return KVF_OK;
 }
 
+static kvf_status cpu_score(void *ctx, const kvf_repetition *repetition, kvf_error *err) {
+    cpu_runner *c = ctx;
+    return kvf_model_score(c->model, c->activations, c->stream, repetition, err);
+}
+
 static void cpu_destroy(void *ctx) {
     cpu_runner *c = ctx;
     kvf_allocator a = c->allocator;
@@ -177,7 +183,8 @@ kvf_status kvf_runner_create_cpu(const kvf_model *model, const kvf_device *devic
         .snapshot = cpu_snapshot,
         .read = cpu_copy,
         .write = cpu_copy,
-        .destroy = cpu_destroy};
+        .destroy = cpu_destroy,
+        .score = cpu_score};
     kvf__output(runner, &table, sizeof table);
     return KVF_OK;
 }

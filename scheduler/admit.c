@@ -51,6 +51,7 @@ kvf__admission kvf__sched_admit(kvf_sched *s, kvf__req *r) {
     r->was_forked = r->state == KVF__REQ_FORKED;
     kvf__sched_move(s, r, KVF__MOVE_PREFILL);
     r->segment = 0;
+    kvf__repeat_forget(r);
     r->n_computed = r->match.n_tokens;
     return KVF__ADMITTED;
 }
@@ -62,6 +63,7 @@ static void release(kvf_sched *s, kvf__req *r) {
     if (r->bound == KVF__TIGHTENED) r->bound = KVF__BOUNDED;
     r->reserved = KVF__AS_ADMITTED;
     r->n_computed = 0;
+    kvf__repeat_forget(r);
     r->match.again = 1;
 }
 

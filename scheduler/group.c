@@ -58,7 +58,8 @@ uint64_t kvf__group_own_options_blocks(const kvf_sched *s, const kvf__req *leade
 }
 
 bool kvf__group_takes(const kvf_sched *s, const kvf__req *leader, const kvf__req *r, uint64_t *needed) {
-    uint64_t with = *needed + r->child_blocks;
+    uint64_t more = kvf__sched_prompt_blocks(s, r), now = kvf__sched_prompt_blocks(s, leader);
+    uint64_t with = *needed + r->child_blocks + (more > now ? more - now : 0);
     if (leader->n_held + 2 > s->config.max_running || with > KVF__MIN(s->n_blocks, s->n_score_pages)) return false;
     *needed = with;
     return true;
@@ -135,6 +136,7 @@ void kvf__group_take_budget(kvf__req *r, const kvf__req *to) {
     r->budget = to->budget;
     r->bound = to->bound;
     r->n_blocks = to->n_blocks;
+    r->n_peak = to->n_peak;
     r->n_steady = to->n_steady;
     r->child_blocks = to->child_blocks;
     r->evicts = to->evicts;
@@ -279,6 +281,7 @@ static void take_options(kvf_sched *s, const kvf__req *leader, kvf__req *r) {
     }
     if (own) return;
     r->n_blocks = leader->n_blocks;
+    r->n_peak = leader->n_peak;
     r->bound = leader->bound;
 }
 
@@ -288,6 +291,9 @@ bool kvf__group_promote(kvf_sched *s, kvf__req *leader) {
     if (!r) return false;
     r->n_computed = leader->n_computed;
     r->n_prefill = leader->n_prefill;
+    r->repetition = leader->repetition;
+    r->n_repeated = leader->n_repeated;
+    r->n_piece = leader->n_piece;
     r->extent_begin = leader->extent_begin;
     r->reserved = leader->reserved;
     r->seq = leader->seq;

@@ -221,6 +221,7 @@ kvf__needs kvf__sched_needs(const kvf_sched *s, const kvf__req *leader) {
         needs.sums |= more->sums;
         needs.all |= more->all;
         needs.n_last = KVF__MAX(needs.n_last, more->n_last);
+        needs.piece = KVF__MAX(needs.piece, more->piece);
     }
     return needs;
 }

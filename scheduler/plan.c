@@ -9,6 +9,8 @@ static bool begins_segment(const kvf__req *r) {
 
 static kvf_step_item make_item(kvf_sched *s, const kvf__req *r, kvf_step_kind kind, uint32_t n_tokens) {
     uint32_t end = r->n_computed + n_tokens;
+    bool prefill = kind == KVF_STEP_PREFILL, repeated = r->repetition == KVF__REPEATED;
+    bool prompt_ends = prefill && end == r->n_prefill && !kvf__repeat_owed(s, r);
     kvf_step_item item = {
         .request = r->name,
         .seq = r->seq,
@@ -16,13 +18,15 @@ static kvf_step_item make_item(kvf_sched *s, const kvf__req *r, kvf_step_kind ki
         .kind = (uint32_t)kind,
         .token_begin = r->n_computed,
         .n_tokens = n_tokens,
-        .prompt_ends = kind == KVF_STEP_PREFILL && end == r->n_prefill,
-        .samples = end == r->n_known && r->max_new > 0,
-        .prefill_offset = kind == KVF_STEP_PREFILL ? r->extent_begin : KVF__SLOT_NONE,
-        .n_columns = kind == KVF_STEP_PREFILL ? kvf__sched_n_columns(s, r) : 0,
-        .begins = kind == KVF_STEP_PREFILL && (r->n_computed == r->match.n_tokens || begins_segment(r)),
-        .n_held = kind == KVF_STEP_PREFILL && end == r->n_prefill ? r->n_held : 0,
+        .prompt_ends = prompt_ends,
+        .samples = end == r->n_known && r->max_new > 0 && (kind == KVF_STEP_DECODE || prompt_ends),
+        .prefill_offset = kind != KVF_STEP_DECODE ? r->extent_begin : KVF__SLOT_NONE,
+        .n_columns = kind != KVF_STEP_DECODE ? kvf__sched_n_columns(s, r) : 0,
+        .begins = prefill && !repeated && (r->n_computed == r->match.n_tokens || begins_segment(r)),
+        .n_held = prompt_ends ? r->n_held : 0,
+        .logits_only = prefill && repeated,
     };
+    if (kind == KVF_STEP_REPEAT) kvf__repeat_mark_item(s, r, &item);
     kvf__sched_mark_item(s, r, &item);
     return item;
 }
@@ -61,9 +65,10 @@ static void list_running(kvf_sched *s) {
             s->lacks_extent = true;
             continue; /* those that hold the columns may come later */
         }
-        uint32_t n = kvf__sched_chunk_end(s, r, r->n_computed) - r->n_computed;
+        bool repeats = kvf__repeat_due(s, r);
+        uint32_t n = repeats ? kvf__repeat_chunk(s, r) : kvf__sched_chunk_end(s, r, r->n_computed) - r->n_computed;
         if (n > s->config.max_batch_tokens - s->n_tokens) break;
-        push_item(s, r, KVF_STEP_PREFILL, n);
+        push_item(s, r, repeats ? KVF_STEP_REPEAT : KVF_STEP_PREFILL, n);
     }
 }
 
@@ -113,7 +118,7 @@ static kvf_status grow_what_fits(kvf_sched *s) {
     s->n_items = s->n_decode = s->n_tokens = 0;
     for (uint32_t i = 0; i < n_listed; i++) {
         const kvf_step_item item = s->items[i];
-        if (item.kind == KVF_STEP_PREFILL && !in_order) break;
+        if (item.kind != KVF_STEP_DECODE && !in_order) break;
         s->appends[s->n_items] = (kvf_append_item){item.seq, item.n_tokens};
         kvf_status status = kvf_can_append(s->config.manager, s->appends, s->n_items + 1, NULL);
         in_order &= status == KVF_OK;
@@ -302,7 +307,12 @@ kvf_status kvf_sched_done(kvf_sched *sched) {
         const kvf_step_item *item = &sched->items[i];
         kvf__req *r = kvf__sched_find(sched, item->request);
         if (!r) continue; /* finished while the step ran */
+        if (item->kind == KVF_STEP_REPEAT) {
+            kvf__repeat_done(sched, r, item->n_tokens);
+            continue;
+        }
         r->n_computed += item->n_tokens;
+        if (item->kind == KVF_STEP_PREFILL && !item->prompt_ends && r->n_computed == r->n_prefill) kvf__repeat_begin(r);
         if (item->prompt_ends) kvf__parting_leave(sched, r);
         if (item->prompt_ends)
             kvf__sched_move(sched, r, KVF__MOVE_PROMPT_END);
@@ -318,13 +328,14 @@ kvf_status kvf_sched_done(kvf_sched *sched) {
 
 /* An item's request is again as it was before the plan. */
 static void take_back(kvf_sched *s, kvf__req *r, const kvf_step_item *item) {
-    if (item->kind == KVF_STEP_PREFILL && r->n_computed == r->match.n_tokens) { /* admitted by this plan */
+    bool first = item->kind == KVF_STEP_PREFILL && r->repetition == KVF__UNREPEATED;
+    if (first && r->n_computed == r->match.n_tokens) { /* admitted by this plan */
         bool forked = r->was_forked;
         kvf__sched_put_back(s, r, KVF__MOVE_PREEMPT);
         if (forked) kvf__sched_move(s, r, KVF__MOVE_FORK);
         return;
     }
-    if (item->kind == KVF_STEP_PREFILL && begins_segment(r)) kvf__sched_give_extent(s, r);
+    if (first && begins_segment(r)) kvf__sched_give_extent(s, r);
     kvf_status status = kvf_seq_rollback(s->config.manager, r->seq, item->n_tokens);
     if (status != KVF_OK) kvf__sched_requeue(s, r); /* only if the caller began a compaction, or freed it */
 }

@@ -74,12 +74,14 @@ kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r, const kvf_reserve *reser
 void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item) {
     if (item->kind != KVF_STEP_PREFILL || !kvf__req_caches(s, r)) return;
     uint32_t end = item->token_begin + item->n_tokens;
-    bool first = r->match.n_tokens && item->token_begin == r->match.n_tokens;
+    bool again = item->logits_only != 0; /* behind its repetition */
+    bool first = !again && r->match.n_tokens && item->token_begin == r->match.n_tokens;
     if (first) {
         item->match = &r->match;
         item->logits_only = r->match.n_snapshot_tokens > r->match.n_tokens;
     }
-    if (item->token_begin >= r->n_prompt || !kvf__sched_needs(s, r).sums || item->logits_only) return;
+    if (item->token_begin >= r->n_prompt || !kvf__sched_needs(s, r).sums || (item->logits_only && !again)) return;
+    if (end == r->n_prefill && !item->prompt_ends) return; /* its last block is stored when the prompt ends */
     bool parts = end == r->prefix.prefix_end || end == kvf__parting_end(s, r, item->token_begin);
     item->take_snapshot = parts || end == r->n_prefill || end % s->config.chunk == 0;
     if (parts)

@@ -70,8 +70,17 @@ static void size_needs(kvf__req *r) {
                             .all = (needs & (KVF_NEEDS_SQUARES | KVF_NEEDS_LOGPROBS)) != 0,
                             .scores = kvf_policy_n_arrays(&r->options) > 0,
                             .n_last = needs & KVF_NEEDS_LAST_ROWS ? r->options.score_window : 0};
-    r->needs.extent = r->needs.sums || r->needs.all || r->needs.n_last;
+    if (needs & KVF_NEEDS_REPEAT) r->needs.piece = r->options.repeat_piece ? r->options.repeat_piece : UINT32_MAX;
+    r->needs.extent = r->needs.sums || r->needs.all || r->needs.n_last || r->needs.piece;
     r->evicts = r->bound == KVF__BOUNDED || kvf_policy_evicts(&r->options) || r->needs.extent;
+}
+
+static kvf_status repetition_never_fits(kvf_sched *s, const kvf__req *r, uint64_t peak, uint32_t there_are) {
+    return kvf__fail_field(
+        &s->error, KVF_E_NEVER_FITS, "n_prompt", r->n_prompt, 0,
+        "needs %llu blocks while policy %s repeats it, the pool has %u: give it at least %llu, shorten "
+        "the prompt, or set a smaller repeat_piece",
+        (unsigned long long)peak, r->options.ops->name, there_are, (unsigned long long)peak);
 }
 
 /* Sets the fields that follow from n_prompt, max_new and options; refuses a request that could not even run alone. */
@@ -95,6 +104,14 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
             "policy %s keeps figures of the prompt, for which there is room for max_prefill_tokens %u: "
             "raise that, shorten the prompt, or use a policy that needs no such figures",
             r->options.ops->name, s->config.max_prefill_tokens);
+    uint64_t peak = 0;
+    if (r->needs.piece) {
+        status = kvf__repeat_check(s, r, r->n_prompt, r->n_prompt);
+        if (status != KVF_OK) return status;
+        peak = blocks_for(s, r->n_prompt + s->config.n_instruction +
+                                 kvf__repeat_piece(s, r->needs.piece, r->n_prompt, r->n_prompt));
+        need.prompt_blocks = blocks_for(s, r->n_prompt + (r->options.defer_first_decode != 0));
+    }
     uint64_t blocks = need.prompt_blocks;
     if (r->bound == KVF__BOUNDED) {
         blocks = KVF__MAX(blocks, need.steady_blocks);
@@ -103,6 +120,8 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
         blocks = KVF__MIN(blocks, blocks_for(s, r->max_table_slots));
     }
     bool by_budget = blocks > need.prompt_blocks;
+    uint32_t there_are = r->needs.scores ? KVF__MIN(s->n_blocks, s->n_score_pages) : s->n_blocks;
+    if (peak > there_are) return repetition_never_fits(s, r, peak, there_are);
     if (blocks > s->n_blocks) return never_fits(s, r->n_prompt, "blocks", blocks, s->n_blocks, by_budget);
     if (r->needs.scores && blocks > s->n_score_pages)
         return never_fits(s, r->n_prompt, "score pages", blocks, s->n_score_pages, by_budget);
@@ -110,6 +129,7 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
         r->n_blocks = (uint32_t)blocks;
         r->n_steady = (uint32_t)KVF__MIN(need.steady_blocks, blocks);
     }
+    r->n_peak = (uint32_t)peak;
     r->child_blocks = (uint32_t)KVF__MIN(child_blocks(s, r, &need), s->n_blocks);
     return KVF_OK;
 }
@@ -119,14 +139,22 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
 /* What admission counts, over all tables. Unbounded: what is prefilled and the next token, and not less than it needed
  * when it was preempted: else it would come back into the room that it has just made. */
 uint64_t kvf__sched_admission_blocks(const kvf_sched *s, const kvf__req *r) {
-    if (r->bound == KVF__BOUNDED) return r->n_blocks;
+    if (r->bound == KVF__BOUNDED) return KVF__MAX(r->n_blocks, r->n_peak);
     uint64_t blocks = blocks_for(s, KVF__MAX(r->n_prefill, KVF__MIN(r->n_prefill + 1, r->max_table_slots)));
-    return KVF__MAX(blocks, r->n_blocks);
+    return KVF__MAX(KVF__MAX(blocks, r->n_blocks), r->n_peak);
 }
 
-uint64_t kvf__sched_begin_blocks(const kvf_sched *s, const kvf__req *r) { return blocks_for(s, r->n_prefill); }
+uint64_t kvf__sched_begin_blocks(const kvf_sched *s, const kvf__req *r) {
+    return KVF__MAX(blocks_for(s, r->n_prefill), r->n_peak);
+}
 
-uint64_t kvf__sched_prompt_blocks(const kvf_sched *s, const kvf__req *r) { return blocks_for(s, r->n_prompt); }
+/* With the largest piece of any of its held samples. */
+uint64_t kvf__sched_prompt_blocks(const kvf_sched *s, const kvf__req *r) {
+    uint32_t peak = r->n_peak;
+    for (uint32_t slot = r->held; slot != KVF__SLOT_NONE; slot = s->slots[slot].next)
+        peak = KVF__MAX(peak, s->slots[slot].n_peak);
+    return KVF__MAX(blocks_for(s, r->n_prompt), peak);
+}
 
 /* Spreads blocks evenly over the tables, the remainder over the first. Which table will need them is not known yet, but only the sum
  * counts in the pool. A table with a sliding window gets no more than it can ever hold; the others share what that leaves. */
@@ -195,7 +223,7 @@ kvf_status kvf__sched_take_admission(kvf_sched *s, kvf__req *r, uint64_t blocks)
     } else if (kvf__sched_shared_blocks(s, r)) {
         reserve.growth = 1;
         if (r->samples != KVF__OWN_OPTIONS || !r->n_held)
-            blocks = KVF__MIN(blocks_for(s, r->n_prefill) + r->n_steady, found + r->n_blocks);
+            blocks = KVF__MAX(KVF__MIN(blocks_for(s, r->n_prefill) + r->n_steady, found + r->n_blocks), r->n_peak);
     }
     want_blocks(s, blocks);
     return kvf__sched_attach(s, r, &reserve);
@@ -212,6 +240,10 @@ kvf_status kvf__sched_reserve_blocks(kvf_sched *s, const kvf__req *r, kvf_seq se
  * grows from the free pool. */
 kvf_status kvf__sched_reserve_sized(kvf_sched *s, kvf__req *r) {
     const kvf_layer_size *sizes = kvf_policy_sizes(s->config.policies, r->seq_index);
+    bool repeated =
+        r->n_peak && !r->match.n_tokens && r->state == KVF__REQ_PROMPT_END && r->reserved == KVF__AS_ADMITTED;
+    if (!sizes && r->bound == KVF__BOUNDED && repeated) /* a piece's blocks are given back */
+        return kvf__sched_reserve_blocks(s, r, r->seq, r->n_blocks);
     if (!sizes && r->bound == KVF__BOUNDED) return KVF_OK;
     bool sized = false;
     if (sizes)
@@ -248,18 +280,20 @@ kvf_status kvf__sched_reserve_change(kvf_sched *s, kvf__req *r, const kvf__req *
     if (!in_prompt && sized)
         (void)want_sized(s, r, s->sizes, NULL); /* the event gives the groups their sizes */
     else
-        want_blocks(s, to->bound == KVF__BOUNDED ? to->n_blocks : 0);
+        want_blocks(s, to->bound != KVF__BOUNDED ? 0 : in_prompt ? kvf__sched_admission_blocks(s, to) : to->n_blocks);
     return reserve_want(s, r);
 }
 
 /* Undoes kvf__sched_reserve_change: gives up what the current budget does not need. */
 void kvf__sched_reserve_back(kvf_sched *s, kvf__req *r) {
     bool known = kvf_policy_sizes(s->config.policies, r->seq_index) != NULL;
+    bool in_prompt = r->state != KVF__REQ_DECODE && r->state != KVF__REQ_PAUSED;
     kvf_status status = KVF_OK;
     if (r->state == KVF__REQ_DECODE && (known || r->bound != KVF__BOUNDED))
         status = kvf__sched_reserve_sized(s, r);
     else
-        status = kvf__sched_reserve_blocks(s, r, r->seq, kvf__sched_admission_blocks(s, r));
+        status = kvf__sched_reserve_blocks(
+            s, r, r->seq, in_prompt || r->bound != KVF__BOUNDED ? kvf__sched_admission_blocks(s, r) : r->n_blocks);
     (void)status; /* no more than it has */
 }
 

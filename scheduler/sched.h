@@ -9,6 +9,8 @@
  *   prefill   known tokens that are computed in chunks: the prompt; for a policy that never evicts all known tokens
  *   replays   after a preemption the generated tokens are computed again, one per step
  *   extent    the columns [begin, end) of the accumulators, in tokens, that a prompt which needs column sums holds
+ *   piece     a part of a prompt or segment that is computed once more behind it, after an instruction, for the scores of its
+ *             policy. Its slots are given back when it is complete. The pieces of one prompt are its repetition
  *   segment   a later part of the prompt, behind the tokens generated before it; prefilled like a prompt
  *   paused    its answer has ended, and a segment may follow. paused_preempted: it has also given up its sequence for others
  *   want      scratch: slots to reserve for each table
@@ -86,7 +88,16 @@ typedef struct kvf__needs {
     bool all;        /* something of every query that snapshots do not have: it cannot use the prefix cache */
     bool scores;     /* a score page for each block */
     uint32_t n_last; /* so many last queries must run: a prefix hit ends before them */
+    uint32_t piece;  /* a repetition in pieces of at most so many tokens; 0: none */
 } kvf__needs;
+
+/* How far the repetition of the prompt, or of the segment that is prefilled, has come. Until it is REPEATED the last token counts as
+ * not computed, although it has its slot: its query runs again then, for the logits. */
+typedef enum kvf__repetition {
+    KVF__UNREPEATED, /* it has not begun, or needs none */
+    KVF__REPEATING,
+    KVF__REPEATED
+} kvf__repetition;
 
 /* The tables in lists.c say what a request may be in each state. n_computed <= n_known <= n_prompt + max_new. Both lists are sorted
  * by rank, arrival and name, which do not change while it runs. */
@@ -107,8 +118,11 @@ typedef struct kvf__req {
     uint32_t max_table_slots; /* no table of it ever holds more */
     uint32_t n_steady;        /* if not KVF__GROWS: blocks after its first event, at most n_blocks */
     uint32_t n_blocks;        /* blocks that admission counts; KVF__GROWS: the most it held when preempted */
-    uint32_t budget;          /* tokens that a layer keeps; UINT32_MAX: all */
-    uint32_t extent_begin;    /* KVF__SLOT_NONE: holds no extent */
+    uint32_t n_peak;          /* blocks while the largest piece of its first prompt runs; 0: it needs no repetition */
+    kvf__repetition repetition;
+    uint32_t n_repeated, n_piece; /* tokens that complete pieces end with; computed tokens of the piece that runs */
+    uint32_t budget;              /* tokens that a layer keeps; UINT32_MAX: all */
+    uint32_t extent_begin;        /* KVF__SLOT_NONE: holds no extent */
     kvf_request arrival;
     int64_t rank; /* a place in the order of submission, or a time; INT64_MAX: no deadline, until the next plan */
     uint32_t child_blocks; /* what admission counts for each further sample */
@@ -276,6 +290,19 @@ kvf_status kvf__group_fork(kvf_sched *s, kvf__req *leader);    /* all or none */
 void kvf__group_dissolve(kvf_sched *s, kvf__req *leader);      /* each held one becomes a waiting request */
 bool kvf__group_promote(kvf_sched *s, kvf__req *leader);       /* the first held one takes over; false: there is none */
 void kvf__group_leave(kvf_sched *s, kvf__req *held);           /* drops its reservation; a move follows */
+
+/* repeat.c: repetitions */
+kvf_status kvf__repeat_check(kvf_sched *s, const kvf__req *r, uint32_t n_tokens,
+                             uint32_t end); /* whether a piece fits */
+uint32_t kvf__repeat_piece(const kvf_sched *s, uint32_t piece, uint32_t n_tokens,
+                           uint32_t end);                     /* of n_tokens up to end */
+bool kvf__repeat_due(const kvf_sched *s, const kvf__req *r);  /* the next tokens are those of a piece */
+bool kvf__repeat_owed(const kvf_sched *s, const kvf__req *r); /* a chunk that ends the prompt does not end it yet */
+uint32_t kvf__repeat_chunk(const kvf_sched *s, const kvf__req *r); /* tokens of the next item */
+void kvf__repeat_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *item);
+void kvf__repeat_begin(kvf__req *r);                                 /* its prompt is computed */
+void kvf__repeat_done(kvf_sched *s, kvf__req *r, uint32_t n_tokens); /* so many more tokens of the piece are computed */
+void kvf__repeat_forget(kvf__req *r);
 
 /* admit.c: admission and release */
 typedef enum kvf__admission {

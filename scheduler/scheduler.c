@@ -39,6 +39,9 @@ static kvf_status config_defaults(kvf_sched_config *c, const kvf_manager_config 
     if (c->max_context < 2 || c->max_context > m->max_slots)
         return kvf__fail_field(err, KVF_E_INVALID, "max_context", c->max_context, 0,
                                "must be in [2, %u], the manager's max_slots", m->max_slots);
+    if (c->n_instruction > KVF_MAX_INSTRUCTION_TOKENS)
+        return kvf__fail_field(err, KVF_E_INVALID, "n_instruction", c->n_instruction, 0, "must be at most %u",
+                               KVF_MAX_INSTRUCTION_TOKENS);
     uint64_t least = (uint64_t)c->chunk + c->max_running;
     if (least > UINT32_MAX)
         return kvf__fail(err, KVF_E_OVERFLOW, "chunk %u with max_running %u: their sum must be below 2^32", c->chunk,

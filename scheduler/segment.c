@@ -10,7 +10,9 @@ void kvf__sched_go_on(kvf_sched *s, kvf__req *r) {
     const kvf_sched_segment *segment = next_segment(r);
     bool prefills = segment && segment->begin == r->n_computed;
     kvf__sched_move(s, r, prefills ? KVF__MOVE_PREFILL : KVF__MOVE_DECODE);
-    if (prefills) r->n_prefill = segment->end;
+    if (!prefills) return;
+    r->n_prefill = segment->end;
+    kvf__repeat_forget(r);
 }
 
 /* A segment's sums are by slot: it needs as many columns as its longest table will have slots. Sums that are by position need as
@@ -80,7 +82,7 @@ static kvf_status check_extension(kvf_sched *s, const kvf__req *r, const kvf_sch
                          "segment of %u behind %u tokens: policy %s keeps figures of it, for which there is room for "
                          "max_prefill_tokens %u",
                          last->end - last->begin, last->begin, r->options.ops->name, s->config.max_prefill_tokens);
-    return KVF_OK;
+    return r->needs.piece ? kvf__repeat_check(s, r, last->end - last->begin, last->end) : KVF_OK;
 }
 
 /* It may hold more than any reservation while a segment runs, so that it grows from the free pool like one that keeps all. */

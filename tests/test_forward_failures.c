@@ -48,6 +48,7 @@ static void copy_sums(sums *to, const sums *from) {
 static void chunk(forward_rig *r, sums *s, uint32_t n, uint32_t begin, uint32_t fail) {
     uint32_t which[2] = {0, 1}, n_new[2] = {n, n / 2}, out_rows[2], tokens[2 * N], last[2] = {20, 10};
     uint32_t max_begin[2] = {0, 3}, max_end[2] = {n, n / 2};
+    const uint8_t by_residual[2] = {1, 0};
     float *logits = rig_floats(2 * (size_t)r->info->n_vocab);
     sums before = sums_new(r->info);
     copy_sums(&before, s);
@@ -61,7 +62,7 @@ static void chunk(forward_rig *r, sums *s, uint32_t n, uint32_t begin, uint32_t 
         f.prompt_max = s->of[3];
         f.max_begin = max_begin;
         f.max_end = max_end;
-        f.max_by_residual = 1;
+        f.max_by_residual = by_residual;
         f.prompt_stride = MOST;
         f.after_layer = after_layer;
         fails_at = attempt ? LAYERS : fail;

@@ -98,6 +98,7 @@ static float *product_scores(forward_rig *r, const repeated *of, uint32_t chunk,
     float *largest = memset(rig_floats(floats), 0, floats * sizeof *largest);
     float *logits = rig_floats(info->n_vocab), *all[1] = {largest};
     uint32_t out_row, begin = 0, end = of->n;
+    const uint8_t by_residual = plus;
     rig_reset(r);
     for (uint32_t at = 0, n; at < of->n_all; at += n) {
         n = KVF__MIN(chunk, (at < of->n ? of->n : of->n_all) - at);
@@ -108,7 +109,7 @@ static float *product_scores(forward_rig *r, const repeated *of, uint32_t chunk,
         f.max_begin = &begin;
         f.max_end = &end;
         f.prompt_stride = of->n;
-        f.max_by_residual = plus;
+        f.max_by_residual = &by_residual;
         cr_assert(kvf_model_forward(r->model, r->activations, r->stream, &f, &r->err) == KVF_OK, "%s", r->err.text);
     }
     cr_assert_eq(kvf_seq_rollback(r->manager, r->seqs[0], of->n_all - of->n), KVF_OK);

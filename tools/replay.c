@@ -139,7 +139,8 @@ static bool give_prefixes(replay *r) {
     return true;
 }
 
-enum { AHEAD = 60000 }; /* requests that wait, at most: the scheduler has room for 65,536 */
+enum { INSTRUCTION = 10 }; /* tokens before a piece of a repetition: about what KVF_REPEAT_INSTRUCTION has */
+enum { AHEAD = 60000 };    /* requests that wait, at most: the scheduler has room for 65,536 */
 
 static bool arrivals(replay *r, uint32_t n_waiting) {
     const kvf__trace *t = r->config->trace;
@@ -354,13 +355,14 @@ static bool run_step(replay *r, uint32_t *n_waiting, bool *idle) {
         const kvf_step_item *item = &step.items[i];
         request *q = item->user;
         q->seq = item->seq;
-        q->in_prompt = item->kind == KVF_STEP_PREFILL;
+        q->in_prompt = item->kind != KVF_STEP_DECODE;
         if (isnan(q->figures.start_s)) {
             q->figures.start_s = begin_s;
             q->figures.queue_steps = r->step - 1 - q->submitted_step;
         }
-        uint32_t positions = item->token_begin + item->n_tokens;
-        note_new(r, q, item->token_begin, positions);
+        bool repeats = item->kind == KVF_STEP_REPEAT;
+        uint32_t positions = repeats ? q->of->n_prompt : item->token_begin + item->n_tokens;
+        if (!repeats) note_new(r, q, item->token_begin, positions);
         r->full += (positions + r->config->block_size - 1) / r->config->block_size * r->n_tables;
     }
     r->now_s += r->config->step_s + r->config->token_s * step.n_tokens;
@@ -450,6 +452,7 @@ static bool create(replay *r) {
     s.max_running = c->max_running;
     s.chunk = c->chunk;
     s.max_context = c->max_context;
+    s.n_instruction = INSTRUCTION;
     if (kvf_sched_create(&s, &r->sched, &err)) return fail("scheduler", err.text);
     r->n_tables = c->n_layers * (c->heads_per_group ? c->n_kv_heads / c->heads_per_group : 1);
     r->base = calloc(c->n_layers, sizeof *r->base);

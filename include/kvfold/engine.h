@@ -104,6 +104,10 @@ typedef struct kvf_engine_config {
     int want_scores;   /* 1: pages keep scores that a runner of your own writes (kvf_pages.score); set by probe */
     uint32_t order;    /* kvf_order: in which order requests are admitted, and whose blocks others take last */
     uint64_t patience; /* see kvf_sched_config; with KVF_ORDER_DEADLINE in nanoseconds */
+    /* For score repeat: what stands between a prompt and each piece of its repetition, at most KVF_MAX_INSTRUCTION_TOKENS; copied.
+     * NULL: the tokens of KVF_REPEAT_INSTRUCTION, and none without a tokenizer. */
+    const uint32_t *instruction;
+    uint32_t n_instruction;
 } kvf_engine_config;
 
 typedef enum kvf_finish {
@@ -251,6 +255,10 @@ typedef struct kvf_engine_stats {
     double recompute_s;           /* their share of the time: not in prefill_s, decode_s */
     uint64_t n_failed_steps;      /* steps that failed and were undone */
     size_t layer_bytes;           /* stride of layers */
+    /* Tokens of the repetitions of prompts, with their instructions, each time that they are computed: in none of the other counts. Their
+     * share of the time, likewise. */
+    uint64_t n_repeat_tokens;
+    double repeat_s;
 } kvf_engine_stats;
 
 /* Memory of an engine, in bytes. All but request_bytes is reserved at creation and stays the same. With the default allocator memory

@@ -163,8 +163,9 @@ typedef struct kvf_forward {
      * [n_layers][n_q_heads][prompt_stride]; or NULL. */
     float *const *prompt_max;
     const uint32_t *max_begin, *max_end; /* [n_seqs]; required with prompt_max */
-    /* 1: in prompt_max the probabilities that a token gives are divided by the norm of its residual stream, as it enters the layer. */
-    int max_by_residual;
+    /* [n_seqs] or NULL. 1: in prompt_max the probabilities that a token of the sequence gives are divided by the norm of its residual
+     * stream, as it enters the layer. */
+    const uint8_t *max_by_residual;
 } kvf_forward;
 
 #define KVF_FINITE UINT32_MAX /* kvf_forward.not_finite */

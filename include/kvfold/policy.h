@@ -95,6 +95,7 @@ typedef enum kvf_merge {
 #define KVF_MAX_SCORE_ARRAYS 8u
 #define KVF_MIN_PIECE_TOKENS 64u       /* of the prompt, in a piece of its repetition */
 #define KVF_MAX_INSTRUCTION_TOKENS 32u /* before each piece */
+#define KVF_REPEAT_INSTRUCTION "\n\nRepeat the previous context exactly.\n\n"
 
 /* Fill it with kvf_policy_options_init, then change single fields, or use kvf_policy_option_set. Unlike in a config, zero does
  * not mean a default here. docs/options.md explains each option. */

@@ -51,6 +51,7 @@ typedef struct kvf_runner_buffers {
     float *row;              /* [max_seqs][n_kv_heads][max_slots] */
     float *snapshots;        /* [n_snapshot_pages][n_layers][n_q_heads][block_size] */
     float *logits; /* [max_seqs][n_vocab] in CPU memory, valid after a run; NULL: none, requests give their tokens */
+    float *prompt_max; /* as sums: what repetitions of prompts give. NULL: prompts are not repeated, see observes */
 } kvf_runner_buffers;
 
 /* All functions get ctx first and are called in the engine's thread, one at a time. Those marked optional may be NULL. A status other than
@@ -61,7 +62,8 @@ typedef struct kvf_runner {
     void *ctx;
     kvf_runner_shape shape;
     const kvf_device *device; /* allocates and copies pages; NULL: there is no KV memory, and only sizes are managed */
-    uint32_t observes;        /* KVF_NEEDS_* that it can give to policies; a policy that needs more is refused */
+    /* KVF_NEEDS_* that it can give to policies; a policy that needs more is refused. KVF_NEEDS_REPEAT: with kvf_forward.prompt_max. */
+    uint32_t observes;
     kvf_status (*begin)(void *ctx, const kvf_runner_limits *limits, kvf_runner_buffers *buffers, kvf_error *err);
     /* A step. batch->view is filled, the new slots are appended, copies are done. Writes K and V of the new tokens into the pages, adds
      * to the accumulators, calls after_layer, and leaves the logits of out_rows in batch->logits. */
@@ -78,6 +80,8 @@ typedef struct kvf_runner {
     kvf_status (*metric)(void *ctx, void *user, double *values, kvf_error *err);
     double (*clock)(void *ctx); /* optional: seconds; NULL: the monotonic clock */
     void (*destroy)(void *ctx); /* optional */
+    /* Optional: kvf_model_score over prompt_max, after a prompt's repetition. NULL: policies with score_norm output are refused. */
+    kvf_status (*score)(void *ctx, const kvf_repetition *repetition, kvf_error *err);
 } kvf_runner;
 
 /** The CPU's runner over a model.

@@ -102,6 +102,7 @@ typedef struct kvf_sched_config {
     /* See kvf_order. Places, at most 2^24; 0: 256. With KVF_ORDER_DEADLINE a time in the unit of kvf_sched_plan's now; 0: 60e9, which
      * is a minute of nanoseconds. */
     uint64_t patience;
+    uint32_t n_instruction; /* tokens before each piece of a repetition, at most KVF_MAX_INSTRUCTION_TOKENS */
 } kvf_sched_config;
 
 typedef struct kvf_sched_request {
@@ -121,8 +122,10 @@ typedef struct kvf_sched_request {
 } kvf_sched_request;
 
 typedef enum kvf_step_kind {
-    KVF_STEP_DECODE = 0, /* one token */
-    KVF_STEP_PREFILL = 1 /* a chunk of the prompt */
+    KVF_STEP_DECODE = 0,  /* one token */
+    KVF_STEP_PREFILL = 1, /* a chunk of the prompt */
+    KVF_STEP_REPEAT =
+        2 /* a chunk of a piece of the prompt's repetition, for policies that need one (KVF_NEEDS_REPEAT) */
 } kvf_step_kind;
 
 typedef struct kvf_step_item {
@@ -130,7 +133,7 @@ typedef struct kvf_step_item {
     kvf_seq seq;
     void *user;
     uint32_t kind;        /* kvf_step_kind */
-    uint32_t token_begin; /* first known token to compute; also its position */
+    uint32_t token_begin; /* first known token to compute; also its position. KVF_STEP_REPEAT: the position alone */
     uint32_t n_tokens;
     int prompt_ends;         /* 1: the last chunk of a prompt or segment; the policy's prompt events follow */
     int samples;             /* 1: after the step all known tokens are computed, and the next one can be sampled */
@@ -145,9 +148,15 @@ typedef struct kvf_step_item {
     uint32_t snapshot_flags;
     const kvf_prefix_match *match; /* NULL without a hit */
     int swapped; /* in `preempted`: 1: swapped to the host, it will go on where it was; 0: recomputed */
-    /* In a chunk of a prompt or segment: n_columns: columns that it has in the accumulators. begins: 1: clear them first. */
+    /* In a chunk of a prompt or segment: n_columns: columns that it has in the accumulators. begins: 1: clear them first. In a
+     * repetition these are the columns of its own accumulator, the largest probabilities. */
     uint32_t n_columns;
     int begins;
+    /* KVF_STEP_REPEAT: the piece is the instruction and the known tokens [piece_begin, piece_end); the item computes n_tokens of it
+     * from its token piece_at on. The piece stands at the positions behind the prompt or segment, and kvf_sched_done takes it away
+     * when it is complete. When all pieces are, a last item computes the prompt's last token again, for its logits only
+     * (logits_only, prompt_ends). */
+    uint32_t piece_begin, piece_end, piece_at;
 } kvf_step_item;
 
 typedef enum kvf_end_reason {
@@ -163,7 +172,7 @@ typedef struct kvf_step_end {
     uint32_t reason; /* kvf_end_reason */
 } kvf_step_end;
 
-/* One step. Decode items come first, then prefill items, each in the scheduler's order. Their slots are appended already. A running
+/* One step. Decode items come first, then those of prompts and their repetitions, each in the scheduler's order. Their slots are appended already. A running
  * request without a new token (kvf_sched_token) since its last item has no item in the step. */
 typedef struct kvf_step {
     size_t struct_size;           /* set by the caller */

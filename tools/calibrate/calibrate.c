@@ -14,7 +14,7 @@
 enum { HELD_OUT = 5 /* every fifth prompt */ };
 static const double RIDGE = 1e-3;
 static const float LEAST_SCORE = 1e-6f;
-static const char INSTRUCTION[] = "\n\nRepeat the previous context exactly.\n\n";
+static const char INSTRUCTION[] = KVF_REPEAT_INSTRUCTION;
 static const float rhos[] = {.02f, .05f, .1f, .15f, .2f, .25f, .3f, .4f, .5f, .6f, .7f, .8f, .9f, 1};
 enum { N_RHOS = sizeof rhos / sizeof *rhos };
 

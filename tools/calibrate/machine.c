@@ -149,13 +149,14 @@ static bool close_seq(kvf__machine *m) { return !failed(m, kvf_seq_free(m->manag
 /* The prompt again, in pieces, each after the instruction and with nothing of the others. */
 static bool repeat(kvf__machine *m, const uint32_t *tokens) {
     const uint32_t begin = 0, end = m->n;
+    const uint8_t by_residual = 1;
     float *max[1] = {m->max};
     const kvf_forward f = {.struct_size = sizeof f,
                            .prompt_max = max,
                            .prompt_stride = m->n,
                            .max_begin = &begin,
                            .max_end = &end,
-                           .max_by_residual = 1,
+                           .max_by_residual = &by_residual,
                            .sums_may_be_lost = 1};
     memset(m->max, 0, (size_t)m->info->n_layers * m->info->n_q_heads * m->n * sizeof *m->max);
     for (uint32_t at = 0, n; at < m->n; at += n) {
