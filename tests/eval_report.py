@@ -236,15 +236,17 @@ def check_lines(lines):
     bad = ["{broken", "[1]", '{"a": 1}', '{"record": "other"}', '{"record": "cell", "measure": "nll", "source": "x", "policy": "p"}',
            '{"record": "cell", "measure": "nll", "source": "x", "policy": "p", "rho": 0.5}',
            '{"record": "cell", "measure": "nll", "source": "x", "policy": "p", "rho": 0.5, "nll_by_token": [1, 2], "kl_by_token": [1]}',
+           '{"record": "cell", "measure": "nll", "source": "x", "policy": "p", "rho": 0.5, "nll": 1, "group_sizes": [[1, 2], [3]]}',
            '{"record": "cell", "measure": "nll", "source": 5, "policy": "p", "rho": "x", "nll": 1}', ""]
     path.write_text("".join(json.dumps(x) + "\n" for x in lines[:-1]) + "\n".join(bad) + "\n" + torn[:len(torn) // 2])
     out, err = run(path, "--json", code=1)
     n = len(lines) - 1
     for i, what in enumerate(["not JSON", "is a list, no record", "has no `record`", "record other: this version", "rho is missing",
-                              "the cell has no figures", "kl_by_token: is not as long", "source is missing"], n + 1):
+                              "the cell has no figures", "kl_by_token: is not as long",
+                              "group_sizes: must be a list of a list of numbers", "source is missing"], n + 1):
         assert re.search(rf"{re.escape(str(path))}:{i}: .*{re.escape(what)}", err), (what, err)
     assert f"{path}:{n + len(bad) + 1}: a torn line" in err, err
-    assert json.loads(out)["bad_lines"] == 9
+    assert json.loads(out)["bad_lines"] == 10
     many = write("many.jsonl", lines + ["{"] * 25)
     err = run(many, code=1)[1]
     assert err.count("not JSON") == 10 and "15 more such lines" in err, err
@@ -370,6 +372,13 @@ def check_page(path, lines):
     near(curves["full"][-1:], [mean([t["full"]["nll"] for t in full.values()])], 2e-5)
     shares = [[x / mean(c["sizes"]) for x in c["sizes"]] for c in cells.values()]
     near(s["budgets"][s["policies"].index("d2o")][s["rhos"].index(.2)], [mean(layer) for layer in zip(*shares)], 2e-5)
+    assert not any(any(rhos) for rhos in s["head_budgets"])
+    grouped = [{**x, "group_sizes": [[n - 1, n + 1] for n in x["sizes"]]} if x["record"] == "cell" and x["policy"] == "d2o" else x for x in lines]
+    s2 = section(json.loads(run(write("grouped.jsonl", grouped), "--json")[0]), "divergence")
+    heads = s2["head_budgets"][s2["policies"].index("d2o")][s2["rhos"].index(.2)]
+    for g, more in ((0, -1), (1, 1)):
+        of_group = [[(x + more) / mean(c["sizes"]) for x in c["sizes"]] for c in cells.values()]
+        near([layer[g] for layer in heads], [mean(layer) for layer in zip(*of_group)], 2e-5)
     for name, field in (("density", "density_head_minmax"), ("variance", "variance")):
         near(s[name], [mean(layer) for layer in zip(*(t["layers"][field] for t in full.values()))], 2e-5)
 

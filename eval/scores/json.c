@@ -209,6 +209,31 @@ static json_t *budget_json(const kvf__records *r, const kvf__section *s, uint32_
     return out;
 }
 
+/* The same by layer and head group; null when none says, or the models differ. */
+static json_t *heads_json(const kvf__records *r, const kvf__section *s, uint32_t policy, uint32_t rho) {
+    double *sums = NULL;
+    uint32_t n_layers = 0, n_groups = 0, n = 0;
+    for (uint32_t i = 0; i < s->groups[0].n_units; i++) {
+        const kvf__cell *c = kvf__records_cell(r, s->table, policy, rho, s->groups[0].units[i]);
+        if (!c || !c->group_sizes || (sums && (c->n_layers != n_layers || c->n_groups != n_groups))) continue;
+        uint32_t n_tables = c->n_layers * c->n_groups;
+        double total = 0;
+        for (uint32_t t = 0; t < n_tables; t++) total += (double)c->group_sizes[t];
+        if (!(total > 0)) continue;
+        if (!sums) sums = calloc(n_tables, sizeof *sums), n_layers = c->n_layers, n_groups = c->n_groups;
+        for (uint32_t t = 0; sums && t < n_tables; t++) sums[t] += (double)c->group_sizes[t] / total * n_tables;
+        n++;
+    }
+    json_t *out = sums ? json_array() : json_null();
+    for (uint32_t l = 0; sums && l < n_layers; l++) {
+        json_t *row = json_array();
+        for (uint32_t g = 0; g < n_groups; g++) json_array_append_new(row, real(sums[l * n_groups + g] / n));
+        json_array_append_new(out, row);
+    }
+    free(sums);
+    return out;
+}
+
 /* The mean of the densities (or variances) over the section's units that tell of them; all policies have the same. */
 static json_t *layers_json(const kvf__records *r, const kvf__section *s, bool density) {
     double *sums = NULL;
@@ -227,12 +252,14 @@ static json_t *layers_json(const kvf__records *r, const kvf__section *s, bool de
     return out;
 }
 
-static json_t *budgets_json(const kvf__records *r, const kvf__section *s) {
+/* [policy][rho] of one of the two above. */
+static json_t *budgets_json(const kvf__records *r, const kvf__section *s,
+                            json_t *(*of)(const kvf__records *, const kvf__section *, uint32_t, uint32_t)) {
     json_t *out = json_array();
     for (uint32_t p = 0; p < s->n_policies; p++) {
         json_t *row = json_array();
         for (uint32_t rho = 0; rho < s->n_rhos; rho++)
-            json_array_append_new(row, budget_json(r, s, s->policies[p], s->rhos[rho]));
+            json_array_append_new(row, of(r, s, s->policies[p], s->rhos[rho]));
         json_array_append_new(out, row);
     }
     return out;
@@ -278,7 +305,8 @@ static json_t *section_json(const kvf__records *r, const kvf__section *s, bool c
     json_object_set_new(o, "best", best);
     json_object_set_new(o, "contexts", contexts);
     json_object_set_new(o, "groups", groups);
-    json_object_set_new(o, "budgets", budgets_json(r, s));
+    json_object_set_new(o, "budgets", budgets_json(r, s, budget_json));
+    json_object_set_new(o, "head_budgets", budgets_json(r, s, heads_json));
     json_object_set_new(o, "density", layers_json(r, s, true));
     json_object_set_new(o, "variance", layers_json(r, s, false));
     bool whole = add_units(o, r, s) && (!curves || s->is_task || add_curves(o, r, s));

@@ -97,6 +97,31 @@ static float *list(input *in, const char *key, uint32_t *n) {
     return out;
 }
 
+/* A list of *n lists of numbers, all equally long: [*n][*width]. */
+static float *lists(input *in, const char *key, uint32_t *n, uint32_t *width) {
+    const json_t *value = field(in, key);
+    size_t rows = json_array_size(value), columns = json_array_size(json_array_get(value, 0));
+    if (!value || json_is_null(value)) return NULL;
+    bool whole = rows > 0 && columns > 0 && columns <= 1024 && (!*n || rows == *n) && rows <= UINT32_MAX / columns;
+    float *out = whole ? malloc(rows * columns * sizeof *out) : NULL;
+    for (size_t i = 0; out && whole && i < rows * columns; i++) {
+        const json_t *row = json_array_get(value, i / columns), *x = json_array_get(row, i % columns);
+        whole = json_array_size(row) == columns && json_is_number(x) && fabs(json_number_value(x)) <= MOST;
+        out[i] = (float)json_number_value(x);
+    }
+    if (!whole)
+        fail(in, "", key, ": must be a list of a list of numbers for each layer, all equally long");
+    else if (!out)
+        no_memory(in);
+    if (out && whole) {
+        *n = (uint32_t)rows;
+        *width = (uint32_t)columns;
+        return out;
+    }
+    free(out);
+    return NULL;
+}
+
 static double mean(const float *values, uint32_t n) {
     double sum = 0;
     for (uint32_t i = 0; i < n; i++) sum += (double)values[i];
@@ -225,6 +250,7 @@ static void read_figures(input *in, kvf__cell *cell) {
     cell->kl_by_token = list(in, "kl_by_token", &cell->n_tokens);
     cell->sizes = list(in, "sizes", &cell->n_layers);
     cell->blocks = list(in, "blocks_by_layer", &cell->n_layers);
+    cell->group_sizes = lists(in, "group_sizes", &cell->n_layers, &cell->n_groups);
     cell->nll = number(in, "nll", cell->nll_by_token ? mean(cell->nll_by_token, cell->n_tokens) : NAN);
     cell->kl = number(in, "kl", cell->kl_by_token ? mean(cell->kl_by_token, cell->n_tokens) : NAN);
     cell->agree = number(in, "agree", NAN);
@@ -248,6 +274,7 @@ static void free_cell(kvf__cell *cell) {
     free(cell->kl_by_token);
     free(cell->sizes);
     free(cell->blocks);
+    free(cell->group_sizes);
 }
 
 static void add_cell(input *in) {

@@ -46,6 +46,8 @@ typedef struct kvf__cell {
     uint32_t n_tokens, n_layers;       /* lengths; 0: not recorded */
     float *nll_by_token, *kl_by_token; /* [n_tokens], or NULL */
     float *sizes, *blocks;             /* [n_layers], or NULL */
+    float *group_sizes;                /* [n_layers][n_groups], or NULL */
+    uint32_t n_groups;
 } kvf__cell;
 
 typedef struct kvf__policy_entry {

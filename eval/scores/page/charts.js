@@ -215,6 +215,30 @@ function layerBars(box, width, values, name, names) {
   box.onpointerleave = tip.hide;
 }
 
+// ---- A map of layers across and head groups down: values[layer][group], dark as they come near most
+function headMap(box, width, values, most, name, names) {
+  const { left, right } = span(width, names), top = 20, row = 18, w = (right - left) / values.length, n = values[0].length, height = top + row * n + 22;
+  const colour = ramp(), dark = c => (c[0] * 299 + c[1] * 587 + c[2] * 114) / 1000 < 140;
+  let out = `<text x="${left}" y="12">${esc(name)}</text>`;
+  for (let g = 0; g < n; g++) out += `<text x="${left - 6}" y="${top + row * (g + 0.5) + 4}" text-anchor="end">${g}</text>`;
+  values.forEach((groups, l) => {
+    groups.forEach((v, g) => {
+      const fill = colour(v / most);
+      out += `<rect x="${left + w * l}" y="${top + row * g}" width="${Math.max(1, w - 1.5)}" height="${row - 1.5}" rx="1.5" fill="rgb(${fill})" stroke="${css("--grid")}"/>`;
+      if (w > 25) out += `<text x="${left + w * (l + 0.5)}" y="${top + row * (g + 0.5) + 3}" text-anchor="middle" style="fill:${dark(fill) ? "#ffffff" : "#0b0b0b"};font-size:9px">${v.toFixed(1)}</text>`;
+    });
+    if (l % Math.ceil(24 / w) === 0) out += `<text x="${left + w * (l + 0.5)}" y="${height - 6}" text-anchor="middle">${l}</text>`;
+  });
+  box.innerHTML = `<svg viewBox="0 0 ${width} ${height}" height="${height}" role="img" aria-label="${esc(name)}">${out}</svg>`;
+  const tip = tipOf(box);
+  box.onpointermove = e => {
+    const r = box.getBoundingClientRect(), l = Math.floor(((e.clientX - r.left) * width / r.width - left) / w), g = Math.floor((e.clientY - r.top - top) / row);
+    if (!values[l] || values[l][g] === undefined) return tip.hide();
+    tip.show(`layer <b>${l}</b>, head group <b>${g}</b><br><b>${values[l][g].toFixed(2)}</b> of an equal share`, e.clientX - r.left, e.clientY - r.top);
+  };
+  box.onpointerleave = tip.hide;
+}
+
 // ---- A needle map: depths down, contexts across; at(depth, context): {right, n, counts} or null
 function needleMap(box, width, depths, contexts, at) {
   const left = 42, right = width - 2, cell = (right - left) / contexts.length, row = 24, top = 2, height = top + row * depths.length + 20;

@@ -171,6 +171,16 @@ function positionSection(s) {
 }
 
 // ---- Layers
+// A map for each policy whose head groups have sizes of their own. What is common to all maps is their scale.
+function headMaps(box, s, visible) {
+  const of = n => s.head_budgets[s.policies.indexOf(n)][s.rhos.indexOf(rhoIn(s))];
+  for (const n of s.policies.filter(p => s.head_budgets[s.policies.indexOf(p)].some(known)))
+    draw(box, (b, w) => {
+      const most = Math.max(...s.policies.map(of).filter(Boolean).flat(2));
+      if (visible().includes(n) && of(n)) headMap(b, w, of(n), most, `${n}: share of the budget by layer and KV head group, 1 = equal`, visible());
+      else b.innerHTML = "";
+    });
+}
 function layerSection(s) {
   const has = n => s.budgets[s.policies.indexOf(n)].some(known), names = ranked(s).filter(has);
   if (!names.length && !s.density && !s.variance) return;
@@ -184,6 +194,7 @@ function layerSection(s) {
     curves(b, w, series, { height: w < 500 ? 300 : 340, xs: [...Array(n).keys()].filter(l => l % (w < 500 ? 5 : 2) === 0), xShow: l => l, xSpan: [-0.5, n - 0.5], xName: "layer", xTip: l => `layer ${l}`,
       figure: { axis: "share of the budget, 1 = equal", show: x => x.toFixed(2), line: 1 } });
   });
+  headMaps(box, s, visible);
   for (const [values, name] of [[s.density, "density (head minmax)"], [s.variance, "variance of the attention sums"]])
     if (values) draw(box, (b, w) => layerBars(b, w, values, name, visible()));
 }
