@@ -186,6 +186,7 @@ bool kvf__eval_policy_add(const kvf__cli *cli, const kvf_model_info *info, const
         kvf__say("--policies %s: there is no policy of that name", kvf__shown(spec).text);
         return false;
     }
+    kvf__policy_choose_aloud(cli, &name);
     kvf_status st =
         kvf_policy_options_init(&p.options, sizeof p.options, name.policy, name.preset[0] ? name.preset : NULL, &err);
     if (st) {
@@ -228,7 +229,10 @@ static bool add_all(const kvf__cli *cli, const kvf_model_info *info, kvf__eval_p
             continue;
         for (uint32_t k = 0; (preset = kvf_policy_preset(name, k)); k++) {
             char spec[128];
-            snprintf(spec, sizeof spec, "%s%s%s", name, k ? ":" : "", k ? preset : "");
+            if (k)
+                snprintf(spec, sizeof spec, "%s:%s", name, preset);
+            else /* its own default, whether or not there is a probe */
+                snprintf(spec, sizeof spec, "%s=%s:%s", name, name, preset);
             if (kvf_policy_options_init(&options, sizeof options, name, preset, NULL) ||
                 kvf_policy_needs(&options) & (KVF_NEEDS_REPEAT | KVF_NEEDS_PROBE))
                 continue;

@@ -253,6 +253,7 @@ static bool check_usage(const kvf__cli *cli, kvf__policy_name *name, kvf_policy_
         kvf__say("--policy %s: there is no policy of that name", kvf__shown(cli->policy).text);
     } else {
         if (cli->preset) snprintf(name->preset, sizeof name->preset, "%s", cli->preset);
+        kvf__policy_choose_aloud(cli, name);
         kvf_status st = kvf__policy_options(cli, name, true, policy, &err);
         if (!st) return true;
         kvf__say_option(err.text[0] ? err.text : kvf_status_text(st));

@@ -1,4 +1,5 @@
-/* How many requests d2o would hold in the KV memory, by the admission rule and the mean of the lines so far. */
+/* How many requests fold (d2o if the model has no probe) would hold in the KV memory, by the admission rule and the mean of the
+ * lines so far. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/advice.h"
 
@@ -6,7 +7,8 @@
 
 kvf__advice kvf__advice_begin(const kvf__cli *cli, const kvf_model_info *info, const kvf_policy_options *policy) {
     bool evicts = !info->sliding_window; /* beyond a window no policy that evicts is taken */
-    return (kvf__advice){.on = evicts && !cli->policy && !cli->quiet && kvf__policy_keeps_all(policy)};
+    bool on = evicts && !cli->policy && !cli->quiet && kvf__policy_keeps_all(policy);
+    return (kvf__advice){.on = on, .policy = on && kvf__probe_exists(cli) ? "fold" : "d2o"};
 }
 
 void kvf__advice_add(kvf__advice *a, const kvf__line *line) {
@@ -35,7 +37,7 @@ void kvf__advice_step(kvf__advice *a, const kvf__cli *cli, const kvf_model_info 
     if (!a->on || !a->n_lines || !stats->n_running || (!stats->n_preempted && !stats->n_waiting)) return;
     const kvf_pool_occupancy *b = &stats->occupancy.blocks;
     kvf_policy_need full, less;
-    if (!project(a, cli, info, "full", &full) || !project(a, cli, info, "d2o", &less)) return;
+    if (!project(a, cli, info, "full", &full) || !project(a, cli, info, a->policy, &less)) return;
     uint64_t used = (uint64_t)b->n_held + b->n_promised, left = b->n_total > used ? b->n_total - used : 0;
     bool waits = stats->n_waiting && stats->n_running < cli->max_running && left < full.prompt_blocks;
     if (!stats->n_preempted && !waits) return;
@@ -45,7 +47,7 @@ void kvf__advice_step(kvf__advice *a, const kvf__cli *cli, const kvf_model_info 
     if (would > cli->max_running) would = cli->max_running;
     if (would <= stats->n_running) return;
     a->on = false;
-    kvf__say("the KV memory holds %u of these requests at once; --policy d2o --rho " ADVISED_RHO
+    kvf__say("the KV memory holds %u of these requests at once; --policy %s --rho " ADVISED_RHO
              " would hold about %llu (docs/results.md says what that costs)",
-             stats->n_running, (unsigned long long)would);
+             stats->n_running, a->policy, (unsigned long long)would);
 }

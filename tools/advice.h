@@ -6,6 +6,7 @@
 
 typedef struct kvf__advice {
     bool on;                                     /* false: nothing is said, or it has been */
+    const char *policy;                          /* what is advised */
     uint64_t n_lines, prompt_tokens, max_tokens; /* of the lines submitted that run with full */
 } kvf__advice;
 

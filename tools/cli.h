@@ -26,7 +26,7 @@ typedef struct kvf__cli {
     uint32_t n_words;
     const char *model, *input, *prompt, *output, *system, *chat_template, *compare, *compare_output, *stats;
     const char *probe; /* a file */
-    uint32_t provides; /* what policies may ask of the model, KVF_NEEDS_*: kvf__policy_choose */
+    uint32_t provides; /* what the engine has for policies, KVF_NEEDS_*; set when it is made */
     const char *policy, *preset, *kv_dtype, *ids, *file, *decode;
     kvf__arg_list given;          /* names of the options that were, with whatever value */
     kvf__arg_list policy_options; /* names and values as given */
@@ -117,9 +117,11 @@ typedef struct kvf__policy_name {
 } kvf__policy_name;
 bool kvf__policy_name_read(const char *text, kvf__policy_name *name);
 
-/* Gives a name without a preset the one that makes the most of what there is: fold's depends on whether the model has a probe.
- * Looks for the probe only if that matters, and says what it does without one. */
-void kvf__policy_choose(kvf__cli *cli, kvf__policy_name *name);
+/* Gives a name without a preset the one that makes the most of what there is: fold's depends on whether the model has a probe. Looks
+ * for the probe only if that matters; false if it has none, and would matter. */
+bool kvf__policy_choose(const kvf__cli *cli, kvf__policy_name *name);
+/* The same, and says what follows without a probe. */
+void kvf__policy_choose_aloud(const kvf__cli *cli, kvf__policy_name *name);
 
 /* The value of --policy, or its default: d2o if a policy option is given or if --compare full stands alone, else
  * full. Budgets (rho, ...) do not count if --compare names a policy that takes them. */

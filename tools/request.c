@@ -273,9 +273,7 @@ kvf_status kvf__line_policy(const kvf__line_rules *rules, kvf__line *line, const
         if (has_preset) memcpy(name.preset, asked.preset, sizeof name.preset);
         own = !other && !strcmp(name.preset, rules->policy.preset);
     }
-    const char *preset = name.preset[0] ? NULL : kvf_policy_preset_for(name.policy, rules->cli->provides);
-    if (preset && strlen(preset) < sizeof name.preset && strcmp(preset, kvf_policy_preset(name.policy, 0)) != 0)
-        memcpy(name.preset, preset, strlen(preset) + 1);
+    if (rules->cli->provides) (void)kvf__policy_choose(rules->cli, &name);
     if ((st = kvf__policy_options(rules->cli, &name, own, &line->policy, err))) return st;
     return set_options(rules, line, object, err);
 }

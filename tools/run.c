@@ -97,7 +97,7 @@ static bool read_policies(kvf__batch *r, uint32_t n_layers) {
             return false;
         }
         if (!i && cli->preset) snprintf(r->names[i].preset, sizeof r->names[i].preset, "%s", cli->preset);
-        if (n_layers) kvf__policy_choose(r->cli, &r->names[i]);
+        if (n_layers) kvf__policy_choose_aloud(r->cli, &r->names[i]);
         kvf_status st = kvf__policy_options(cli, &r->names[i], i == 0, &r->policies[i], &err);
         if (!st && n_layers) st = kvf_policy_options_check(&r->policies[i], n_layers, cli->block_size, &err);
         kvf__setup_groups(r->cli, &r->policies[i]);

@@ -151,18 +151,22 @@ bool kvf__policy_name_read(const char *text, kvf__policy_name *name) {
     return true;
 }
 
-void kvf__policy_choose(kvf__cli *cli, kvf__policy_name *name) {
-    const char *best = kvf_policy_preset_for(name->policy, UINT32_MAX);
-    if (name->preset[0] || !best || !strcmp(best, kvf_policy_preset(name->policy, 0))) return;
-    if (!cli->provides && kvf__probe_exists(cli)) cli->provides |= KVF_NEEDS_PROBE;
-    const char *preset = kvf_policy_preset_for(name->policy, cli->provides);
-    if (strcmp(preset, kvf_policy_preset(name->policy, 0)) != 0)
-        snprintf(name->preset, sizeof name->preset, "%s", preset);
-    else if (!cli->quiet)
-        kvf__say(
-            "%s: there is no probe of this model, so tokens are ranked by attention, which finds less; make one, once: "
-            "kvfold calibrate%s%s",
-            name->policy, cli->model ? " --model " : "", cli->model ? kvf__shown(cli->model).text : "");
+bool kvf__policy_choose(const kvf__cli *cli, kvf__policy_name *name) {
+    const char *plain = kvf_policy_preset(name->policy, 0), *best = kvf_policy_preset_for(name->policy, UINT32_MAX);
+    if (name->preset[0] || !best || !strcmp(best, plain)) return true;
+    uint32_t provides = cli->provides ? cli->provides : kvf__probe_exists(cli) ? KVF_NEEDS_PROBE : 0;
+    best = kvf_policy_preset_for(name->policy, provides);
+    bool found = strcmp(best, plain) != 0;
+    if (found) snprintf(name->preset, sizeof name->preset, "%s", best);
+    return found;
+}
+
+void kvf__policy_choose_aloud(const kvf__cli *cli, kvf__policy_name *name) {
+    if (kvf__policy_choose(cli, name) || cli->quiet) return;
+    kvf__say(
+        "%s: there is no probe of this model, so tokens are ranked by attention, which finds less; make one, once: "
+        "kvfold calibrate%s%s",
+        name->policy, cli->model ? " --model " : "", cli->model ? kvf__shown(cli->model).text : "");
 }
 
 bool kvf__policy_is_budget(const char *option) {
