@@ -100,13 +100,17 @@ static void counted_free(void *ctx, void *p, size_t bytes) {
 
 kvf_allocator kvf__counted_allocator(kvf__counted *c) { return (kvf_allocator){counted_alloc, counted_free, c}; }
 
+static bool is_default(const kvf_allocator *a) {
+    if (a->alloc == counted_alloc) a = &((kvf__counted *)a->ctx)->inner;
+    return a->alloc == default_alloc;
+}
+
 /* Zeroes memory by giving its pages back to the system. They read as zeros and take memory only when they are written, so
  * arrays sized for the largest case cost only what is written. This is valid only for memory of the default allocator. */
 static bool zero_lazily(const kvf_allocator *a, void *p, size_t bytes) {
     unsigned char *begin;
     size_t n;
-    if (a->alloc == counted_alloc) a = &((kvf__counted *)a->ctx)->inner;
-    if (a->alloc != default_alloc || bytes < LAZY_BYTES || !whole_pages(p, bytes, &begin, &n)) return false;
+    if (!is_default(a) || bytes < LAZY_BYTES || !whole_pages(p, bytes, &begin, &n)) return false;
     if (madvise(begin, n, MADV_DONTNEED)) return false; /* fails for locked memory, for instance */
     size_t before = (size_t)(begin - (unsigned char *)p);
     memset(p, 0, before);
@@ -124,6 +128,13 @@ void kvf__sparse(void *p, size_t bytes) {
     unsigned char *begin;
     size_t n;
     if (whole_pages(p, bytes, &begin, &n)) (void)madvise(begin, n, MADV_NOHUGEPAGE); /* a hint: it may fail */
+}
+
+bool kvf__give_back(const kvf_allocator *a, void *p, size_t bytes) {
+    unsigned char *begin;
+    size_t n;
+    return is_default(a) && bytes >= LAZY_BYTES && whole_pages(p, bytes, &begin, &n) &&
+           !madvise(begin, n, MADV_DONTNEED);
 }
 
 void kvf__free(const kvf_allocator *a, void *p, size_t bytes) {

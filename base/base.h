@@ -48,6 +48,8 @@ typedef struct kvf__counted {
 kvf_allocator kvf__counted_allocator(kvf__counted *counted); /* which must outlive what it gives out */
 /* Asks for small pages in [p, p + bytes), of which only a little will be written, in scattered places. */
 void kvf__sparse(void *p, size_t bytes);
+/* Gives the system back what [p, p + bytes) takes, if it is large and comes from the default allocator. Then its contents are lost. */
+bool kvf__give_back(const kvf_allocator *a, void *p, size_t bytes);
 void kvf__free(const kvf_allocator *a, void *p, size_t bytes);
 
 /* Reads a config struct that may come from an older or newer version: copies struct_size bytes into dst (full_size

@@ -53,8 +53,8 @@ static kvf_status check_refs(const kvf__pool *p, const char *what, kvf_error *er
 static kvf_status check_pins(const kvf__pool *p, const kvf__pool *other, const char *what, kvf_error *err) {
     clear(p);
     for (uint32_t i = p->first; i < p->first + p->n; i++) {
-        uint32_t src = p->entries[i].copy_src;
-        if (src == KVF_NO_BLOCK) continue;
+        if (!p->entries[i].copy_src) continue;
+        uint32_t src = p->entries[i].copy_src - 1;
         bool same = p->first + p->n > KVF__OTHER_TIER - 1 || !(src & KVF__OTHER_TIER);
         uint32_t id = same ? src : src & ~KVF__OTHER_TIER;
         const kvf__pool *from = same ? p : other;
@@ -64,8 +64,8 @@ static kvf_status check_pins(const kvf__pool *p, const kvf__pool *other, const c
         p->entries[i].scratch++;
     }
     for (uint32_t i = other->first; i < other->first + other->n; i++) {
-        uint32_t src = other->entries[i].copy_src;
-        if (src == KVF_NO_BLOCK || !(src & KVF__OTHER_TIER)) continue;
+        uint32_t src = other->entries[i].copy_src - 1;
+        if (!other->entries[i].copy_src || !(src & KVF__OTHER_TIER)) continue;
         src &= ~KVF__OTHER_TIER;
         if (!kvf__pool_has(p, src))
             return BROKEN("%s %u: copied to the other tier, there are %u from %u on", what, src, p->n, p->first);
@@ -105,8 +105,9 @@ static kvf_status check_pool(const kvf__pool *p, const kvf__pool *other, const c
 /* Counts the ids of a row in scratch. The entries after them must be KVF_NO_BLOCK. */
 static kvf_status count_row(const kvf_manager *m, const kvf__pool *p, const uint32_t *row, uint32_t n, uint32_t t,
                             kvf_error *err) {
-    if (n > m->row_capacity) return BROKEN("table %u: %u blocks in a row of %u", t, n, m->row_capacity);
-    for (uint32_t i = 0; i < m->row_capacity; i++) {
+    uint32_t capacity = m->rows.capacity[t];
+    if (n > capacity) return BROKEN("table %u: %u blocks in a row of %u", t, n, capacity);
+    for (uint32_t i = 0; i < capacity; i++) {
         if (i >= n && row[i] != KVF_NO_BLOCK) return BROKEN("table %u: id %u beyond its %u", t, row[i], n);
         if (i >= n) continue;
         if (!kvf__pool_has(p, row[i])) return BROKEN("table %u: id %u of %u from %u on", t, row[i], p->n, p->first);
@@ -282,6 +283,12 @@ static kvf_status check_seqs(const kvf_manager *m, kvf_error *err) {
     if (n_swapped != m->n_swapped) return BROKEN("sequences: n_swapped %u, counted %u", m->n_swapped, n_swapped);
     if (n_compacting != m->n_entries || (m->n_entries && !m->compacting))
         return BROKEN("sequences: %u items compacting, %u entries", n_compacting, m->n_entries);
+    uint64_t n_blocks = 0;
+    for (uint32_t t = 0; m->host_slots && t < m->config.max_seqs * m->seq_tables; t++)
+        n_blocks += kvf__blocks_for(m, m->host_slots[t]);
+    if (n_blocks != m->n_swapped_blocks)
+        return BROKEN("sequences: n_swapped_blocks %llu, counted %llu", (unsigned long long)m->n_swapped_blocks,
+                      (unsigned long long)n_blocks);
     for (uint32_t i = 0; i < m->config.max_seqs - m->n_seqs; i++)
         if (m->free_seqs[i] >= m->config.max_seqs || m->seqs[m->free_seqs[i]].alive)
             return BROKEN("sequence %u: alive, but on the free list", m->free_seqs[i]);
@@ -309,6 +316,7 @@ static kvf_status audit(const kvf_manager *m, kvf_error *err) {
     if (!s) s = check_pool(&m->pages, &m->host_pages, "score page", pages, err);
     if (!s) s = check_pool(&m->host_pages, &m->pages, "host score page", 0, err);
     for (uint32_t l = 0; !s && l < m->config.n_layers; l++) s = check_layer(m, l, err);
+    if (!s) s = kvf__rows_audit(m, err);
     if (!s && m->config.view_copies) s = kvf__views_audit(m, err);
     if (!s && m->cache.on) s = kvf__cache_audit(m, err);
     if (!s && m->profile) s = kvf__profile_audit(m, err);

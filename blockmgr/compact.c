@@ -244,6 +244,7 @@ static void commit_table(kvf_manager *m, uint32_t t, const uint32_t *fresh) {
     m->n_pages[t] = pages_after;
     kvf__row_cut(m, t, fresh ? 0 : n_after, pages_after);
     settle_table(m, t, freed, freed_pages);
+    kvf__row_fit(m, t, n_after);
     kvf__table_count(m, t, n_slots);
 }
 

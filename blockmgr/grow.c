@@ -252,6 +252,29 @@ static uint64_t lack(uint64_t wanted, const kvf__pool *p, uint64_t freed) {
     return wanted > kvf__pool_spare(p) + freed ? wanted - kvf__pool_spare(p) - freed : 0;
 }
 
+/* Whether the tables may hold the blocks that the batch takes. Counts them only if a block more than needed for each table
+ * would be too much. */
+static kvf_status check_tables(const kvf_manager *m, const kvf_append_item *items, uint32_t n_items) {
+    uint64_t most = 0;
+    int64_t taken = 0;
+    for (uint32_t i = 0; i < n_items; i++)
+        if (m->seqs[kvf__seq_index(items[i].seq)].takes)
+            most += ((uint64_t)(items[i].n_tokens >> m->block_shift) + 1) * m->seq_tables;
+    if (!most || kvf__table_blocks(m) + most <= m->config.n_table_blocks) return KVF_OK;
+    for (uint32_t i = 0; i < n_items; i++) {
+        step s = step_of(m, items[i].n_tokens);
+        for (uint32_t r = 0; r < m->n_runs; r++) {
+            const uint32_t *n_slots =
+                m->n_slots + (size_t)kvf__seq_index(items[i].seq) * m->seq_tables + m->runs[r].first;
+            for (uint32_t k = 0; k < m->runs[r].n_tables; k++) {
+                uint32_t n_dropped = kvf__window_drops(m, m->runs[r].window, n_slots[k]);
+                taken += (int64_t)blocks_after(s, n_slots[k]) - blocks_before(s, n_slots[k]) - n_dropped;
+            }
+        }
+    }
+    return taken > 0 ? kvf__check_table_blocks(m, "append", (uint64_t)taken) : KVF_OK;
+}
+
 /* All checks, before anything changes. */
 static kvf_status plan(const kvf_manager *m, const kvf_append_item *items, uint32_t n_items, need *n,
                        uint32_t *n_missing) {
@@ -277,7 +300,7 @@ static kvf_status plan(const kvf_manager *m, const kvf_append_item *items, uint3
     if (blocks || pages)
         return kvf__fail(m->error, KVF_E_NO_BLOCKS, "append: %llu blocks and %llu score pages are missing",
                          (unsigned long long)blocks, (unsigned long long)pages);
-    return KVF_OK;
+    return check_tables(m, items, n_items);
 }
 
 kvf_status kvf_can_append(const kvf_manager *manager, const kvf_append_item *items, uint32_t n_items,
@@ -308,13 +331,24 @@ static uint32_t count_rows(const uint32_t *restrict n_slots, uint32_t n, step s)
     return blocks;
 }
 
+/* Gives rows room for the blocks that their tables will take. */
+static void need_rows(kvf_manager *m, uint32_t first, uint32_t n_tables, step s) {
+    const uint32_t *restrict n_slots = m->n_slots + first, *restrict capacity = m->rows.capacity + first;
+    uint32_t n_short = 0;
+    for (uint32_t k = 0; k < n_tables; k++) n_short += blocks_after(s, n_slots[k]) > capacity[k];
+    for (uint32_t k = 0; n_short && k < n_tables; k++)
+        kvf__row_need(m, first + k, blocks_after(s, m->n_slots[first + k]));
+}
+
 /* Takes blocks for tables of one sequence. A block costs one store to its state and one to its row. */
 static void take_rows(kvf_manager *m, kvf__pool *p, uint32_t first, uint32_t n_tables, step s) {
     const uint32_t *restrict top = p->free_ids + p->n_free, *restrict n_slots = m->n_slots + first;
-    uint32_t *restrict row = kvf__row(m, first), row_capacity = m->row_capacity;
+    const uint64_t *restrict at = m->rows.at + first;
+    uint32_t *restrict ids = m->rows.ids;
     uint8_t *restrict states = p->states;
-    for (uint32_t k = 0; k < n_tables; k++, row += row_capacity) {
+    for (uint32_t k = 0; k < n_tables; k++) {
         uint32_t n_blocks = blocks_before(s, n_slots[k]), n = blocks_after(s, n_slots[k]) - n_blocks;
+        uint32_t *row = ids + at[k];
         if (n == 1) {
             uint32_t id = top[-1];
             row[n_blocks] = id;
@@ -421,6 +455,7 @@ static void grow(kvf_manager *m, const kvf_append_item *item, kvf_copy_list *cop
     for (uint32_t r = 0; r < m->n_runs; r++) {
         const kvf__run *run = &m->runs[r];
         uint32_t t = first + run->first, n = run->n_tables;
+        if (seq->takes) need_rows(m, t, n, s);
         if (seq->takes && seq->has_scores && !run->window) take_pages(m, t, n, s);
         uint32_t filled =
             seq->takes ? take_and_grow(m, &m->blocks[run->block_class], t, n, s) : add_slots(m->n_slots + t, n, s);
@@ -472,6 +507,7 @@ static void shrink_table(kvf_manager *m, uint32_t t, uint32_t n_tokens) {
     kvf__row_cut(m, t, n_after, pages_after);
     m->n_slots[t] -= n_tokens;
     m->n_pages[t] = pages_after;
+    kvf__row_fit(m, t, n_after);
     if (!kvf__is_private(m, t)) m->tail_at[t] = 0; /* another block may be the last now */
     uint32_t owed = kvf__promise_owed(m->tables[t].reserve, kvf__table_kept(m, t));
     uint32_t owed_pages = kvf__promise_owed(m->tables[t].page_reserve, pages_after);

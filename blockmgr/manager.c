@@ -86,6 +86,12 @@ static kvf_status resolve(const kvf_manager_config *in, kvf_manager_config *c, k
 
 /* ---- The slab -------------------------------------------------------------------------------- */
 
+/* The config's bound, or the default one. all: what the tables can hold. */
+static uint64_t most_table_blocks(const kvf_manager_config *c, uint64_t all) {
+    uint64_t twice = 2 * ((uint64_t)c->n_blocks + c->n_host_blocks), n = c->n_table_blocks;
+    return KVF__MIN(n ? n : c->prefix_cache ? all : twice, all);
+}
+
 /* Lays out all arrays in one slab. Run twice: with base NULL for the size, then with the memory. The manager is first. */
 static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
     const kvf_manager_config *c = &m->config;
@@ -93,14 +99,15 @@ static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
     m->seq_tables = c->n_layers * m->n_groups;
     m->block_shift = (uint32_t)__builtin_ctz(c->block_size);
     m->row_capacity = kvf__blocks_for(m, c->max_slots);
-    if (!c->view_copies)
-        m->row_capacity = KVF__MIN(m->row_capacity, c->n_blocks); /* else the device copy's size depends on it */
-    uint64_t tables = (uint64_t)c->max_seqs * m->seq_tables;      /* at most 2^40 */
+    m->row_capacity = KVF__MIN(m->row_capacity, c->n_blocks);
+    uint64_t tables = (uint64_t)c->max_seqs * m->seq_tables; /* at most 2^40 */
     if (tables >= UINT32_MAX)
         return kvf__fail(err, KVF_E_OVERFLOW, "max_seqs %u, n_layers %u, %u groups: must make under 2^32 - 1 tables",
                          c->max_seqs, c->n_layers, m->n_groups);
-    size_t n_tables = (size_t)tables, n_seq_layers = n_tables / m->n_groups, n_rows = 0;
-    if (!kvf__mul(n_tables, m->row_capacity, &n_rows)) slab->bad = true;
+    size_t n_tables = (size_t)tables, n_seq_layers = n_tables / m->n_groups;
+    m->config.n_table_blocks = most_table_blocks(c, tables * m->row_capacity);
+    uint64_t rows_size = kvf__rows_size(m, c->n_blocks);
+    m->view_rows_size = c->view_copies ? kvf__rows_size(m, 0) : rows_size;
     (void)kvf__slab_take(slab, 1, sizeof *m);
     m->error = kvf__slab_take(slab, 1, sizeof *m->error);
     kvf__classes_carve(m, slab);
@@ -120,14 +127,13 @@ static kvf_status lay_out(kvf_manager *m, kvf__slab *slab, kvf_error *err) {
     m->layer_blocks = kvf__slab_take(slab, c->n_layers, sizeof *m->layer_blocks);
     m->layer_blocks_max = kvf__slab_take(slab, c->n_layers, sizeof *m->layer_blocks_max);
     m->layer_slots = kvf__slab_take(slab, c->n_layers, sizeof *m->layer_slots);
-    m->rows = kvf__slab_take(slab, n_rows, sizeof *m->rows);
-    m->score_rows = kvf__slab_take(slab, n_rows, sizeof *m->score_rows);
+    kvf__rows_carve(&m->rows, slab, n_tables, rows_size);
     m->entries = kvf__slab_take(slab, n_seq_layers, sizeof *m->entries);
     m->dst_row = kvf__slab_take(slab, n_tables, sizeof *m->dst_row);
     m->fresh = kvf__slab_take(slab, c->n_blocks, sizeof *m->fresh);
     if (c->layer_windows) m->windows = kvf__slab_take(slab, c->n_layers, sizeof *m->windows);
     m->runs = kvf__slab_take(slab, c->layer_windows || c->n_classes > 1 ? c->n_layers : 1, sizeof *m->runs);
-    kvf__views_carve(m, slab, n_tables, n_rows);
+    kvf__views_carve(m, slab, n_tables);
     kvf__cache_carve(&m->cache, slab, c, m->seq_tables);
     if (c->profile) {
         kvf_profile_config profile;
@@ -177,9 +183,7 @@ static void start(kvf_manager *m) {
         m->free_seqs[i] = c->max_seqs - 1 - i;
         m->seqs[i].generation = (uint32_t)(m->tag >> 36) | 1; /* 1..2^28 - 1 */
     }
-    size_t row_bytes = (size_t)c->max_seqs * m->seq_tables * m->row_capacity * sizeof *m->rows;
-    kvf__sparse(m->rows, row_bytes); /* seq_open writes the rows of an index when it is first used */
-    kvf__sparse(m->score_rows, row_bytes);
+    kvf__rows_init(&m->rows);
     if (c->view_copies) kvf__views_init(m);
 }
 

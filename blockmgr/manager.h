@@ -1,7 +1,7 @@
 /* blockmgr/manager.h: the manager's own structs, each with its invariant. kvf_audit checks every one of them.
  *
  * Glossary, beyond kvfold/blockmgr.h and pool.h
- *   table index  t = (seq index * n_layers + layer) * n_groups + group; a table's row is rows[t * row_capacity ..].
+ *   table index  t = (seq index * n_layers + layer) * n_groups + group; its row: kvf__row.
  *   seq layer    the groups of one (sequence, layer): sl = t / n_groups.
  *   run          adjacent layers that keep slots and have the same class and the same window (or none).
  *   blocks       m->blocks: the pools of the classes. They share the arrays indexed by id, so the first pool can read the
@@ -16,9 +16,9 @@
  *   | layer_class, with several classes | seqs
  *   | free_seqs
  *   | tables | n_slots | n_pages | promise | page_promise | private_at | tail_at | seq_blocks_max
- *   | layer_blocks | layer_blocks_max | layer_slots | rows | score_rows | compaction: entries, dst_row, fresh
+ *   | layer_blocks | layer_blocks_max | layer_slots | rows: ids, pages, at, capacity | compaction: entries, dst_row, fresh
  *   | windows, runs | host_slots, n_host_pages, where there is a host tier
- *   | views: row_offset, n_slots, next_pos, seq_index (twice; with view_copies also rows, score_rows, ranges)
+ *   | views: row_offset, n_slots, next_pos, seq_index (twice; with view_copies also rows of their own, ranges)
  *   | cache (cache.c), where there is one | profile, likewise
  *
  * Promises (R: the table's reservation in blocks, p: its promise, private: the number of its private blocks)
@@ -96,18 +96,37 @@ typedef struct kvf__counts {
     uint64_t of[KVF_BLOCK_CLASSES_MAX];
 } kvf__counts;
 
+/* The rows of all tables, one after another, each with two words before it:
+ *
+ *     8 x KVF_NO_BLOCK | table, capacity, ids ... | table, capacity, ids ... | ... end
+ *
+ * `pages` has the score pages at the same places. A row that becomes too short is copied to the end, with room for what its
+ * table has been promised, and for a quarter more than it needs. What it leaves, and what tables give up, stays until the rows slide to the front. They slide when a third of
+ * [0, end) belongs to no table, so adding an entry costs O(1) on average, and rows move only in calls that take blocks.
+ * Invariant: a table without a row has at = capacity = 0. A row belongs to its table if the table's `at` is its first entry.
+ * In `pages`, entries of [0, high) that name no page of a table are KVF_NO_BLOCK.
+ * live: entries of the rows that belong to tables, their two words included; at most kvf__rows_room and what is promised. */
+typedef struct kvf__row_array {
+    uint32_t *ids, *pages; /* [size] */
+    uint64_t *at;          /* (seq, layer, group): the row's first entry */
+    uint32_t *capacity;    /* (seq, layer, group): its entries */
+    uint64_t size, end, live, high;
+} kvf__row_array;
+
 /* A view buffer's copy of the rows, or of the score rows. Invariant: the first known[t] entries equal the table's own, and
- * the table has at least that many; the entries from filled[t] on are KVF_NO_BLOCK. Code that changes or removes an entry of
- * a row calls kvf__row_cut. Adding entries at the end needs no call. */
+ * the table has at least that many; the entries from filled[t] to the row's capacity are KVF_NO_BLOCK. Code that changes or
+ * removes an entry of a row calls kvf__row_cut. Adding entries at the end needs no call. */
 typedef struct kvf__row_copy {
-    uint32_t *rows; /* (seq, layer, group, row_capacity) */
     uint32_t *known, *filled;
 } kvf__row_copy;
 
 typedef struct kvf__view_buffer {
     uint64_t *row_offset;
     uint32_t *n_slots, *next_pos, *seq_index;
-    /* With view_copies, else NULL. */
+    /* With view_copies, else NULL. The rows lie one after another without words between them. A row that becomes too short
+     * gets a new place at the end. When there is no more room, no table has a row any more, and the batch's rows are placed
+     * anew. What lies in [0, rows.high) is what a device's copy has there, whether or not a row has it. */
+    kvf__row_array rows;
     kvf__row_copy blocks, pages;
     kvf_view_range *ranges;
     uint32_t n_ranges;
@@ -121,7 +140,7 @@ struct kvf_manager {
     kvf_error *error; /* a pointer, so that calls on a const manager can write their failure too */
     uint32_t n_groups;
     uint32_t seq_tables;                     /* tables of one sequence */
-    uint32_t row_capacity;                   /* blocks of a table of max_slots; without view_copies at most n_blocks */
+    uint32_t row_capacity;                   /* most blocks of a table */
     uint32_t block_shift;                    /* log2 of block_size */
     uint64_t tag;                            /* hash of the manager's address: marks its handles */
     kvf__profile *profile;                   /* NULL: none; in a cache line that every call reads anyway */
@@ -147,9 +166,10 @@ struct kvf_manager {
     /* Invariant: sums over all tables of the layer; layer_blocks_max >= layer_blocks. */
     uint32_t *layer_blocks, *layer_blocks_max; /* (layer) */
     uint64_t *layer_slots;                     /* (layer): slots used */
-    uint32_t *rows, *score_rows;               /* (seq, layer, group, row_capacity) */
-    uint32_t *windows;                         /* (layer), as in the config; NULL: all 0 */
-    kvf__run *runs;                            /* ascending; without windows and classes one run of all tables */
+    kvf__row_array rows;
+    uint64_t n_swapped_blocks; /* entries of the rows of swapped sequences */
+    uint32_t *windows;         /* (layer), as in the config; NULL: all 0 */
+    kvf__run *runs;            /* ascending; without windows and classes one run of all tables */
     uint32_t n_runs;
     bool windowed;   /* a run has a window */
     bool compacting; /* between begin and commit or cancel */
@@ -158,6 +178,7 @@ struct kvf_manager {
     const uint32_t **dst_row;    /* [max_seqs * n_layers * n_groups], in the order of the items */
     uint32_t *fresh;             /* [n_blocks]: the fresh rows, one after another */
     kvf__view_buffer views[2];
+    uint64_t view_rows_size; /* entries of a view's arrays of rows */
     kvf__cache cache;
     kvf__pool host_blocks[KVF_BLOCK_CLASSES_MAX];
     kvf__pool host_pages;
@@ -181,10 +202,8 @@ static inline uint32_t kvf__blocks_for(const kvf_manager *m, uint32_t n_slots) {
     return (n_slots >> m->block_shift) + ((n_slots & (m->config.block_size - 1)) != 0);
 }
 static inline uint32_t kvf__n_blocks(const kvf_manager *m, uint32_t t) { return kvf__blocks_for(m, m->n_slots[t]); }
-static inline uint32_t *kvf__row(const kvf_manager *m, uint32_t t) { return m->rows + (size_t)t * m->row_capacity; }
-static inline uint32_t *kvf__score_row(const kvf_manager *m, uint32_t t) {
-    return m->score_rows + (size_t)t * m->row_capacity;
-}
+static inline uint32_t *kvf__row(const kvf_manager *m, uint32_t t) { return m->rows.ids + m->rows.at[t]; }
+static inline uint32_t *kvf__score_row(const kvf_manager *m, uint32_t t) { return m->rows.pages + m->rows.at[t]; }
 static inline uint32_t kvf__class_of(const kvf_manager *m, uint32_t t) {
     return m->layer_class ? m->layer_class[t % m->seq_tables / m->n_groups] : 0;
 }
@@ -221,9 +240,36 @@ kvf_pool_occupancy kvf__pool_occupancy(const kvf__pool *p);
 /* The sums over the pools of the classes. */
 kvf_pool_occupancy kvf__pools_occupancy(const kvf_manager *m, const kvf__pool *pools);
 
+/* ---- Rows (rows.c) --------------------------------------------------------------------------------------- */
+
+/* The capacity that a row of n entries gets. */
+uint32_t kvf__row_room(const kvf_manager *m, uint32_t n);
+/* Entries of an array of rows in which n_table_blocks blocks and n_promised more have room, however they are distributed. */
+uint64_t kvf__rows_size(const kvf_manager *m, uint64_t n_promised);
+/* Entries that the rows of the tables need as they are now, without what is promised. */
+uint64_t kvf__rows_room(const kvf_manager *m);
+/* How far rows that need `room` entries may reach into an array of `size`. */
+uint64_t kvf__rows_limit(uint64_t size, uint64_t room);
+void kvf__rows_carve(kvf__row_array *r, kvf__slab *slab, size_t n_tables, uint64_t size);
+void kvf__rows_init(kvf__row_array *r);
+kvf_status kvf__rows_audit(const kvf_manager *m, kvf_error *err);
+
+/* Blocks in all tables, swapped ones included. KVF_E_LIMIT if they and `more` exceed n_table_blocks. */
+uint64_t kvf__table_blocks(const kvf_manager *m);
+kvf_status kvf__check_table_blocks(const kvf_manager *m, const char *call, uint64_t more);
+
+void kvf__row_grow(kvf_manager *m, uint32_t t, uint32_t n);
+/* Gives table t's row room for n entries; the caller has called kvf__check_table_blocks. All rows may move. */
+static inline void kvf__row_need(kvf_manager *m, uint32_t t, uint32_t n) {
+    if (n > m->rows.capacity[t]) kvf__row_grow(m, t, n);
+}
+/* Shortens the row in place to what n entries need, after the table has given up blocks. */
+void kvf__row_fit(kvf_manager *m, uint32_t t, uint32_t n);
+void kvf__row_drop(kvf_manager *m, uint32_t t); /* the table is empty */
+
 /* ---- Views (view.c) ------------------------------------------------------------------------------------ */
 
-void kvf__views_carve(kvf_manager *m, kvf__slab *slab, size_t n_tables, size_t n_rows);
+void kvf__views_carve(kvf_manager *m, kvf__slab *slab, size_t n_tables);
 void kvf__views_init(kvf_manager *m);
 void kvf__views_cut(kvf_manager *m, uint32_t t, uint32_t n_blocks, uint32_t n_pages);
 kvf_status kvf__views_audit(const kvf_manager *m, kvf_error *err);

@@ -12,13 +12,8 @@ void kvf__pool_carve(kvf__pool *p, kvf__slab *slab, uint32_t n) {
 
 void kvf__pool_init(kvf__pool *p, uint32_t generation) {
     p->n_free = p->n_least = p->n;
-    for (uint32_t i = 0; i < p->n; i++) {
-        uint32_t id = p->first + i;
-        p->free_ids[p->n - 1 - i] = id;
-        *kvf__state(p, id) = KVF__APART;
-        p->heads[id] = generation & ~KVF__ALONE;
-        p->entries[id] = (kvf__entry){.copy_src = KVF_NO_BLOCK};
-    }
+    p->first_head = generation & ~KVF__ALONE;
+    for (uint32_t i = 0; i < p->n; i++) p->free_ids[p->n - 1 - i] = p->first + i;
 }
 
 void kvf__pool_make_room(kvf__pool *p, uint32_t n) {
@@ -191,7 +186,7 @@ void kvf__pool_release(kvf__pool *p, uint32_t id) {
 }
 
 static uint32_t copy_src(const kvf__pool *from, uint32_t src, const kvf__pool *to) {
-    return from == to ? src : src | KVF__OTHER_TIER;
+    return 1 + (from == to ? src : src | KVF__OTHER_TIER);
 }
 
 static void pin(kvf__pool *p, uint32_t id) {
@@ -210,7 +205,7 @@ bool kvf__pool_copy_pending(const kvf__pool *from, uint32_t src, const kvf__pool
     return kvf__pool_has(from, src) && kvf__pool_has(to, dst) && to->entries[dst].copy_src == copy_src(from, src, to);
 }
 
-void kvf__pool_copy_unset(kvf__pool *to, uint32_t dst) { to->entries[dst].copy_src = KVF_NO_BLOCK; }
+void kvf__pool_copy_unset(kvf__pool *to, uint32_t dst) { to->entries[dst].copy_src = 0; }
 
 void kvf__pool_copy_set(const kvf__pool *from, uint32_t src, kvf__pool *to, uint32_t dst) {
     to->entries[dst].copy_src = copy_src(from, src, to);

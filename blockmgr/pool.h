@@ -32,9 +32,11 @@ enum {
     KVF__COUNTED, /* any other case, cached or not: refs, pins and holds are valid */
 };
 
-/* A head is generation << 1. The generation rises when the last hold is released, so that older handles are stale. Bit
+/* All is 0 at first except the free ids, so that a large pool writes little.
+ *
+ * A head is generation << 1. The generation rises when the last hold is released, so that older handles are stale. Bit
  * KVF__ALONE is set while one hold is the id's only reference and the id is not cached. The upper word of a handle is
- * head | KVF__ALONE, the lower one the id. So releasing such a handle compares one word and adds 1 to it. */
+ * (head + the pool's first_head) | KVF__ALONE, the lower one the id. So releasing such a handle compares one word and adds 1 to it. */
 #define KVF__ALONE 1u
 
 typedef struct kvf__entry {
@@ -42,8 +44,8 @@ typedef struct kvf__entry {
     uint32_t pins;
     uint32_t holds; /* handles given out and not released */
     uint32_t
-        copy_src; /* source of the pending copy into this id; KVF_NO_BLOCK: none. With KVF__OTHER_TIER the source is an
-                        * id of the other tier */
+        copy_src; /* 1 + the source of the pending copy into this id; 0: none. With KVF__OTHER_TIER the source is an id of
+                        * the other tier */
     uint32_t scratch; /* a counter within one call */
 } kvf__entry;
 
@@ -59,7 +61,8 @@ struct kvf__cache;
 typedef struct kvf__pool {
     uint32_t first; /* its ids are [first, first + n) */
     uint32_t n, n_free, n_promised, n_shared, n_idle;
-    uint32_t n_least; /* lowest n_free + n_idle so far */
+    uint32_t n_least;    /* lowest n_free + n_idle so far */
+    uint32_t first_head; /* even; differs between managers, so that a handle of another one is stale */
     uint32_t *free_ids;
     /* Indexed by id. The pools of all classes share these arrays, so any of them can read the state of any id. Code that
      * changes an id's state must use the id's own pool, which has the counters. */
@@ -105,7 +108,7 @@ static inline kvf__pool *kvf__pool_of(kvf__pool *pools, uint32_t id) {
 
 /* Lays the pool out in a slab. */
 void kvf__pool_carve(kvf__pool *p, kvf__slab *slab, uint32_t n);
-/* Makes all ids free, the first on top. `generation` differs between managers, so that a handle of another one is stale. */
+/* Makes all ids free, the first on top. */
 void kvf__pool_init(kvf__pool *p, uint32_t generation);
 
 /* Evicts from the cache until n ids of this pool are free. The caller has checked n <= n_free + n_idle. */
@@ -127,7 +130,7 @@ void kvf__pool_release(kvf__pool *p, uint32_t id);
 
 /* The handle of an id. */
 static inline uint64_t kvf__pool_handle(const kvf__pool *p, uint32_t id) {
-    return (uint64_t)(p->heads[id] | KVF__ALONE) << 32 | id;
+    return (uint64_t)((p->heads[id] + p->first_head) | KVF__ALONE) << 32 | id;
 }
 
 /* Takes a free id for one hold, its only reference, and returns its handle. kvf__pool_release_held undoes this; it returns
@@ -136,10 +139,10 @@ static inline uint64_t kvf__pool_take_held(kvf__pool *p) {
     uint32_t id = p->free_ids[--p->n_free], head = p->heads[id] | KVF__ALONE;
     p->heads[id] = head;
     kvf__pool_note_held(p);
-    return (uint64_t)head << 32 | id;
+    return (uint64_t)(head + p->first_head) << 32 | id;
 }
 static inline bool kvf__pool_release_held(kvf__pool *p, uint64_t handle) {
-    uint32_t id = (uint32_t)handle, head = (uint32_t)(handle >> 32);
+    uint32_t id = (uint32_t)handle, head = (uint32_t)(handle >> 32) - p->first_head;
     if (!kvf__pool_has(p, id) || p->heads[id] != head || !(head & KVF__ALONE)) return false;
     p->heads[id] = head + 1;
     p->free_ids[p->n_free++] = id;

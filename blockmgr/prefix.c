@@ -212,14 +212,16 @@ static uint32_t count_table(const kvf_manager *m, uint32_t k, const chain *h, bo
 /* Enters the chain's device blocks in the rows, node by node. */
 static void attach_rows(kvf_manager *m, uint32_t first, const chain *h) {
     const kvf__cache *c = &m->cache;
-    uint32_t n_tables = c->n_tables, row_capacity = m->row_capacity;
+    uint32_t n_tables = c->n_tables;
+    for (uint32_t k = 0; k < n_tables; k++) kvf__row_need(m, first + k, h->n);
+    const uint64_t *restrict at = m->rows.at + first;
     for (uint32_t d = 0; d < h->n_here; d++) {
         const uint32_t *restrict blocks = kvf__node_blocks(c, c->chain[d]);
-        uint32_t *restrict row = kvf__row(m, first) + d;
+        uint32_t *restrict row = m->rows.ids + d;
         bool all_idle = c->nodes[c->chain[d]].n_idle == n_tables;
         if (all_idle) kvf__pool_attach_idle(c->blocks, blocks, n_tables);
         for (uint32_t k = 0; !all_idle && k < n_tables; k++) kvf__pool_attach(kvf__cache_pool(c, k), blocks[k]);
-        for (uint32_t k = 0; k < n_tables; k++, row += row_capacity) *row = blocks[k];
+        for (uint32_t k = 0; k < n_tables; k++) row[at[k]] = blocks[k];
     }
 }
 
@@ -335,6 +337,7 @@ kvf_status kvf_prefix_attach(kvf_manager *manager, kvf_seq seq, const kvf_prefix
     if (n_chain) hit = look_at_chain(&manager->cache, given.n_tokens, n_chain);
     s = check_copies(manager, &hit, copies);
     if (!s) s = check_promises(manager, index * manager->seq_tables, reserve, &hit);
+    if (!s) s = kvf__check_table_blocks(manager, "attach", (uint64_t)hit.n * manager->seq_tables);
     if (s) return s;
     uint32_t first_copy = copies ? copies->n : 0;
     attach(manager, index, reserve, &hit, copies);

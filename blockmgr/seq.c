@@ -42,12 +42,7 @@ static kvf_status check_new(kvf_manager *m, const kvf_seq *out) {
 /* The tables of a dead sequence are empty already. */
 static uint32_t seq_open(kvf_manager *m) {
     uint32_t i = m->free_seqs[m->config.max_seqs - 1 - m->n_seqs++];
-    if (m->n_seqs > m->n_seqs_max) { /* an index that was never used: used ones are taken first */
-        size_t first = (size_t)i * m->seq_tables * m->row_capacity, n = (size_t)m->seq_tables * m->row_capacity;
-        memset(m->rows + first, 0xff, n * sizeof *m->rows); /* KVF_NO_BLOCK */
-        memset(m->score_rows + first, 0xff, n * sizeof *m->score_rows);
-        m->n_seqs_max = m->n_seqs;
-    }
+    m->n_seqs_max = KVF__MAX(m->n_seqs_max, m->n_seqs);
     kvf__seq *s = &m->seqs[i];
     *s = (kvf__seq){.generation = s->generation, .alive = true};
     memset(m->seq_blocks_max + (size_t)i * m->config.n_layers, 0, m->config.n_layers * sizeof *m->seq_blocks_max);
@@ -75,8 +70,9 @@ static uint32_t fork_promise(const kvf_manager *m, uint32_t t) {
 /* What a fork of tables [first, first + seq_tables) needs: score pages, and promises in both kinds of pools. */
 static kvf_status check_fork(kvf_manager *m, uint32_t first, const kvf_copy_list *copies) {
     kvf__counts blocks = {{0}};
-    uint64_t pages = 0, n_copies = 0;
+    uint64_t pages = 0, n_copies = 0, entered = 0;
     for (uint32_t t = first; t < first + m->seq_tables; t++) {
+        entered += kvf__n_blocks(m, t);
         blocks.of[kvf__class_of(m, t)] += fork_promise(m, t);
         pages += KVF__MAX(m->n_pages[t], m->tables[t].page_reserve);
         n_copies += m->n_pages[t];
@@ -92,12 +88,13 @@ static kvf_status check_fork(kvf_manager *m, uint32_t first, const kvf_copy_list
     if (pages > kvf__pool_spare(&m->pages))
         return kvf__fail(m->error, KVF_E_NO_BLOCKS, "fork: %llu score pages are needed, %u are free and not promised",
                          (unsigned long long)pages, kvf__pool_spare(&m->pages));
-    return KVF_OK;
+    return kvf__check_table_blocks(m, "fork", entered);
 }
 
 static void fork_table(kvf_manager *m, uint32_t from, uint32_t to, kvf_copy_list *copies) {
     kvf__table *a = &m->tables[from], *b = &m->tables[to];
     uint32_t bs = m->config.block_size, n_blocks = kvf__n_blocks(m, from), n_pages = m->n_pages[from];
+    kvf__row_need(m, to, n_blocks);
     const uint32_t *row = kvf__row(m, from), *score_row = kvf__score_row(m, from);
     kvf__pool *p = kvf__pool_at(m, from);
     for (uint32_t i = 0; i < n_blocks; i++) kvf__pool_share(p, row[i]);
@@ -148,6 +145,7 @@ static void empty_table(kvf_manager *m, uint32_t t, uint32_t layer) {
     (void)kvf__pool_trim(p, kvf__row(m, t), n_blocks, 0, kvf__is_private(m, t));
     if (m->n_pages[t]) (void)kvf__pool_trim(&m->pages, kvf__score_row(m, t), m->n_pages[t], 0, false);
     kvf__row_cut(m, t, 0, 0);
+    kvf__row_drop(m, t);
     m->layer_blocks[layer] -= n_blocks;
     m->layer_slots[layer] -= m->n_slots[t];
     m->n_slots[t] = m->n_pages[t] = 0;
@@ -292,6 +290,7 @@ void kvf__table_reserve(kvf_manager *m, uint32_t t, kvf__reservation r, uint32_t
     table->fresh_promise = KVF__MIN(owed, table->n_fresh); /* these count as taken from the new reservation */
     kvf__promise_set(kvf__pool_at(m, t), &m->promise[t], owed - table->fresh_promise);
     kvf__promise_set(&m->pages, &m->page_promise[t], kvf__promise_owed(r.pages, m->n_pages[t]));
+    kvf__row_fit(m, t, kvf__n_blocks(m, t));
 }
 
 /* How many blocks of table t would count against reservation r. fresh (kvf_reserve.fresh): none if any block is shared,

@@ -93,9 +93,10 @@ static uint32_t entry_of(const storing *s, uint32_t k, uint32_t depth) {
  * position, so all_rows, found at the beginning, stays valid for each position. */
 static bool gather(const storing *s, uint32_t depth, uint32_t *restrict blocks) {
     const kvf_manager *m = s->m;
-    const uint32_t *restrict row = kvf__row(m, s->first) + depth, *restrict nodes = m->blocks->nodes;
+    const uint32_t *restrict row = m->rows.ids + depth, *restrict nodes = m->blocks->nodes;
+    const uint64_t *restrict at = m->rows.at + s->first;
     const uint8_t *restrict states = m->blocks->states;
-    uint32_t not_new = 0, n = m->seq_tables, row_capacity = m->row_capacity;
+    uint32_t not_new = 0, n = m->seq_tables;
     if (s->n_dropped) {
         for (uint32_t k = 0; k < n; k++) {
             blocks[k] = entry_of(s, k, depth);
@@ -103,9 +104,9 @@ static bool gather(const storing *s, uint32_t depth, uint32_t *restrict blocks) 
         }
         return !not_new;
     }
-    for (uint32_t k = 0; k < n; k++, row += row_capacity) {
-        blocks[k] = *row;
-        __builtin_prefetch(&nodes[*row], 1); /* will be written if the block is new */
+    for (uint32_t k = 0; k < n; k++) {
+        blocks[k] = row[at[k]];
+        __builtin_prefetch(&nodes[blocks[k]], 1); /* will be written if the block is new */
     }
     for (uint32_t k = 0; k < n && !s->all_rows; k++) not_new |= states[kvf__state_at(blocks[k])] ^ KVF__ROW;
     return !not_new;

@@ -137,6 +137,7 @@ static void table_out(kvf_manager *m, uint32_t t, way blocks, way pages, kvf_cop
     move_row(m, way_of(blocks, kvf__class_of(m, t)), kvf__row(m, t), kvf__n_blocks(m, t), n_slots, copies);
     move_row(m, pages, kvf__score_row(m, t), m->n_pages[t], n_slots, copies);
     kvf__row_cut(m, t, 0, 0);
+    m->n_swapped_blocks += kvf__n_blocks(m, t);
     m->host_slots[t] = n_slots;
     m->n_host_pages[t] = m->n_pages[t];
     m->n_slots[t] = m->n_pages[t] = 0;
@@ -144,6 +145,7 @@ static void table_out(kvf_manager *m, uint32_t t, way blocks, way pages, kvf_cop
     kvf__promise_set(kvf__pool_at(m, t), &m->promise[t], 0);
     kvf__promise_set(&m->pages, &m->page_promise[t], 0);
     kvf__table_count(m, t, n_slots);
+    kvf__row_fit(m, t, kvf__blocks_for(m, n_slots));
 }
 
 kvf_status kvf_swap_out(kvf_manager *manager, const kvf_seq *seqs, uint32_t n_seqs, kvf_copy_list *copies) {
@@ -211,6 +213,7 @@ static void table_in(kvf_manager *m, uint32_t t, way blocks, way pages, kvf_copy
     uint32_t n_slots = m->host_slots[t], n_pages = m->n_host_pages[t];
     move_row(m, way_of(blocks, kvf__class_of(m, t)), kvf__row(m, t), kvf__blocks_for(m, n_slots), n_slots, copies);
     move_row(m, pages, kvf__score_row(m, t), n_pages, n_slots, copies);
+    m->n_swapped_blocks -= kvf__blocks_for(m, n_slots);
     m->host_slots[t] = m->n_host_pages[t] = 0;
     m->n_slots[t] = n_slots;
     m->n_pages[t] = n_pages;
@@ -270,6 +273,7 @@ void kvf__swap_drop(kvf_manager *m, uint32_t index) {
         uint32_t n_blocks = kvf__blocks_for(m, m->host_slots[t]);
         (void)kvf__pool_trim(&m->host_blocks[kvf__class_of(m, t)], kvf__row(m, t), n_blocks, 0, false);
         (void)kvf__pool_trim(&m->host_pages, kvf__score_row(m, t), m->n_host_pages[t], 0, false);
+        m->n_swapped_blocks -= n_blocks;
         m->host_slots[t] = m->n_host_pages[t] = 0;
     }
     m->seqs[index].swapped = false;

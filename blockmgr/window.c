@@ -69,6 +69,7 @@ static void drop_leading(kvf_manager *m, kvf__pool *p, uint32_t t, uint32_t n) {
     memmove(row, row + n, n_left * sizeof *row);
     memset(row + n_left, 0xff, n * sizeof *row); /* KVF_NO_BLOCK */
     kvf__row_cut(m, t, 0, UINT32_MAX);
+    kvf__row_fit(m, t, n_left);
     m->n_slots[t] -= n << m->block_shift;
     kvf__promise_set(p, &m->promise[t], m->promise[t] + d.promised);
     kvf__table_count(m, t, n_slots);

@@ -207,6 +207,7 @@ static kvf_status create_manager(kvf_engine *e, kvf_error *err) {
     m.n_blocks = e->pages.n_blocks;
     m.max_seqs = c->max_running;
     m.max_slots = c->max_context;
+    m.n_table_blocks = UINT64_MAX; /* any number of requests may share blocks; only what is used takes memory */
     m.block_bytes = e->stats.block_bytes;
     m.prefix_cache = c->prefix_cache != 0;
     m.n_snapshot_pages = e->n_snapshot_pages;

@@ -306,7 +306,7 @@ static inline uint64_t fingerprint(const world *w) {
         h = mix(h, stats[i]);
     for (uint32_t t = 0; t < N_SEQS * w->n_tables; t++) {
         h = mix(mix(mix(h, m->n_slots[t]), m->promise[t]), m->tables[t].reserve);
-        for (uint32_t i = 0; i < m->row_capacity; i++) h = mix(h, kvf__row(m, t)[i]);
+        for (uint32_t i = 0; i < m->rows.capacity[t]; i++) h = mix(h, kvf__row(m, t)[i]);
     }
     for (uint32_t i = 0; i < c->n_max; i++) {
         const kvf__node *n = &c->nodes[i];

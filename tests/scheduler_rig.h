@@ -101,6 +101,7 @@ static inline kvf_manager_config rig_pool(uint32_t n_layers, uint32_t n_groups, 
     c.n_blocks = n_blocks;
     c.max_seqs = 16;
     c.max_slots = 512;
+    c.n_table_blocks = UINT64_MAX; /* samples share */
     return c;
 }
 

@@ -67,8 +67,8 @@ Test(blockmgr, config_sizes_that_wrap_are_refused) {
     FAILS(KVF_E_OVERFLOW, kvf_manager_bytes(&c, &bytes, &err));
     cr_assert(strstr(err.text, "block_bytes"), "%s", err.text);
     cr_assert_eq(bytes, 77);
-    c = config_of((shape){1024, 1, 1, 8, 16, 0, 1u << 20, 1u << 31}); /* huge, but no wrap: 2^30 tables of 2^28 */
-    c.view_copies = 1;
+    c = config_of((shape){1024, 1, 1, 8, 1u << 31, 0, 1u << 20, 1u << 31});
+    c.n_table_blocks = UINT64_MAX; /* huge, but no wrap: 2^30 tables of 2^28 */
     OK(kvf_manager_bytes(&c, &bytes, NULL));
     cr_assert_gt(bytes, (size_t)1 << 60);
 }
@@ -165,7 +165,7 @@ Test(blockmgr, metadata_is_small) {
     c.n_blocks += 4096;
     OK(kvf_manager_bytes(&c, &with_more_blocks, NULL));
     double per_block = (double)(with_more_blocks - bytes) / 4096;
-    cr_assert_leq(per_block, 0.001 * block_bytes, "%.1f bytes a block", per_block);
+    cr_assert_leq(per_block, 0.002 * block_bytes, "%.1f bytes a block", per_block);
     c.n_blocks = 1u << 18;
     c.max_seqs += 64;
     OK(kvf_manager_bytes(&c, &with_more_seqs, NULL));

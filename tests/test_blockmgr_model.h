@@ -56,6 +56,7 @@ typedef struct world {
     uint32_t windows[LAYERS];                         /* 0: none */
     uint32_t layer_class[LAYERS], class_end[CLASSES]; /* of ids */
     uint32_t step, n_groups, n_tables, n_blocks, n_pages, next_tag;
+    uint64_t table_blocks; /* the most in all tables */
     const char *op;
     seq s[SEQS];
     hold h[HOLDS];
@@ -175,7 +176,7 @@ static inline void expect_copy(world *w, int list, uint32_t i, uint32_t kind, ui
 static inline void compare_table(world *w, const kvf_view *v, uint32_t vt, const table *t) {
     const uint32_t *row = v->rows + v->row_offset[vt], *score_row = v->score_rows + v->row_offset[vt];
     CHECK(w, v->n_slots[vt] == t->n_slots, "n_slots %u, not %u\n", v->n_slots[vt], t->n_slots);
-    for (uint32_t b = 0; b < ROW; b++) {
+    for (uint32_t b = 0; b < t->n_blocks; b++) {
         uint32_t id = b < t->n_blocks ? t->row[b] : KVF_NO_BLOCK,
                  page = b < t->n_pages ? t->score_row[b] : KVF_NO_BLOCK;
         CHECK(w, row[b] == id, "table %u, block %u: %u, not %u\n", vt, b, row[b], id);

@@ -9,7 +9,7 @@ static struct {
     uint64_t appends, cow, last_in_place, no_blocks, forks, fork_no_blocks, fresh, in_place, last_owner,
         begin_no_blocks, cancels, free_cancels, rollbacks, reserves, reserve_no_blocks, scores, scores_no_blocks,
         pinned_free, holds, stale, sure_growth, dropped, drops_served, drops_pinned, drops_shared, too_far_back,
-        one_class_lacks, left_alone;
+        one_class_lacks, left_alone, too_many_entries;
 } seen;
 
 typedef struct wanted {

@@ -15,6 +15,19 @@ static int dead_seq(const world *w) {
     return NONE;
 }
 
+/* ---- Blocks in tables --------------------------------------------------------------------------------------- */
+
+static int beyond(const world *w, int64_t more) {
+    int64_t n = more;
+    for (int i = 0; i < SEQS; i++)
+        for (uint32_t k = 0; w->s[i].alive && k < w->n_tables; k++) n += w->s[i].t[k].n_blocks;
+    return more > 0 && n > (int64_t)w->table_blocks;
+}
+static int64_t more_blocks(const world *w, const seq *s, uint32_t k, uint32_t n_tokens) {
+    if (window_of(w, k) == KVF_LAYER_NONE) return 0;
+    return (int64_t)ceil_bs(s->t[k].n_slots + n_tokens) - s->t[k].n_blocks - n_dropped(w, s, k);
+}
+
 /* ---- Append, rollback ------------------------------------------------------------------------------------------ */
 
 static void op_append(world *w) {
@@ -23,6 +36,7 @@ static void op_append(world *w) {
     int which[SEQS];
     uint32_t n = 0, most = 1 + rnd(w, 3);
     kvf_status want = KVF_OK;
+    int64_t entered = 0;
     for (int i = 0, first = (int)rnd(w, SEQS); i < SEQS && n < most; i++) {
         int k = (first + i * 5) % SEQS;
         if (!w->s[k].alive || (w->s[k].locked && rnd(w, 8))) continue;
@@ -33,6 +47,7 @@ static void op_append(world *w) {
             if (window_of(w, t) != KVF_LAYER_NONE &&
                 w->s[k].t[t].n_slots - n_dropped(w, &w->s[k], t) * BS + items[n].n_tokens > SLOTS)
                 want = KVF_E_LIMIT;
+        for (uint32_t t = 0; t < w->n_tables; t++) entered += more_blocks(w, &w->s[k], t, items[n].n_tokens);
         n++;
     }
     refs r, pr;
@@ -47,6 +62,7 @@ static void op_append(world *w) {
     }
     seen.one_class_lacks += lacking == 1 && w->class_end[0] < w->n_blocks;
     if (!want && (lack || lack_pages)) want = KVF_E_NO_BLOCKS;
+    if (!want && beyond(w, entered)) want = KVF_E_LIMIT, seen.too_many_entries++;
     int list = (int)rnd(w, 2);
     uint32_t copy = w->lists[list].n, copies_from = copy, missing = 77;
     STATUS(w, kvf_can_append(w->m, items, n, &missing), want);
@@ -146,7 +162,9 @@ static void op_fork(world *w) {
     refs r, pr;
     count(w, &r, &pr);
     uint32_t blocks[CLASSES] = {0, 0}, pages = 0;
+    int64_t entered = 0;
     for (uint32_t k = 0; k < w->n_tables; k++) {
+        entered += a->t[k].n_blocks;
         blocks[class_at(w, k)] += a->t[k].r;
         pages += a->t[k].n_pages + over(a->t[k].page_r, a->t[k].n_pages);
     }
@@ -154,6 +172,7 @@ static void op_fork(world *w) {
     uint32_t copy = w->lists[list].n, copies_from = copy;
     int lack = blocks[0] > spare(&r, 0) || blocks[1] > spare(&r, 1) || pages > spare(&pr, 0);
     kvf_status want = a->locked ? KVF_E_STATE : to == NONE ? KVF_E_LIMIT : lack ? KVF_E_NO_BLOCKS : KVF_OK;
+    if (!want && beyond(w, entered)) want = KVF_E_LIMIT, seen.too_many_entries++;
     kvf_seq handle = 0;
     STATUS(w, kvf_seq_fork(w->m, a->handle, &w->lists[list], &handle), want);
     seen.fork_no_blocks += want == KVF_E_NO_BLOCKS;
@@ -443,6 +462,8 @@ static void run(uint64_t seed, int kind, uint32_t n_groups, uint32_t n_blocks, u
     c.n_score_pages = n_pages;
     c.max_seqs = SEQS;
     c.max_slots = SLOTS;
+    /* Every third seed the tables may hold hardly more than all blocks. */
+    w.table_blocks = c.n_table_blocks = seed % 3 ? 1u << 20 : n_blocks + (windows ? 0 : n_blocks / 4);
     w.profiled = seed & 1;
     c.view_copies = seed / 2 & 1;
     const uint32_t *layer_windows = all_windows[seed / 2 % (sizeof all_windows / sizeof all_windows[0])];
@@ -485,8 +506,8 @@ static void run_seeds(uint64_t first, uint32_t n_seeds, int kind, uint32_t n_gro
     for (size_t i = 0; i < sizeof often / sizeof often[0]; i++)
         cr_assert_gt(often[i], n_seeds * (uint64_t)n_steps / 1000, "the %zu-th kind of event was seen %llu times only",
                      i, (unsigned long long)often[i]);
-    const uint64_t rare[] = {seen.last_in_place, seen.last_owner, seen.begin_no_blocks, seen.scores_no_blocks,
-                             seen.pinned_free};
+    const uint64_t rare[] = {seen.last_in_place,    seen.last_owner,  seen.begin_no_blocks,
+                             seen.scores_no_blocks, seen.pinned_free, seen.too_many_entries};
     const uint64_t of_windows[] = {seen.dropped, seen.drops_served, seen.drops_pinned, seen.drops_shared,
                                    seen.too_far_back};
     for (size_t i = 0; kind & WINDOWS && i < sizeof of_windows / sizeof of_windows[0]; i++)

@@ -118,8 +118,6 @@ typedef struct dump {
 static inline void dump_take(dump *d, kvf_manager *m, const kvf_seq *seqs, uint32_t n_seqs) {
     memset(d, 0, sizeof *d);
     d->o = occupancy(m);
-    const kvf_manager_config *c = kvf_manager_get_config(m);
-    uint32_t capacity = (c->max_slots + c->block_size - 1) / c->block_size;
     kvf_view v = {.struct_size = sizeof v};
     OK(kvf_view_fill(m, 1, seqs, n_seqs, &v));
     for (uint32_t i = 0; i < n_seqs; i++) {
@@ -128,9 +126,10 @@ static inline void dump_take(dump *d, kvf_manager *m, const kvf_seq *seqs, uint3
         d->words[d->n++] = pos;
     }
     for (uint32_t t = 0; t < n_seqs * v.n_layers * v.n_groups; t++) {
-        cr_assert_lt(d->n + 1 + 2 * capacity, 4096u);
+        uint32_t n_blocks = (v.n_slots[t] + v.block_size - 1) / v.block_size;
+        cr_assert_lt(d->n + 1 + 2 * n_blocks, 4096u);
         d->words[d->n++] = v.n_slots[t];
-        for (uint32_t b = 0; b < capacity; b++) {
+        for (uint32_t b = 0; b < n_blocks; b++) {
             d->words[d->n++] = v.rows[v.row_offset[t] + b];
             d->words[d->n++] = v.score_rows[v.row_offset[t] + b];
         }

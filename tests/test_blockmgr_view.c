@@ -53,7 +53,7 @@ static void expect_ranges(kvf_manager *m, uint32_t which, const kvf_view_range *
 #define INDICES(first, n) \
     { first, n, KVF_VIEW_SEQ_INDEX }
 
-/* Two layers, rows of 4: sequence 0 has the rows at 0 and 4, sequence 1 those at 8 and 12. */
+/* Two layers, rows of at most 4 blocks: sequence 0 has the rows at 0 and 4, sequence 1 those at 8 and 12. */
 Test(blockmgr_view, a_fill_lists_what_has_changed_in_its_buffer) {
     kvf_manager *m = make_copies((shape){2, 1, 1, BS, 16, 16, 3, 32});
     kvf_seq s[2] = {new_seq(m), new_seq(m)}, turned[2] = {s[1], s[0]};

@@ -37,6 +37,7 @@
     S('m', kvf_compact_commit, "i", compacting()) \
     S('m', kvf_compact_cancel, "i", compacting()) \
     S('m', kvf_view_fill, "iiifi", w.m, 0u, &w.seq, 1u, &w.view) \
+    V(kvf_view_row_entries, "a", w.m) \
     S('m', kvf_view_read_changes, "iii", w.m, 0u, &w.changes) \
     S('m', kvf_view_forget, "ii", w.m, 0u) \
     S('m', kvf_block_take, "iii", w.m, 0u, &w.block) \

@@ -9,7 +9,6 @@
 #include "kvfold/blockmgr.h"
 
 typedef struct view_mirror {
-    uint32_t row_capacity;
     unsigned char *arrays[2][KVF_VIEW_ARRAYS];
     uint64_t n_ranges, n_entries; /* that were sent */
 } view_mirror;
@@ -20,11 +19,10 @@ static inline size_t mirror_word(uint32_t array) {
 
 static inline void mirror_open(view_mirror *d, const kvf_manager *m) {
     const kvf_manager_config *c = kvf_manager_get_config(m);
-    d->row_capacity = (c->max_slots + c->block_size - 1) / c->block_size;
     size_t tables = (size_t)c->max_seqs * c->n_layers * (c->n_kv_heads / c->heads_per_group);
     for (int i = 0; i < 2; i++)
         for (uint32_t a = 0; a < KVF_VIEW_ARRAYS; a++) {
-            size_t n = a <= KVF_VIEW_SCORE_ROWS ? tables * d->row_capacity
+            size_t n = a <= KVF_VIEW_SCORE_ROWS ? kvf_view_row_entries(m)
                        : a <= KVF_VIEW_N_SLOTS  ? tables
                                                 : c->max_seqs;
             d->arrays[i][a] = malloc(n * mirror_word(a));
@@ -72,15 +70,14 @@ static inline const char *mirror_send(view_mirror *d, const kvf_manager *m, uint
                    (a <= KVF_VIEW_N_SLOTS ? v->n_seqs * n_tables : v->n_seqs) * mirror_word(a)))
             return "offsets, slots, positions or indices differ";
     for (uint32_t t = 0; t < v->n_seqs * n_tables; t++) {
-        size_t at = v->row_offset[t] * sizeof(uint32_t), n = d->row_capacity * sizeof(uint32_t);
+        size_t at = v->row_offset[t] * sizeof(uint32_t), n;
         uint32_t n_slots, n_blocks, k = t % n_tables;
         const uint32_t *row;
         if (kvf_seq_table(m, seqs[t / n_tables], k / v->n_groups, k % v->n_groups, &n_slots, &n_blocks, &row))
             return "kvf_seq_table";
         if (v->n_slots[t] != n_slots || memcmp(v->rows + v->row_offset[t], row, n_blocks * sizeof *row))
             return "the view is not what the table is";
-        for (uint32_t b = n_blocks; b < d->row_capacity; b++)
-            if (v->rows[v->row_offset[t] + b] != KVF_NO_BLOCK) return "a block behind the last";
+        n = n_blocks * sizeof *row;
         if (memcmp(d->arrays[which][KVF_VIEW_ROWS] + at, v->rows + v->row_offset[t], n)) return "a row differs";
         if (memcmp(d->arrays[which][KVF_VIEW_SCORE_ROWS] + at, v->score_rows + v->row_offset[t], n))
             return "a score row differs";

@@ -114,6 +114,10 @@ typedef struct kvf_manager_config {
     uint32_t n_classes;
     const kvf_block_class *classes; /* [n_classes], copied */
     const uint32_t *layer_class; /* [n_layers], copied: the class of each layer. Each class has a layer. NULL: all 0 */
+    /* Most blocks in all tables together; KVF_E_LIMIT beyond. A block that two tables share counts twice, blocks of swapped
+     * sequences count too. It sizes the memory of the tables and of the views' rows. 0: 2 * (n_blocks + n_host_blocks), with
+     * prefix_cache all that the tables can hold, as with UINT64_MAX: any number of sequences may share a prefix. */
+    uint64_t n_table_blocks;
 } kvf_manager_config;
 
 /** Sets struct_size and every default; n_layers, n_kv_heads and n_blocks become 0.
@@ -132,8 +136,9 @@ KVF_API KVF_CHECK kvf_status kvf_manager_bytes(const kvf_manager_config *config,
  *  @param config see above. @param out the manager. @param err detail, or NULL.
  *  @own the caller, kvf_manager_destroy. @threads any; the manager itself one thread at a time.
  *  @errors those of kvf_manager_bytes, KVF_E_NO_MEMORY.
- *  @cost O(n_blocks + max_seqs), with view_copies plus O(max_seqs * tables * blocks of max_slots); allocates once. With the
- *  default allocator, the rows of a sequence index take memory only once a sequence has used it. */
+ *  @cost O(n_blocks + max_seqs), with view_copies plus O(max_seqs * tables); allocates once. With the default allocator, rows
+ *  take memory only as they are written: at most 16 bytes for each block in a table, and as much in each view buffer, plus a
+ *  constant for each table. */
 KVF_API KVF_CHECK kvf_status kvf_manager_create(const kvf_manager_config *config, kvf_manager **out, kvf_error *err);
 
 /** Frees the manager with everything in it; NULL is allowed. Its handles become invalid.
@@ -203,7 +208,7 @@ KVF_API KVF_CHECK kvf_status kvf_seq_create(kvf_manager *manager, kvf_seq *out);
  *  @param manager a manager. @param parent a sequence with no compaction under way.
  *  @param copies score page copies to carry out. @param out the child.
  *  @own the caller, kvf_seq_free. @threads as the manager.
- *  @errors KVF_E_STALE, KVF_E_LIMIT (max_seqs, list capacity), KVF_E_NO_BLOCKS (score pages or promise), KVF_E_STATE (a
+ *  @errors KVF_E_STALE, KVF_E_LIMIT (max_seqs, list capacity, n_table_blocks), KVF_E_NO_BLOCKS (score pages or promise), KVF_E_STATE (a
  *  compaction of the parent is under way, or the parent is swapped out).
  *  @cost O(blocks of the parent), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *copies, kvf_seq *out);
@@ -222,7 +227,7 @@ KVF_API KVF_CHECK kvf_status kvf_seq_index(const kvf_manager *manager, kvf_seq s
 /** Slots and blocks of one table.
  *  @param manager a manager. @param seq a sequence. @param layer layer. @param group head group.
  *  @param n_slots slots used, or NULL. @param n_blocks blocks held, or NULL.
- *  @param blocks first block id of the table's row, or NULL; valid until the next call that changes seq.
+ *  @param blocks first block id of the table's row, or NULL; valid until the next call that changes seq or takes blocks.
  *  @own the row is the manager's. @threads as the manager.
  *  @errors KVF_E_STALE, KVF_E_INVALID (layer or group). @cost O(1). */
 KVF_API KVF_CHECK kvf_status kvf_seq_table(const kvf_manager *manager, kvf_seq seq, uint32_t layer, uint32_t group,
@@ -287,7 +292,7 @@ typedef struct kvf_append_item {
  *  @param copies copies to carry out before the new slots are written.
  *  @own nothing is kept. @threads as the manager.
  *  @errors KVF_E_STALE, KVF_E_INVALID (0 tokens, a sequence twice, more than max_seqs items), KVF_E_LIMIT (max_slots, 2^32
- *  positions, list capacity), KVF_E_NO_BLOCKS, KVF_E_STATE (a compaction is under way, a sequence is swapped out).
+ *  positions, list capacity, n_table_blocks), KVF_E_NO_BLOCKS, KVF_E_STATE (a compaction is under way, a sequence is swapped out).
  *  @cost O(tables + blocks taken), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_append(kvf_manager *manager, const kvf_append_item *items, uint32_t n_items,
                                         kvf_copy_list *copies);
@@ -401,15 +406,17 @@ KVF_API KVF_CHECK kvf_status kvf_compact_cancel(kvf_manager *manager);
 
 /* The tables of a batch in all layers, for a kernel. The i-th sequence of the batch has the tables
  * t = (i * n_layers + layer) * n_groups + group. rows[row_offset[t] + b] is the id of the table's b-th block; slot s lies in
- * block b = s / block_size. A row has room for max_slots (without view_copies for at most n_blocks blocks). Its offset
- * depends only on kvf_seq_index. The entries after a table's last block are KVF_NO_BLOCK. */
+ * block b = s / block_size. A row has room for more blocks than the table has;
+ * the entries after the table's last block, as far as the row reaches, are KVF_NO_BLOCK. A row whose table outgrows it is placed elsewhere in the same array. Kernels that
+ * read row_offset from memory, as they read rows, need not know: the arrays themselves never move, so a captured graph stays
+ * valid. One that has a row's address in it is captured again when row_offset has changed. */
 struct kvf_view_stamp; /* internal */
 
 typedef struct kvf_view {
     size_t struct_size;
     uint32_t n_seqs, n_layers, n_groups, heads_per_group, block_size;
     const uint32_t *rows;       /* block ids; the address never changes (with view_copies: it is one per buffer) */
-    const uint32_t *score_rows; /* score page ids, same offsets; KVF_NO_BLOCK if a table has none */
+    const uint32_t *score_rows; /* score page ids, same offsets; KVF_NO_BLOCK for blocks without one */
     const uint64_t *row_offset; /* [n_seqs][n_layers][n_groups] */
     const uint32_t *n_slots;    /* [n_seqs][n_layers][n_groups] */
     const uint32_t *next_pos;   /* [n_seqs] */
@@ -423,7 +430,8 @@ typedef struct kvf_view {
 /** Fills one of the manager's two view buffers. A step may use one buffer while the other is filled for the next step.
  *  @param manager a manager. @param which 0 or 1. @param seqs the batch, in the order kernels will see.
  *  @param n_seqs at most max_seqs. @param out the view, its struct_size set by the caller. Its arrays are valid until the
- *  same buffer is filled again; calls refuse it from then on (KVF_E_STALE). n_slots does not follow later calls. rows does, except with view_copies.
+ *  same buffer is filled again; calls refuse it from then on (KVF_E_STALE). With view_copies nothing in it changes before. Without, rows are the
+ *  tables' own: a call that takes blocks (append, fork, prefix attach) may move any row, so a view ends with it.
  *  @own the manager's. @threads as the manager.
  *  @errors KVF_E_STALE, KVF_E_INVALID (which), KVF_E_LIMIT (n_seqs), KVF_E_STATE (a sequence is swapped out).
  *  @cost O(n_seqs * tables), with view_copies plus the changed entries; no allocation. */
@@ -433,7 +441,7 @@ KVF_API KVF_CHECK kvf_status kvf_view_fill(kvf_manager *manager, uint32_t which,
 /* ---- Copies of the view: a device's memory --------------------------------------------------- */
 
 /* With view_copies, the caller keeps a copy of each buffer's arrays in device memory, for kernels to read. The copy starts
- * with all bytes 0xff. After each fill the caller sends the ranges that kvf_view_read_changes lists. The arrays of a buffer
+ * with all bytes 0xff; rows and score_rows have kvf_view_row_entries entries. After each fill the caller sends the ranges that kvf_view_read_changes lists. The arrays of a buffer
  * change only when the same buffer is filled again; the transfers from it must be done by then. So while one step runs, the
  * next one can be filled and sent from the other buffer. */
 
@@ -460,6 +468,10 @@ typedef struct kvf_view_changes {
     uint64_t n_bytes; /* of the entries in all ranges */
 } kvf_view_changes;
 
+/** The entries of a buffer's rows, and of its score_rows. They depend on n_table_blocks, not on max_slots, and never change.
+ *  @param manager a manager; NULL gives 0. @own nothing. @threads any. @errors none. @cost O(1). */
+KVF_API uint64_t kvf_view_row_entries(const kvf_manager *manager);
+
 /** What the last fill of a buffer has changed in its arrays since the previous fill of the same buffer.
  *  @param manager a manager with view_copies. @param which 0 or 1.
  *  @param out struct_size set by the caller; the ranges are valid until the same buffer is filled again.
@@ -470,7 +482,7 @@ KVF_API KVF_CHECK kvf_status kvf_view_read_changes(const kvf_manager *manager, u
 /** Resets a buffer: its next fill lists the whole batch as changed. For a device copy that starts again with all bytes 0xff.
  *  @param manager a manager with view_copies. @param which 0 or 1.
  *  @own nothing. @threads as the manager. @errors KVF_E_INVALID, KVF_E_UNSUPPORTED (no view_copies).
- *  @cost O(max_seqs * tables * blocks of max_slots), no allocation. */
+ *  @cost O(max_seqs * tables), no allocation. */
 KVF_API KVF_CHECK kvf_status kvf_view_forget(kvf_manager *manager, uint32_t which);
 
 /* ---- Blocks held outside a table ------------------------------------------------------------ */

@@ -144,7 +144,7 @@ KVF_API KVF_CHECK kvf_status kvf_prefix_lookup(const kvf_manager *manager, const
  *  without a host tier.
  *  @own nothing is kept; the references are the sequence's. @threads as the manager.
  *  @errors KVF_E_NO_BLOCKS (too few blocks for all promises, this one included, or for nodes on the host), KVF_E_STALE (the sequence; or a node of the
- *  match is no longer cached: look up again), KVF_E_STATE (tables not empty), KVF_E_INVALID, KVF_E_LIMIT (salt; the list's
+ *  match is no longer cached: look up again), KVF_E_STATE (tables not empty), KVF_E_INVALID, KVF_E_LIMIT (salt; n_table_blocks; the list's
  *  capacity, which is 0 without one), KVF_E_UNSUPPORTED.
  *  After an error nothing has changed and nothing is counted.
  *  @cost O(n_tokens + blocks of the hit), no allocation. */

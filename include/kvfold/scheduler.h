@@ -87,7 +87,9 @@ typedef enum kvf_order {
 
 typedef struct kvf_sched_config {
     size_t struct_size;
-    kvf_manager *manager;        /* only the scheduler may create, grow and free its sequences */
+    /* Only the scheduler may create, grow and free its sequences. Where samples or forks share blocks, the manager's n_table_blocks
+     * should be UINT64_MAX: the scheduler makes room for blocks, not for entries in tables. */
+    kvf_manager *manager;
     kvf_policy_state *policies;  /* with the manager's max_seqs */
     uint32_t max_running;        /* most sequences in a step; 0: the manager's max_seqs */
     uint32_t max_waiting;        /* most requests in the queue, or paused without blocks; 0: 65536 */
