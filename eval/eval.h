@@ -179,7 +179,7 @@ typedef struct kvf__eval_cell {
 typedef struct kvf__eval_batch {
     const kvf__eval_item *item;
     kvf__eval_cell *cells;
-    uint32_t n_cells, n_layers;
+    uint32_t n_cells, n_layers, piece; /* piece: tokens beside the prompt while a policy repeats it */
     bool want_kl;
     bool first; /* of its item: tells of the full cache and the layers too */
     kvf__eval_figures full;

@@ -118,11 +118,12 @@ static const char *seed_option(const kvf_policy_options *options) {
     return draws ? "cam_seed" : NULL;
 }
 
-/* The samples of one request have one window of last queries, and one way to make a group's squares. */
+/* The samples of one request have one window of last queries, one way to make a group's squares, and one repetition. */
 static bool clash(const kvf_policy_options *a, const kvf_policy_options *b) {
     uint32_t both = kvf_policy_needs(a) & kvf_policy_needs(b);
     return (both & KVF_NEEDS_LAST_ROWS && a->score_window != b->score_window) ||
-           (both & KVF_NEEDS_SQUARES && a->gqa != b->gqa);
+           (both & KVF_NEEDS_SQUARES && a->gqa != b->gqa) ||
+           (both & KVF_NEEDS_REPEAT && (a->repeat_piece != b->repeat_piece || a->score_norm != b->score_norm));
 }
 
 static void find_share(kvf__eval_policies *policies, kvf__eval_policy *p) {

@@ -9,6 +9,7 @@
 #include "eval/output.h"
 #include "tools/files.h"
 #include "tools/progress.h"
+#include "tools/report.h"
 #include "tools/signals.h"
 
 typedef struct plan { /* of the whole run */
@@ -22,8 +23,8 @@ typedef struct plan { /* of the whole run */
     kvf__eval_items items;
     double *rhos, *seeds;
     uint32_t n_rhos, n_seeds;
-    uint64_t block_bytes, limit_blocks, most_blocks; /* of a batch */
-    uint32_t most_cells, most_context;
+    uint64_t block_bytes, limit_blocks, most_blocks;  /* of a batch */
+    uint32_t most_cells, most_context, piece_context; /* piece_context: with a piece of a repetition */
     kvf__eval_output output;
     kvf_engine *engine;
     kvf_probe *probe;
@@ -76,6 +77,13 @@ static uint64_t need_of(const plan *p, const kvf__eval_item *item, kvf__eval_cel
     return need.steady_blocks + (uint64_t)p->info->n_layers * p->n_groups;
 }
 
+/* Tokens beside the prompt while the cell's policy repeats it. */
+static uint32_t piece_of(const kvf__eval_item *item, const kvf__eval_cell *cell) {
+    const kvf_policy_options *o = &cell->policy->options;
+    uint32_t piece = o->repeat_piece && o->repeat_piece < item->n_prompt ? o->repeat_piece : item->n_prompt;
+    return kvf_policy_needs(o) & KVF_NEEDS_REPEAT ? KVF_MAX_INSTRUCTION_TOKENS + piece : 0;
+}
+
 static uint64_t full_blocks(const plan *p, const kvf__eval_item *item) {
     uint64_t n = (uint64_t)item->n_prompt + item->n_forced;
     return (n / p->cli->block_size + 1) * p->info->n_layers * p->n_groups;
@@ -94,8 +102,12 @@ static bool one_batch(plan *p, walk *w, kvf__eval_cell *next, bool first, bool *
     uint64_t blocks = 2 * full_blocks(p, w->item); /* the full cache, and the prompt while it is shared */
     while (*more && b.n_cells < p->cli->batch) {
         uint64_t need = need_of(p, w->item, next);
+        uint32_t piece = piece_of(w->item, next);
+        if (piece > b.piece)
+            need += (uint64_t)((piece - b.piece) / p->cli->block_size + 1) * p->info->n_layers * p->n_groups;
         if (b.n_cells && blocks + need > p->limit_blocks) break;
         blocks += need;
+        if (piece > b.piece) b.piece = piece;
         b.cells[b.n_cells++] = *next;
         *more = next_cell(p, w, next);
     }
@@ -136,6 +148,8 @@ static bool measure_batch(plan *p, kvf__eval_batch *b, uint64_t blocks) {
     if (b->n_cells > p->most_cells) p->most_cells = b->n_cells;
     uint32_t context = b->item->n_prompt + b->item->n_forced;
     if (context > p->most_context) p->most_context = context;
+    context += b->piece;
+    if (context > p->piece_context) p->piece_context = context;
     p->n_cells += b->n_cells;
     p->n_tokens += tokens_of(b);
     return true;
@@ -217,7 +231,9 @@ static bool open_engine(plan *p) {
     kvf_engine_config config = kvf__engine_config(p->cli, p->model);
     config.kv_bytes = p->most_blocks * p->block_bytes;
     config.max_running = p->most_cells + 1 + KVF__EVAL_PROBES;
-    config.max_context = p->most_context; /* the last token scored is not computed */
+    config.max_context = p->most_context;      /* the last token scored is not computed */
+    if (p->piece_context > config.max_context) /* pieces that have no room are shorter */
+        config.max_context = p->piece_context < p->info->n_context ? p->piece_context : p->info->n_context;
     config.prefix_cache = 0;
     for (uint32_t i = 0; i < p->policies.n + KVF__EVAL_PROBES; i++) {
         kvf_policy_options options;
@@ -282,6 +298,14 @@ static bool make_plan(plan *p) {
     return each_batch(p, measure_batch) && check_context(p);
 }
 
+static void say_repetition(const plan *p) {
+    kvf_engine_stats s = {.struct_size = sizeof s};
+    char text[128];
+    if (kvf_engine_get_stats(p->engine, &s) || !s.n_repeat_tokens || p->cli->quiet) return;
+    kvf__show_repetition(&s, text, sizeof text);
+    kvf__say("repetition: %s", text);
+}
+
 static int run_plan(plan *p) {
     json_t *run = NULL;
     int code = KVF__EXIT_USAGE;
@@ -293,6 +317,7 @@ static int run_plan(plan *p) {
         p->started = kvf__now();
         bool whole = each_batch(p, run_batch);
         kvf__progress_clear();
+        say_repetition(p);
         code = whole ? KVF__EXIT_OK : kvf__signal_caught() ? KVF__EXIT_SIGNAL + kvf__signal_caught() : KVF__EXIT_ENGINE;
         if (kvf__signal_caught())
             kvf__say("interrupted: %llu of %llu cells are written%s", (unsigned long long)p->n_done,

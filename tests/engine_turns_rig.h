@@ -15,6 +15,7 @@ enum {
     MAX_VOCAB = 300,
     SLOTS = 512,
     N_ARRAYS = 5,
+    N_INSTRUCTION = 3,
     MAX_Q = 8,
     MAX_KV = 4,
     MAX_TABLES = N_LAYERS * MAX_KV
@@ -67,8 +68,12 @@ static inline void expect_talk(const struct talk *a, const struct talk *b, const
 
 /* ---- Through the engine ---------------------------------------------------------------------------------------- */
 
+static const uint32_t instruction[N_INSTRUCTION] = {9, 70, 9};
+
 static inline kvf_engine_config config_of(uint32_t n_blocks, uint32_t chunk) {
     kvf_engine_config c = model_config(n_blocks * 16 / BLOCK, 8);
+    c.instruction = instruction;
+    c.n_instruction = N_INSTRUCTION;
     c.want_mass_bias = 0;
     c.block_size = 16;
     c.chunk = chunk;
@@ -197,7 +202,7 @@ struct hand {
     kvf_plan *plan;
     void *workspace;
     size_t workspace_bytes;
-    float *sums, *last, *squares, *row;
+    float *sums, *last, *squares, *row, *max;
     float logprobs[SLOTS], logprob; /* by position; of the newest token */
     float logits[MAX_VOCAB];
     bool prompt;
@@ -211,7 +216,7 @@ static inline void hand_ok(struct hand *h, kvf_status st) {
 static inline kvf_policy_batch hand_batch(struct hand *h, float **sums, float **last, float **squares,
                                           const float **p) {
     uint32_t needs = kvf_policy_needs(&h->o);
-    sums[0] = h->prompt && needs & KVF_NEEDS_COL_SUMS ? h->sums : NULL;
+    sums[0] = !h->prompt ? NULL : needs & KVF_NEEDS_COL_SUMS ? h->sums : needs & KVF_NEEDS_REPEAT ? h->max : NULL;
     last[0] = h->prompt && needs & KVF_NEEDS_LAST_ROWS ? h->last : NULL;
     squares[0] = h->prompt && needs & KVF_NEEDS_SQUARES ? h->squares : NULL;
     p[0] = h->prompt && needs & KVF_NEEDS_LOGPROBS ? h->logprobs : NULL;
@@ -261,6 +266,7 @@ static inline void hand_open(struct hand *h, const char *policy, uint32_t heads_
                                   .heads_per_group = heads_per_group,
                                   .block_size = 16};
     h->sums = rig_memory((size_t)N_LAYERS * n_q * SLOTS * sizeof(float));
+    h->max = rig_memory((size_t)N_LAYERS * n_q * SLOTS * sizeof(float));
     h->last = rig_memory((size_t)N_LAYERS * n_q * SLOTS * sizeof(float));
     h->squares = rig_memory((size_t)N_LAYERS * n_kv * SLOTS * sizeof(float));
     h->row = rig_memory((size_t)n_kv * SLOTS * sizeof(float));
@@ -273,6 +279,7 @@ static inline void hand_close(struct hand *h) {
     free(h->workspace);
     free(h->scores.base);
     free(h->sums);
+    free(h->max);
     free(h->last);
     free(h->squares);
     free(h->row);
@@ -377,6 +384,37 @@ static inline void hand_forward(struct hand *h, const uint32_t *tokens, uint32_t
         if (targets[i] != KVF_NO_TOKEN) h->logprobs[at + i + 1] = (float)logprobs[i];
 }
 
+/* The n tokens of a prompt or segment up to position end, repeated. */
+static inline void hand_repeat(struct hand *h, const uint32_t *tokens, uint32_t n, uint32_t end) {
+    uint32_t joined[N_INSTRUCTION + MAX_PROMPT], out, zero = 0, begin = end - n;
+    uint32_t piece = KVF__MIN(h->o.repeat_piece ? h->o.repeat_piece : n, SLOTS - end - N_INSTRUCTION);
+    const uint8_t by_residual = h->o.score_norm == KVF_SCORE_NORM_OUTPUT;
+    float *max = h->max;
+    memset(max, 0, (size_t)N_LAYERS * kvf_model_get_info(model)->n_q_heads * SLOTS * sizeof *max);
+    memcpy(joined, instruction, sizeof instruction);
+    for (uint32_t i = 0, m; i < n; i += m) {
+        m = KVF__MIN(piece, n - i);
+        memcpy(joined + N_INSTRUCTION, tokens + i, m * sizeof *joined);
+        uint32_t n_all = N_INSTRUCTION + m;
+        kvf_forward f = rig_append(&h->r, &zero, &n_all, 1, 0, joined, &out, h->logits);
+        f.n_out = 0;
+        f.deterministic = 1;
+        f.prompt_stride = SLOTS;
+        f.prompt_max = &max;
+        f.max_begin = &begin;
+        f.max_end = &end;
+        f.max_by_residual = &by_residual;
+        hand_ok(h, kvf_model_forward(model, h->r.activations, h->r.stream, &f, &h->r.err));
+        hand_ok(h, kvf_seq_rollback(h->r.manager, h->r.seqs[0], n_all));
+    }
+    h->r.view.struct_size = sizeof h->r.view;
+    hand_ok(h, kvf_view_fill(h->r.manager, 0, h->r.seqs, 1, &h->r.view));
+    kvf_repetition r = {.struct_size = sizeof r, .view = &h->r.view, .pages = &h->r.pages, .begin = begin, .end = end};
+    r.prompt_max = max;
+    r.prompt_stride = SLOTS;
+    if (by_residual) hand_ok(h, kvf_model_score(model, h->r.activations, h->r.stream, &r, &h->r.err));
+}
+
 /* A prompt, or a segment of it, in chunks; total: of all prompt tokens. */
 static inline void hand_prompt(struct hand *h, const uint32_t *tokens, uint32_t n, uint32_t at, uint32_t total,
                                uint32_t chunk) {
@@ -395,6 +433,7 @@ static inline void hand_prompt(struct hand *h, const uint32_t *tokens, uint32_t 
         hand_forward(h, tokens + i, m, at + i, at + n - KVF__MIN(n, h->o.score_window),
                      i + m < n ? &tokens[i + m] : NULL);
     }
+    if (kvf_policy_needs(&h->o) & KVF_NEEDS_REPEAT) hand_repeat(h, tokens, n, at + n);
     kvf_policy_batch b = hand_batch(h, sums, last, squares, p);
     bool metric = first && h->ops.metric && sums[0];
     if (metric) hand_ok(h, h->ops.metric(h->state, h->r.stream, &b, 0, n, variance, &h->r.err));

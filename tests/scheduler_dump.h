@@ -27,6 +27,7 @@ static inline void rig_dump_request(rig *g, const kvf__req *r, rig_text *to) {
             r->parting, (unsigned long long)r->arrival, (long long)r->rank, r->n_known);
     rig_say(to, "computed %u new %u blocks %u extent %u held %u leader %u segment %u of %u", r->n_computed, r->max_new,
             r->n_blocks, r->extent_begin, r->n_held, r->leader, r->segment, r->n_segments);
+    rig_say(to, " repetition %d of %u: %u", (int)r->repetition, r->n_repeated, r->n_piece);
     for (uint32_t h = r->held; h != KVF__SLOT_NONE; h = s->slots[h].next) rig_say(to, " holds %u", h);
     if (r->seq) rig_say(to, " seq %llu prefill %u", (unsigned long long)r->seq, r->n_prefill);
     int swapped = 0;

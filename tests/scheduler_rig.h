@@ -303,7 +303,8 @@ static inline void rig_forward(rig *g, const kvf_step_item *item) {
     for (uint32_t t = 0; t < g->mc.n_layers * g->n_groups; t++) {
         uint32_t n = rig_table_slots(g, r, t);
         for (uint32_t i = 0; i < item->n_tokens; i++)
-            *rig_slot(g, r, t, n - item->n_tokens + i) = rig_value(r, item->token_begin + i, t);
+            *rig_slot(g, r, t, n - item->n_tokens + i) =
+                item->kind == KVF_STEP_REPEAT ? UINT64_MAX : rig_value(r, item->token_begin + i, t);
     }
 }
 

@@ -10,9 +10,26 @@
 static inline void rig_take_over(rig_request *r, const kvf_step_item *item) {
     if (r->state != RIG_HELD) return;
     r->state = RIG_RUNNING;
-    r->n_computed = item->token_begin;
+    r->n_computed = item->kind == KVF_STEP_REPEAT ? r->n_prompt - 1 : item->token_begin;
     r->prefill_offset = item->prefill_offset;
     r->seq = item->seq;
+}
+
+static inline bool rig_repeats(const rig_request *r) { return kvf_policy_needs(&r->options) & KVF_NEEDS_REPEAT; }
+
+/* A part of a piece stands behind the whole prompt. */
+static inline void rig_check_piece(rig *g, const kvf_step_item *item) {
+    const rig_request *r = item->user;
+    uint32_t next_pos = 0, end = item->token_begin + item->n_tokens, chunk = g->sc.chunk,
+             size = item->piece_end - item->piece_begin;
+    cr_assert(rig_repeats(r) && r->state != RIG_DECODES && !item->samples && !item->prompt_ends && !item->n_held);
+    cr_assert(r->n_computed + 1 == r->n_prompt && item->token_begin == r->n_prompt + item->piece_at);
+    cr_assert(item->n_tokens >= 1 && item->n_tokens <= chunk - item->token_begin % chunk);
+    cr_assert(item->piece_end <= r->n_prompt && item->piece_at + item->n_tokens <= g->sc.n_instruction + size);
+    cr_assert(item->begins == (item->piece_begin == 0 && item->piece_at == 0));
+    cr_assert(size >= KVF__MIN(r->n_prompt, KVF_MIN_PIECE_TOKENS) || item->piece_end == r->n_prompt);
+    OK(kvf_seq_next_pos(g->manager, item->seq, &next_pos));
+    cr_assert(next_pos == end && end <= g->sc.max_context && item->prefill_offset != UINT32_MAX);
 }
 
 static inline void rig_check_item(rig *g, const kvf_step_item *item, uint32_t i) {
@@ -24,21 +41,27 @@ static inline void rig_check_item(rig *g, const kvf_step_item *item, uint32_t i)
     cr_assert((item->kind == KVF_STEP_DECODE) == (i < step->n_decode));
     if (i && i != step->n_decode && !g->sc.order)
         cr_assert(step->items[i - 1].request < item->request, "items are not in order of arrival");
+    if (item->kind == KVF_STEP_REPEAT) {
+        rig_check_piece(g, item);
+        return;
+    }
     cr_assert(item->token_begin == r->n_computed, "request %llu begins at %u, %u are computed",
               (unsigned long long)item->request, item->token_begin, r->n_computed);
     cr_assert(item->n_tokens >= 1 && end <= r->n_known);
     OK(kvf_seq_next_pos(g->manager, item->seq, &next_pos));
     cr_assert(next_pos == end);
-    cr_assert((item->samples != 0) == (end == r->n_known && r->max_new > 0));
+    bool owed = item->kind == KVF_STEP_PREFILL && !item->prompt_ends && end == r->n_prompt &&
+                rig_repeats(r); /* its repetition */
+    cr_assert((item->samples != 0) == (end == r->n_known && r->max_new > 0 && !owed));
     if (item->kind == KVF_STEP_DECODE) {
         cr_assert(item->n_tokens == 1 && !item->prompt_ends && r->state == RIG_DECODES);
         return;
     }
     uint32_t chunk = g->sc.chunk;
     cr_assert(r->state != RIG_DECODES);
-    cr_assert(item->n_tokens <= chunk - item->token_begin % chunk && (end % chunk == 0 || item->prompt_ends),
+    cr_assert(item->n_tokens <= chunk - item->token_begin % chunk && (end % chunk == 0 || item->prompt_ends || owed),
               "chunk [%u, %u) is off the grid of %u", item->token_begin, end, chunk);
-    bool sums = kvf_policy_needs(&r->options) & KVF_NEEDS_COL_SUMS;
+    bool sums = kvf_policy_needs(&r->options) & (KVF_NEEDS_COL_SUMS | KVF_NEEDS_REPEAT);
     cr_assert(sums == (item->prefill_offset != UINT32_MAX));
     if (item->prompt_ends) cr_assert(end == r->n_prompt || (end == r->n_known && !sums));
     if (r->seq && item->token_begin) cr_assert(item->prefill_offset == r->prefill_offset);
@@ -118,7 +141,7 @@ static inline void rig_plan(rig *g) {
         n_tokens += g->step.items[i].n_tokens;
         if (r->state == RIG_WAITING) r->state = RIG_RUNNING;
         r->seq = g->step.items[i].seq;
-        if (g->step.items[i].kind == KVF_STEP_PREFILL) r->prefill_offset = g->step.items[i].prefill_offset;
+        if (g->step.items[i].kind != KVF_STEP_DECODE) r->prefill_offset = g->step.items[i].prefill_offset;
         r->n_run = g->n_steps;
     }
     cr_assert(n_tokens == g->step.n_tokens && n_tokens <= g->sc.max_batch_tokens);
@@ -183,7 +206,10 @@ static inline void rig_end_group(rig *g, rig_request *leader) {
 static inline void rig_end_item(rig *g, const kvf_step_item *item) {
     rig_request *r = item->user;
     if (r->state == RIG_GONE || (r->state == RIG_WAITING && !r->seq)) return; /* shed in this step */
+    if (item->kind == KVF_STEP_REPEAT) return;
     r->n_computed += item->n_tokens;
+    if (item->kind == KVF_STEP_PREFILL && !item->prompt_ends && rig_repeats(r) && r->n_computed == r->n_prompt)
+        r->n_computed--;
     if (item->prompt_ends)
         rig_events(g, r, KVF_AT_PROMPT_END);
     else if (item->kind == KVF_STEP_DECODE)

@@ -20,6 +20,8 @@ static const char *const policies[] = {
     "snapkv rho=0.3 min_tokens=16 window=8 score_window=16",
     "fold rho=0.3 min_tokens=16 merge=average",
     "sirllm rho=0.3 min_tokens=16",
+    "h2o rho=0.3 min_tokens=16 score=repeat repeat_piece=64",
+    "d2o rho=0.4 min_tokens=16 score=repeat score_norm=output merge=average",
 };
 enum { N_POLICIES = sizeof policies / sizeof *policies };
 
@@ -86,7 +88,7 @@ Test(engine_turns, many_in_a_small_pool_say_what_each_says_alone) {
     enum { N = 5 };
     static struct talk alone[N], t[N];
     static const char *const words[N] = {"d2o rho=0.3 min_tokens=16", "full", "h2o rho=0.5 min_tokens=16",
-                                         "sirllm rho=0.4 min_tokens=16",
+                                         "h2o rho=0.4 min_tokens=16 score=repeat repeat_piece=64",
                                          "snapkv rho=0.4 min_tokens=16 window=8 score_window=16"};
     struct script s[N];
     for (uint32_t i = 0; i < N; i++) s[i] = script_of((const uint32_t[]){60 - 7 * i, 20 + 9 * i, 33}, 3, 12, 70 + i);

@@ -216,7 +216,7 @@ Test(scheduler_forks, the_next_sample_takes_over_in_the_middle_of_a_step) {
 static kvf_policy_options random_policy(uint64_t *s) {
     char budget[16];
     snprintf(budget, sizeof budget, "%u", 16 + rig_below(s, 40));
-    switch (rig_below(s, 8)) {
+    switch (rig_below(s, 9)) {
     case 0: return rig_set(rig_options("streaming", NULL), "budget_tokens", budget);
     case 1: return rig_set(rig_options("h2o", NULL), "budget_tokens", budget);
     case 2: return d2o(budget);
@@ -224,6 +224,7 @@ static kvf_policy_options random_policy(uint64_t *s) {
     case 4: return rig_set(d2o(budget), "defer_first_decode", "1");
     case 5: return rig_set(d2o("60"), "full_layers", "0");
     case 6: return rig_set(rig_options("d2o", "authors"), "rho", "0.4");
+    case 7: return rig_set(rig_set(d2o(budget), "score", "repeat"), "repeat_piece", "64");
     default: return rig_options("full", NULL);
     }
 }

@@ -15,6 +15,8 @@ static uint32_t step_bound(const rig *g) {
     for (uint32_t i = 0; i < g->n_requests; i++) {
         const rig_request *r = &g->requests[i];
         n += (r->n_prompt + r->max_new + g->sc.chunk - 1) / g->sc.chunk + r->max_new + 2;
+        uint32_t n_pieces = rig_repeats(r) ? (r->n_prompt + KVF_MIN_PIECE_TOKENS - 1) / KVF_MIN_PIECE_TOKENS : 0;
+        n += n_pieces * ((KVF_MIN_PIECE_TOKENS + g->sc.n_instruction) / g->sc.chunk + 2);
     }
     return n;
 }
@@ -23,7 +25,7 @@ static kvf_policy_options random_policy(uint64_t *s) {
     char budget[16];
     snprintf(budget, sizeof budget, "%u", 16 + rig_below(s, 40));
     kvf_policy_options paper = rig_set(rig_options("d2o", "paper"), "budget_tokens", budget);
-    switch (rig_below(s, 10)) {
+    switch (rig_below(s, 12)) {
     case 0: return rig_set(rig_options("streaming", NULL), "budget_tokens", budget);
     case 1: return rig_set(rig_options("h2o", NULL), "budget_tokens", budget);
     case 2: return paper;
@@ -35,6 +37,8 @@ static kvf_policy_options random_policy(uint64_t *s) {
                        rig_below(s, 2) ? "1" : "0");
     case 7: return rig_set(rig_set(paper, "budget_tokens", "60"), "full_layers", "0");
     case 8: return rig_set(rig_options("d2o", "authors"), "rho", "0.4");
+    case 9: return rig_set(rig_set(paper, "score", "repeat"), "repeat_piece", rig_below(s, 2) ? "64" : "0");
+    case 10: return rig_set(rig_set(rig_options("h2o", NULL), "score", "repeat"), "rho", "0.3");
     default: return rig_options("full", NULL);
     }
 }
@@ -87,6 +91,7 @@ static uint32_t run_workload(workload w) {
     if (rig_below(&s, 2)) sc.max_batch_tokens = sc.chunk + 16 + rig_below(&s, 60);
     if (rig_below(&s, 2)) sc.max_prefill_tokens = 40 + rig_below(&s, 80);
     if (rig_below(&s, 3) == 0) sc.max_context = 60 + rig_below(&s, 100);
+    sc.n_instruction = (uint32_t)(w.seed % 6);
     if (w.orders) sc.order = 1 + rig_below(&s, 3), sc.patience = 1 + rig_below(&s, 40);
     rig *g = rig_create(mc, sc);
     g->cancels = w.cancels;

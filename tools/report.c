@@ -122,6 +122,15 @@ static void cell_prefill(const kvf__tally *t, char *text, size_t capacity) {
 static void cell_decode(const kvf__tally *t, char *text, size_t capacity) {
     cell_rate(t->stats.n_decode_tokens, t->stats.decode_s, text, capacity);
 }
+void kvf__show_repetition(const kvf_engine_stats *s, char *text, size_t capacity) {
+    double tokens = s->n_prompt_tokens ? (double)s->n_repeat_tokens / (double)s->n_prompt_tokens : 0;
+    double seconds = s->prefill_s > 0 ? s->repeat_s / s->prefill_s : 0;
+    snprintf(text, capacity, "%.24s tokens (%.3g%% of the prompts', %.2g times their time)",
+             kvf__show_count(s->n_repeat_tokens).text, 100 * tokens, seconds);
+}
+static void cell_repetition(const kvf__tally *t, char *text, size_t capacity) {
+    kvf__show_repetition(&t->stats, text, capacity);
+}
 static void cell_batch(const kvf__tally *t, char *text, size_t capacity) {
     snprintf(text, capacity, "%s", kvf__show_count(t->stats.n_running_max).text);
 }
@@ -200,6 +209,9 @@ void kvf__report_line(const kvf__tally *t) {
             kvf__show_count(t->completion_tokens).text, kvf__show_seconds(t->wall_s).text,
             kvf__show_rate(s->n_prompt_tokens, s->prefill_s).text, kvf__show_rate(s->n_decode_tokens, s->decode_s).text,
             kvf__show_bytes(s->occupancy.held_bytes_max).text);
+    char repetition[CELL_BYTES];
+    kvf__show_repetition(s, repetition, sizeof repetition);
+    if (s->n_repeat_tokens) fprintf(stderr, ", repetition %s", repetition);
     if (!kvf__policy_keeps_all(&t->policy)) fprintf(stderr, ", %s of the tokens held at the end (%s)", held, t->label);
     fputc('\n', stderr);
     say_early(t, false);
@@ -215,6 +227,7 @@ void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t 
                 {"answers", cell_answers},
                 {"wall time", cell_wall},
                 {"prefill", cell_prefill},
+                {"repetition", cell_repetition},
                 {"decode", cell_decode},
                 {"batch size reached", cell_batch},
                 {"preemptions", cell_preempted},
@@ -235,7 +248,10 @@ void kvf__report_text(const kvf__cli *cli, const kvf_model_info *info, uint32_t 
         rows[i].cell(&tallies[0], text, sizeof text);
         if (strlen(text) + 2 > width) width = strlen(text) + 2;
     }
+    uint64_t n_repeat = 0;
+    for (uint32_t c = 0; c < n; c++) n_repeat += tallies[c].stats.n_repeat_tokens;
     for (size_t i = 0; i < N_ROWS; i++) {
+        if (rows[i].cell == cell_repetition && !n_repeat) continue;
         fprintf(stderr, "%-*s", LABEL_WIDTH, rows[i].label);
         for (uint32_t c = 0; c < n; c++) {
             char text[CELL_BYTES] = "";
@@ -311,6 +327,7 @@ static json_t *tally_json(const kvf__tally *t) {
     json_object_set_new(o, "prefill", phase(s->n_prompt_tokens, s->prefill_s));
     json_object_set_new(o, "decode", phase(s->n_decode_tokens, s->decode_s));
     json_object_set_new(o, "recomputed", phase(s->n_recomputed_tokens, s->recompute_s));
+    json_object_set_new(o, "repeated", phase(s->n_repeat_tokens, s->repeat_s));
     json_object_set_new(o, "forward_seconds", kvf__json_number(s->forward_s));
     json_object_set_new(o, "policy_seconds", kvf__json_number(s->policy_s));
     json_object_set_new(o, "steps", count(s->n_steps));

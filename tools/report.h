@@ -52,4 +52,7 @@ json_t *kvf__report_json(const kvf__cli *cli, const kvf_model_info *info, uint32
 /* Prints the chart of values per layer on stderr, unless all are the same; full: what a full cache would take. */
 void kvf__chart(const double *values, uint32_t n_layers, double full);
 
+/* What repetitions of prompts took, beside the prompts. */
+void kvf__show_repetition(const kvf_engine_stats *stats, char *text, size_t capacity);
+
 #endif

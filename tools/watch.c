@@ -179,7 +179,7 @@ void kvf__watch_step(kvf__watch *w, kvf_engine *engine, const kvf_engine_stats *
                           .n_waiting = s->n_waiting,
                           .n_prefill_tokens = (uint32_t)(s->n_prompt_tokens - w->n_prompt_tokens),
                           .n_decode_tokens = (uint32_t)(s->n_decode_tokens - w->n_decode_tokens),
-                          .n_again_tokens = (uint32_t)(s->n_recomputed_tokens - w->n_again_tokens),
+                          .n_again_tokens = (uint32_t)(s->n_recomputed_tokens + s->n_repeat_tokens - w->n_again_tokens),
                           .n_preempted = (uint32_t)(s->n_preempted - w->n_preempted),
                           .full = s->block_bytes ? s->full_bytes / s->block_bytes : 0};
     if (!kvf__occ_note(&w->occ, &w->chrome, kvf_engine_manager(engine, NULL), w->zero_s, &step)) return;
@@ -188,7 +188,7 @@ void kvf__watch_step(kvf__watch *w, kvf_engine *engine, const kvf_engine_stats *
     w->n_steps = s->n_steps;
     w->n_prompt_tokens = s->n_prompt_tokens;
     w->n_decode_tokens = s->n_decode_tokens;
-    w->n_again_tokens = s->n_recomputed_tokens;
+    w->n_again_tokens = s->n_recomputed_tokens + s->n_repeat_tokens;
     w->n_preempted = s->n_preempted;
 }
 
