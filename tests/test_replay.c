@@ -143,7 +143,7 @@ Test(replay, what_can_never_fit_is_refused_and_the_rest_runs) {
 /* All policies, prompts under and over the budget, outputs of 0 tokens: everything ends, nothing is left, and the same
  * trace gives the same replay. */
 Test(replay, every_policy_ends_and_repeats) {
-    static const char *const policies[] = {"full", "d2o", "h2o", "streaming", "d2o:serving", "d2o:authors"};
+    static const char *const policies[] = {"full", "d2o", "h2o", "streaming", "d2o:serving", "d2o:authors", "kvzip"};
     for (size_t k = 0; k < sizeof policies / sizeof *policies; k++) {
         uint64_t taken[2], steps[2];
         for (int again = 0; again < 2; again++) {

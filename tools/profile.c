@@ -143,6 +143,18 @@ static bool set_pool(profile *p) {
     return true;
 }
 
+/* Without --context there is room for each request, with the longest piece if the policy repeats its prompt. */
+static void add_pieces(profile *p) {
+    const kvf_policy_options *o = &p->policy;
+    uint64_t context = p->config.max_context, most = o->repeat_piece ? o->repeat_piece : UINT32_MAX;
+    if (p->cli->context || !(kvf_policy_needs(o) & KVF_NEEDS_REPEAT)) return;
+    for (uint64_t i = 0; i < p->trace.n; i++) {
+        uint64_t n = p->trace.requests[i].n_prompt, end = n + KVF_MAX_INSTRUCTION_TOKENS + (n < most ? n : most);
+        if (end > context) context = end;
+    }
+    p->config.max_context = (uint32_t)(context < 1u << 30 ? context : 1u << 30);
+}
+
 static bool set_policy(profile *p) {
     kvf__policy_name name;
     kvf_error err = {.text = ""};
@@ -159,6 +171,7 @@ static bool set_policy(profile *p) {
     if (!st) st = kvf_policy_options_resolve(&p->policy, p->config.n_layers, token_bytes, &err);
     if (st) kvf__say_option(err.text[0] ? err.text : kvf_status_text(st));
     kvf__policy_label(&p->policy, name.preset, p->label, sizeof p->label);
+    add_pieces(p);
     return !st;
 }
 

@@ -434,7 +434,8 @@ static bool create(replay *r) {
                                  .head_dim = 8,
                                  .block_size = c->block_size,
                                  .max_seqs = c->max_running,
-                                 .max_slots = c->max_context};
+                                 .max_slots = c->max_context,
+                                 .n_groups = c->heads_per_group ? c->n_kv_heads / c->heads_per_group : 1};
     if (kvf_policy_state_create(&p, &r->policies, &err)) return fail("policy", err.text);
     const kvf_events_config e = {.struct_size = sizeof e,
                                  .manager = r->manager,
