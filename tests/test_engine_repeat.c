@@ -4,6 +4,7 @@
 #include "tests/forward_rig.h" /* first: its parameters have the name of the model that the next one declares */
 
 #include "tests/engine_rig.h"
+#include "tests/failing.h"
 
 TestSuite(engine_repeat, .init = open_model, .fini = close_model);
 
@@ -476,6 +477,38 @@ Test(engine_repeat, a_call_that_fails_changes_nothing) {
         if (calls <= fail_at) break;
     }
     cr_expect(n_failed > 15 && n_failed == fail_at, "%ld of %ld", n_failed, fail_at);
+}
+
+/* The submission takes all that it needs; what a step then lacks ends that request alone. */
+Test(engine_repeat, memory_that_runs_out_ends_one_request) {
+    static struct answer alone, a;
+    kvf_engine_config c = repeat_config(2000);
+    c.chunk = 64;
+    answer_alone(&c, &alone, 100, 1, 4, policies[1]);
+    uint32_t n_refused = 0, n_ended = 0;
+    for (int64_t left = 0;; left++) {
+        struct failing f = {.left = INT64_MAX};
+        uint32_t prompt[MAX_TOKENS];
+        kvf_policy_options o = options_of(policies[1]);
+        kvf_error err = {.text = ""};
+        c.allocator = (kvf_allocator){failing_alloc, failing_free, &f};
+        kvf_engine *e = create(&c);
+        memset(&a, 0, sizeof a);
+        kvf_generate g = request_of(prompt, 100, 1, 4, &a);
+        g.policy = &o;
+        f.left = left;
+        kvf_status st = kvf_engine_submit(e, &g, &a.id, &err);
+        cr_assert(!st || st == KVF_E_NO_MEMORY, "%s", err.text);
+        n_refused += st != KVF_OK;
+        for (int more = !st; more;) cr_assert(!kvf_engine_step(e, &more, &err), "%s", err.text);
+        bool all = f.left > 0;
+        n_ended += !st && a.finish == KVF_FINISH_ERROR;
+        if (!st && a.finish != KVF_FINISH_ERROR) expect_same(&a, &alone, 0, "memory");
+        kvf_engine_destroy(e);
+        cr_assert_eq(f.alive, 0);
+        if (all) break;
+    }
+    cr_expect(n_refused > 1 && n_ended > 0, "%u refused, %u ended", n_refused, n_ended);
 }
 
 static void expect_refused(const kvf_engine_config *c, uint32_t n, const char *policy, kvf_status want,
