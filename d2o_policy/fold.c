@@ -1,7 +1,7 @@
 /* fold: this project's own policy, presets of d2o's core.
  *
  * Preset probe: scores from KVzap's probe (arXiv 2601.07891) of the attention that a repetition of the prompt would give (KVzip, arXiv
- * 2505.23416, with KVzip+'s norms), to which the logarithm of the attention that the slot did get is added, .3 of it: the probe knows
+ * 2505.23416, with KVzip+'s norms), to which the logarithm of the attention that the slot did get is added, .4 of it, where slots of one head compete: the probe knows
  * what a later question may look up, attention what the next tokens go on looking at. KVzip's one threshold over all layers and heads,
  * with a floor for each head (Ada-KV, arXiv 2407.11550), and half of each head's budget as recent window. Evicted values are merged
  * by attention as in preset attention, above a lower cosine.
@@ -51,7 +51,7 @@ void kvf__preset_fold_light(kvf_policy_options *o) {
 
 void kvf__preset_fold_probe(kvf_policy_options *o) {
     kvf__preset_fold_light(o);
-    o->score_mix = 0.3;
+    o->score_mix = 0.4;
     o->gqa = KVF_GQA_MAX;
     o->merge = KVF_MERGE_ATTENTION;
     o->merge_keys = 0;

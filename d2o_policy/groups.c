@@ -42,7 +42,7 @@ void kvf__group_values(const kvf__call *c, const kvf_event *e, uint32_t window, 
     window = KVF__MIN(window, next_pos);
     for (uint32_t kv_head = part.head_begin; kv_head < part.head_begin + part.n_heads; kv_head++) {
         kvf__head h = kvf__head_of(v, c->batch->pages, e->row, e->layer, kv_head);
-        const float *worth = kvf__event_worth(c, e, kv_head, x);
+        const float *worth = kvf__event_worth(c, e, kv_head, false, x);
         for (uint32_t slot = 0; slot < h.n_slots; slot++)
             x->keys[slot] = kvf__select_key(worth[slot], h.pages->pos[kvf__slot_index(&h, slot)] & KVF__MAX_POSITION,
                                             next_pos - window, sinks);

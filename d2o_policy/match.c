@@ -91,7 +91,7 @@ static void choose(const kvf__call *c, const kvf_plan_event *pe, uint32_t kv_hea
     uint32_t next_pos = c->batch->view->next_pos[e->row], n = h->n_slots;
     uint32_t window = KVF__MIN(kvf__size_of(c->state, s, e->layer, kv_head)->window, e->n_keep);
     uint32_t window_begin = next_pos - KVF__MIN(window, next_pos);
-    const float *worth = kvf__event_worth(c, e, kv_head, x);
+    const float *worth = kvf__event_worth(c, e, kv_head, true, x);
     if (pe->n_evict != 1 || !lowest_score(h, x, worth, window_begin, s->options.sinks))
         highest_keys(h, x, worth, window_begin, s->options.sinks, pe->n_evict);
     memset(x->evicted, 0, n);

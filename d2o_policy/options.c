@@ -68,7 +68,7 @@ typedef enum kind { REAL, COUNT, BYTES, CHOICE, FLAG, SIGN, PARTS, LAYERS, GATE,
       "Factor of earlier scores at the end of a later prompt segment.")                                             \
     X(score_mix, score_mix, REAL, 0, 100, "[0, 100]",                                                               \
       "score probe: weight of the attention that a slot got (the logarithm of its sum / root of the number of "     \
-      "queries), which is added to the probe's score; 0: none.")                                                    \
+      "queries), which is added to the probe's score where slots of one head compete; 0: none.")                    \
     X(gqa, gqa, CHOICE, 0, 0, "sum|max|first", "How the scores of a KV head's query heads are combined.")           \
     X(merge, merge, CHOICE, 0, 0, "paper|authors|average|mass|none|attention",                                      \
       "Weights of a merge; mass and attention need pages with weight and bias.")                                    \

@@ -172,8 +172,10 @@ kvf_status kvf__global_deal(kvf_policy_state *state, kvf_stream *stream, const k
 /* Fills the argument of a policy's worth for one KV head, from x->score. */
 void kvf__slots_fill(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__scratch *x,
                      const kvf__roles *r, kvf_policy_slots *out);
-/* The scores by which an event ranks the slots of one KV head (the policy's worth). x->score is filled, too. */
-const float *kvf__event_worth(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__scratch *x);
+/* The scores by which an event ranks the slots of one KV head (the policy's worth). x->score is filled, too. mixed: with score_mix;
+ * without, for the sizes of tables. */
+const float *kvf__event_worth(const kvf__call *c, const kvf_event *e, uint32_t kv_head, bool mixed,
+                              const kvf__scratch *x);
 
 /* ---- apply.c: one KV head of one event ------------------------------------------------------------- */
 

@@ -51,8 +51,7 @@ void kvf_policy_worth(const kvf_policy_slots *s, float *worth) {
 
 static const double LEAST_SUM = 1e-6; /* of column sums, under a logarithm */
 
-/* Adds to the scores of a head the logarithm of its slots' attention. The head's mean is left out, so that one threshold still compares
- * what the probe foresees of heads. */
+/* Adds to the scores of a head the logarithm of its slots' attention, less the head's mean of that. */
 static void mix_attention(const kvf__call *c, const kvf_event *e, const kvf__head *h, double mix, const float *sums,
                           const kvf__scratch *x) {
     uint32_t n = h->n_slots, next_pos = c->batch->view->next_pos[e->row];
@@ -66,7 +65,7 @@ static void mix_attention(const kvf__call *c, const kvf_event *e, const kvf__hea
 }
 
 /* The scores from the model, into x->model. A slot that has none yet counts as the mean of the others. */
-static void read_model(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__roles *r,
+static void read_model(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__roles *r, bool mixed,
                        const kvf__scratch *x) {
     kvf__head h = kvf__head_of(c->batch->view, c->batch->pages, e->row, e->layer, kv_head);
     double sum = 0.0;
@@ -79,7 +78,7 @@ static void read_model(const kvf__call *c, const kvf_event *e, uint32_t kv_head,
                    KVF__MIN(bs, n_slots - begin) * sizeof *x->model);
     }
     double mix = kvf__event_seq(c, e)->options.score_mix;
-    if (mix > 0 && r->score != KVF__NONE) mix_attention(c, e, &h, mix, x->score[r->score], x);
+    if (mixed && mix > 0 && r->score != KVF__NONE) mix_attention(c, e, &h, mix, x->score[r->score], x);
     for (uint32_t slot = 0; slot < n_slots; slot++)
         if (isfinite(x->model[slot])) sum += (double)x->model[slot], n++;
     float mean = n ? (float)(sum / n) : 0.0f;
@@ -118,14 +117,15 @@ void kvf__slots_fill(const kvf__call *c, const kvf_event *e, uint32_t kv_head, c
                               .model = kvf__policy_asks_model(&s->options) ? x->model : NULL};
 }
 
-const float *kvf__event_worth(const kvf__call *c, const kvf_event *e, uint32_t kv_head, const kvf__scratch *x) {
+const float *kvf__event_worth(const kvf__call *c, const kvf_event *e, uint32_t kv_head, bool mixed,
+                              const kvf__scratch *x) {
     const kvf_policy_options *o = &kvf__event_seq(c, e)->options;
     void (*worth)(const kvf_policy_slots *, float *) = kvf__policy_ops_resolve(o->ops).worth;
     kvf__roles r = kvf__score_roles(o);
     kvf__event_scores(c, e, kv_head, x);
     bool model = kvf__policy_asks_model(o);
     if (model) {
-        read_model(c, e, kv_head, &r, x);
+        read_model(c, e, kv_head, &r, mixed, x);
         if (!worth && o->score_pool <= 1) return x->model;
     }
     /* Accumulated scores are used as they are: nothing is copied. */

@@ -80,7 +80,7 @@ static double mixed(const life *x, uint32_t l, uint32_t h, uint32_t i) {
 }
 
 /* The tokens of a head, the last to be evicted first. */
-static uint32_t naive_head(const life *x, uint32_t l, uint32_t h, uint32_t window, token *out) {
+static uint32_t naive_head(const life *x, uint32_t l, uint32_t h, uint32_t window, bool mix, token *out) {
     const rig *r = x->r;
     kvf__head head = rig_head(r, 0, l, h);
     double sum = 0;
@@ -88,7 +88,7 @@ static uint32_t naive_head(const life *x, uint32_t l, uint32_t h, uint32_t windo
     for (uint32_t i = 0; i < n; i++) {
         uint32_t pos = rig_pos(r, 0, l, h, i);
         float score = r->pages.score[kvf__slot_index(&head, i)];
-        if (x->o.score_mix > 0) score += (float)mixed(x, l, h, i);
+        if (mix && x->o.score_mix > 0) score += (float)mixed(x, l, h, i);
         if (x->o.score == KVF_SCORE_REPEAT) score = x->repeated[pos] ? number(x->seed, l, h, pos) : INFINITY;
         out[i] = (token){pos + window >= r->next_pos[0] ? 0 : pos < x->o.sinks ? 1 : 2, score, pos};
         if (isfinite(score)) sum += score, n_known++;
@@ -128,7 +128,7 @@ static uint64_t naive_sizes(const life *x, uint32_t budget, uint32_t *window, ui
         double value[CAP] = {0};
         uint32_t n_slots = 0;
         for (uint32_t h = g * hpg; h < (g + 1) * hpg; h++) {
-            n_slots = naive_head(x, l, h, *window, t);
+            n_slots = naive_head(x, l, h, *window, false, t);
             for (uint32_t i = 0; i < n_slots; i++) {
                 double w = t[i].kind < 2 ? FLT_MAX : isnan(t[i].worth) ? -FLT_MAX : t[i].worth;
                 value[i] += fmin(fmax(w, -FLT_MAX), FLT_MAX);
@@ -206,7 +206,7 @@ static void carry_out(life *x, uint32_t kind, uint64_t fresh) {
         if (!x->keep[i]) continue;
         events[n++] = (kvf_event){0, l, x->keep[i], kind, g, 1};
         for (uint32_t h = g * hpg; h < (g + 1) * hpg; h++) {
-            uint32_t n_slots = naive_head(x, l, h, of ? of[i].window : 0, t[l * x->n_kv + h]);
+            uint32_t n_slots = naive_head(x, l, h, of ? of[i].window : 0, true, t[l * x->n_kv + h]);
             if (kind == KVF_EVENT_DECODE && !x->dealt)
                 cr_assert_eq(n_slots - x->keep[i], kvf__policy_k(&x->o, x->r->c.bs));
         }
