@@ -239,11 +239,10 @@ kvf_status kvf_policy_project(const kvf_policy_options *options, uint32_t n_laye
     kvf__share s = kvf__layer_share(o, n_layers, block_size, n_prompt, b, KVF__MIN(b, KVF_MIN_BUDGET_TOKENS), !fits);
     bool global = o->budget == KVF_BUDGET_GLOBAL;
     if (o->redistribute && !global && s.n_full && (uint64_t)b * n_layers <= (uint64_t)s.n_full * n_prompt)
-        return kvf__fail(
-            err, KVF_E_INVALID,
-            "full_layers: %u full layers of %u tokens leave nothing of the budget, %u tokens x %u layers, to the "
-            "others: list fewer layers or raise rho or budget_tokens",
-            s.n_full, n_prompt, b, n_layers);
+        return kvf__fail_value(err, KVF_E_INVALID, "full_layers", "",
+                               "%u full layers of %u tokens leave nothing of the budget, %u tokens x %u layers, to the "
+                               "others: list fewer layers or raise rho or budget_tokens",
+                               s.n_full, n_prompt, b, n_layers);
     if (o->defer_first_decode && !fits)
         r.prompt_blocks = (uint64_t)n_layers * n_groups * blocks(KVF__MAX(at_end, (uint64_t)n_prompt + 1), block_size);
     /* Groups of different sizes round up to whole blocks each by itself: of all tables together. */

@@ -19,11 +19,11 @@ static kvf_status change_options(const kvf_policy_state *state, const kvf__polic
     if (st) return st;
     if (observes) o->budget_may_change = 1; /* it goes on observing, whatever the budget */
     if (kvf_policy_needs(o) && !observes)
-        return kvf__fail(err, KVF_E_STATE,
-                         "%s %g: the request has rho 1 and takes no attention mass, which policy %s would need by now: "
-                         "submit it with budget_may_change 1",
-                         budget_tokens ? "budget_tokens" : "rho", budget_tokens ? (double)budget_tokens : rho,
-                         o->ops->name);
+        return kvf__fail_real(err, KVF_E_STATE, budget_tokens ? "budget_tokens" : "rho",
+                              budget_tokens ? (double)budget_tokens : rho,
+                              "the request has rho 1 and takes no attention mass, which policy %s would need by now: "
+                              "submit it with budget_may_change 1",
+                              o->ops->name);
     kvf_policy_need need; /* refuses full layers that leave nothing to the others */
     return s->budgeted
                ? kvf_policy_project(o, state->config.n_layers, 1, state->config.block_size, s->n_prompt, 0, &need, err)

@@ -151,9 +151,8 @@ kvf_status kvf_policy_options_resolve(kvf_policy_options *options, uint32_t n_la
     uint64_t layer = o->budget_bytes / n_layers, tokens = layer / token_bytes, least;
     if (tokens < KVF_MIN_BUDGET_TOKENS) {
         if (__builtin_mul_overflow((uint64_t)KVF_MIN_BUDGET_TOKENS * n_layers, token_bytes, &least)) least = UINT64_MAX;
-        return kvf__fail_field(err, KVF_E_INVALID, "budget_bytes", o->budget_bytes, 0,
-                               "%u layers of %u tokens take at least %llu", n_layers, KVF_MIN_BUDGET_TOKENS,
-                               (unsigned long long)least);
+        return kvf__fail_size(err, KVF_E_INVALID, "budget_bytes", o->budget_bytes, least,
+                              "%u layers of %u tokens take more;", n_layers, KVF_MIN_BUDGET_TOKENS);
     }
     kvf_policy_options resolved = *o;
     resolved.budget_tokens = (uint32_t)KVF__MIN(tokens, KVF__MAX_TOKENS);

@@ -290,7 +290,9 @@ static bool in_range(const kvf_policy_options *o, uint32_t i) {
 static kvf_status bad_value(uint32_t i, const char *value, kvf_error *err) {
     const char *values = infos[i].values;
     bool range = *values == '(' || *values == '[';
-    return kvf__fail(err, KVF_E_INVALID, "%s %.128s: must be %s%s", infos[i].name, value, range ? "in " : "", values);
+    char shown[132];
+    snprintf(shown, sizeof shown, "%.128s", value);
+    return kvf__fail_value(err, KVF_E_INVALID, infos[i].name, shown, "must be %s%s", range ? "in " : "", values);
 }
 
 static kvf_status check_one(const kvf_policy_options *o, uint32_t i, const char *value, kvf_error *err) {
@@ -404,9 +406,9 @@ kvf_status kvf_policy_options_check(const kvf_policy_options *options, uint32_t 
     for (uint32_t i = 0; i < o->n_full_layers; i++) {
         int64_t layer = kvf__policy_layer(o->full_layers[i], n_layers);
         if (layer < 0 || layer >= n_layers)
-            return kvf__fail(err, KVF_E_INVALID,
-                             "full_layers %d: the model has %u layers: must be in [0, %u], last, or in [-%u, -1]",
-                             o->full_layers[i], n_layers, n_layers - 1, n_layers);
+            return kvf__fail_real(err, KVF_E_INVALID, "full_layers", o->full_layers[i],
+                                  "the model has %u layers: must be in [0, %u], last, or in [-%u, -1]", n_layers,
+                                  n_layers - 1, n_layers);
     }
     kvf_status st = kvf__policy_ops_check(o->ops, err);
     if (!st) st = check_arrays(o, err);

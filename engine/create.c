@@ -82,7 +82,7 @@ static kvf_status resolve(kvf_engine *e, kvf_error *err) {
                                "must divide the model's %u KV heads", info->n_kv_heads);
     if (!c->chunk) c->chunk = 512;
     if (c->chunk % c->block_size)
-        return kvf__fail_field(err, KVF_E_INVALID, "chunk", c->chunk, 0, "must be a multiple of block_size %u",
+        return kvf__fail_field(err, KVF_E_INVALID, "chunk", c->chunk, 0, "must be a multiple of the block size %u",
                                c->block_size);
     if (!c->kv_bytes) c->kv_bytes = (uint64_t)512 << 20;
     if (!c->max_running) c->max_running = 64;
@@ -131,11 +131,10 @@ static bool take_pages(kvf_engine *e, kvf_memory kind, kvf_pages *p, kvf_score_p
            (!e->config.want_mass_bias || (p->weight && p->bias)) && (!e->config.want_scores || p->score);
 }
 
-static kvf_status no_pages(const kvf_engine *e, const char *what, uint64_t bytes, const char *option, kvf_error *err) {
+static kvf_status no_pages(const kvf_engine *e, const char *field, uint64_t bytes, kvf_error *err) {
     const char *why = e->broken_text.text;
-    return kvf__fail(err, e->broken ? e->broken : KVF_E_NO_MEMORY,
-                     "%s memory: %llu bytes could not be allocated%s%.200s; lower %s", what, (unsigned long long)bytes,
-                     why[0] ? ": " : "", why, option);
+    return kvf__fail_field(err, e->broken ? e->broken : KVF_E_NO_MEMORY, field, bytes, 0,
+                           "so much could not be allocated%s%.200s; lower it", why[0] ? ": " : "", why);
 }
 
 /* The host tier: pages of the same shape. */
@@ -147,11 +146,11 @@ static kvf_status create_host(kvf_engine *e, kvf_error *err) {
     e->offloads = bytes && e->config.prefix_cache && !e->config.no_prefix_offload;
     if (!bytes) return KVF_OK;
     if (!n_blocks)
-        return kvf__fail_field(err, KVF_E_INVALID, "host_bytes", bytes, 0, "one block of %u tokens takes %llu bytes",
-                               e->config.block_size, (unsigned long long)e->stats.block_bytes);
+        return kvf__fail_size(err, KVF_E_INVALID, "host_bytes", bytes, e->stats.block_bytes,
+                              "one block of %u tokens takes more;", e->config.block_size);
     e->host_pages.n_blocks = (uint32_t)KVF__MIN(n_blocks, UINT32_C(0x7fffffff));
     if (take_pages(e, KVF_MEMORY_HOST, &e->host_pages, &e->host_scores)) return KVF_OK;
-    return no_pages(e, "host", bytes, "host_bytes", err);
+    return no_pages(e, "host_bytes", bytes, err);
 }
 
 static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
@@ -165,16 +164,15 @@ static kvf_status create_pages(kvf_engine *e, kvf_error *err) {
     uint64_t block_bytes = kvf_pages_block_bytes(p), n_blocks = block_bytes ? c->kv_bytes / block_bytes : 0;
     uint64_t least = block_bytes * e->n_tables;
     if (n_blocks < e->n_tables)
-        return kvf__fail_field(err, KVF_E_INVALID, "kv_bytes", c->kv_bytes, 0,
-                               "one block of %u tokens in each of %u tables takes %llu bytes; give at least that",
-                               c->block_size, e->n_tables, (unsigned long long)least);
+        return kvf__fail_size(err, KVF_E_INVALID, "kv_bytes", c->kv_bytes, least,
+                              "one block of %u tokens in each of %u tables takes more;", c->block_size, e->n_tables);
     p->n_blocks = (uint32_t)KVF__MIN(n_blocks, (uint64_t)1 << 31);
     if (c->host_bytes) p->n_blocks = KVF__MIN(p->n_blocks, UINT32_C(0x7fffffff));
     if (!e->runner.device)
         e->scores = (kvf_score_pages){sizeof e->scores,   NULL,         p->n_blocks, c->n_score_arrays,
                                       c->heads_per_group, c->block_size};
     else if (!take_pages(e, KVF_MEMORY_DEVICE, p, &e->scores))
-        return no_pages(e, "KV", c->kv_bytes, "kv_bytes", err);
+        return no_pages(e, "kv_bytes", c->kv_bytes, err);
     e->stats.block_bytes = block_bytes;
     return KVF_OK;
 }
@@ -190,9 +188,8 @@ static kvf_status create_snapshots(kvf_engine *e, kvf_error *err) {
     uint32_t n_ids = kvf__ceil_div(e->config.max_context, e->config.block_size);
     e->page_ids = kvf__engine_take(e, n_ids, sizeof *e->page_ids, 0);
     if (!e->page_ids)
-        return kvf__fail(err, KVF_E_NO_MEMORY,
-                         "prefix cache: %llu bytes of snapshots could not be allocated; lower snapshot_bytes",
-                         (unsigned long long)page * e->n_snapshot_pages);
+        return kvf__fail_field(err, KVF_E_NO_MEMORY, "snapshot_bytes", page * e->n_snapshot_pages, 0,
+                               "so much could not be allocated; lower it");
     return KVF_OK;
 }
 

@@ -30,10 +30,10 @@ static void end_failed(kvf_engine *e, const kvf_error *why) {
         }
         kvf_error text = {.text = ""};
         if (e->broken)
-            kvf__fail(&text, e->broken, "%.400s", why->text);
+            kvf__fail_as(&text, e->broken, why);
         else
             kvf__fail(&text, KVF_E_STATE, "its step failed %u times: %.400s", r->n_failures, why->text);
-        kvf__live_finish(e, r, KVF_FINISH_ERROR, text.text);
+        kvf__live_finish(e, r, KVF_FINISH_ERROR, &text);
         r = e->first;
     }
 }
@@ -84,7 +84,7 @@ void kvf__engine_end_not_finite(kvf_engine *e, const kvf_step *step) {
         const kvf_step_item *item = &step->items[i];
         kvf_error why = not_finite(e, e->not_finite[i]);
         do {
-            kvf__live_finish(e, item->user, KVF_FINISH_ERROR, why.text);
+            kvf__live_finish(e, item->user, KVF_FINISH_ERROR, &why);
         } while (kvf_sched_seq(e->sched, item->request));
     }
     for (uint32_t i = 0; i < step->n_items; i++) e->not_finite[i] = e->rows[i] ? KVF_FINITE : 0;

@@ -117,12 +117,13 @@ kvf_status kvf__group_forked(kvf_engine *e, kvf__live *leader, kvf_error *err) {
 /* ---- Ranking ------------------------------------------------------------------------------------------------ */
 
 /* Stores its result, with the KV that it holds now. */
-static void note_outcome(kvf_engine *e, const kvf__live *holder, kvf__live *r, kvf_finish finish, const char *error) {
+static void note_outcome(kvf_engine *e, const kvf__live *holder, kvf__live *r, kvf_finish finish,
+                         const kvf_error *error) {
     kvf__outcome *o = r->outcome;
     const kvf__group *g = r->group;
     uint32_t n_layers = e->shape.n_layers, n = r->n_known - r->n_prompt;
-    if (error) snprintf(o->error.text, sizeof o->error.text, "%s", error);
-    o->result = kvf__live_result(e, r, finish, error ? o->error.text : NULL);
+    if (error) o->error = *error;
+    o->result = kvf__live_result(e, r, finish, error ? &o->error : NULL);
     kvf__live_take_kv(e, holder, o->layers, &o->result);
     if (o->result.layers != o->layers)
         o->result.layers = memcpy(o->layers, o->result.layers, n_layers * sizeof *o->layers);
@@ -152,7 +153,7 @@ static void enter_done(kvf__group *g, kvf__live *r) {
 }
 
 /* All have ended: delivers the best as the answers. If the group was aborted, each answer is aborted. */
-static void end_group(kvf_engine *e, kvf__group *g, const char *error) {
+static void end_group(kvf_engine *e, kvf__group *g, const kvf_error *error) {
     uint32_t n = KVF__MIN(g->n, g->n_done);
     for (uint32_t i = 0; i < n; i++) {
         kvf__live *r = g->done[i];
@@ -163,7 +164,8 @@ static void end_group(kvf_engine *e, kvf__group *g, const char *error) {
         if (g->abort) result->finish = KVF_FINISH_ABORTED;
         if (error) {
             result->finish = KVF_FINISH_ERROR;
-            result->error = error;
+            result->detail = error;
+            result->error = error->text;
         }
         kvf__live_deliver(e, r, result);
     }
@@ -176,7 +178,7 @@ static void give_back(kvf_engine *e, kvf__live *r) {
     kvf__live_unlink(e, r);
 }
 
-void kvf__group_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error) {
+void kvf__group_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const kvf_error *error) {
     kvf__group *g = r->group;
     if (finish == KVF_FINISH_ABORTED) g->abort = true;
     if (g->beams) {
@@ -199,7 +201,7 @@ bool kvf__beams_ready(const kvf__group *g) {
 }
 
 /* Stops the search: the running hypotheses count with their present tokens. */
-void kvf__beams_stop(kvf_engine *e, kvf__group *g, kvf_finish finish, const char *error) {
+void kvf__beams_stop(kvf_engine *e, kvf__group *g, kvf_finish finish, const kvf_error *error) {
     uint32_t n = g->begun ? g->n_left : KVF__MIN(g->n_left, g->n); /* before its first step they are all the same */
     for (uint32_t i = 0; i < n; i++) note_outcome(e, g->members[i], g->members[i], finish, error);
     for (uint32_t i = 0; i < g->n_left; i++) {
@@ -214,9 +216,8 @@ void kvf__beams_stop(kvf_engine *e, kvf__group *g, kvf_finish finish, const char
         }
     }
     g->n_left = 0;
-    kvf_error why = {.text = ""};
-    if (error) snprintf(why.text, sizeof why.text, "%s", error);
-    end_group(e, g, error ? why.text : NULL);
+    kvf_error why = error ? *error : kvf__no_error; /* which may be the group's own */
+    end_group(e, g, error ? &why : NULL);
 }
 
 /* Copies the state that follows from a beam's tokens, and its choices for this step. */
@@ -389,6 +390,8 @@ static kvf_status tell_tokens(kvf_engine *e, kvf__group *g, bool *good, int *end
     return KVF_OK;
 }
 
+static const kvf_error no_tokens = {.text = "out of host memory for its tokens", .rank = -1};
+
 kvf_status kvf__beams_advance(kvf_engine *e, kvf__group *g, kvf_error *err) {
     uint32_t n_picks = 0;
     int ended = 0;
@@ -409,7 +412,7 @@ kvf_status kvf__beams_advance(kvf_engine *e, kvf__group *g, kvf_error *err) {
     if (!st && good) st = tell_tokens(e, g, &good, &ended, err);
     if (st) return st;
     if (!good)
-        kvf__beams_stop(e, g, KVF_FINISH_ERROR, "out of host memory for its tokens");
+        kvf__beams_stop(e, g, KVF_FINISH_ERROR, &no_tokens);
     else if (ended)
         kvf__beams_stop(e, g, KVF_FINISH_LENGTH, NULL);
     return KVF_OK;

@@ -348,17 +348,18 @@ void kvf__group_room_free(kvf_engine *e, kvf__live *r);
 /* After kvf_sched_prompt_done, or kvf_sched_fork_prompt, has forked the held samples. */
 kvf_status kvf__group_forked(kvf_engine *e, kvf__live *leader, kvf_error *err);
 void kvf__group_finish(kvf_engine *e, kvf__live *r, kvf_finish finish,
-                       const char *error); /* of a ranked group's member */
+                       const kvf_error *error); /* of a ranked group's member */
 /* ready: every beam has its choices, or is a duplicate of one that has. advance: one step of the search; may end the group. */
 bool kvf__beams_ready(const kvf__group *g);
 kvf_status kvf__beams_advance(kvf_engine *e, kvf__group *g, kvf_error *err);
-void kvf__beams_stop(kvf_engine *e, kvf__group *g, kvf_finish finish, const char *error);
+void kvf__beams_stop(kvf_engine *e, kvf__group *g, kvf_finish finish, const kvf_error *error);
 
 /* result.c. A result is built in three steps: without its KV part, the KV part, the callback. */
-kvf_result kvf__live_result(const kvf_engine *e, const kvf__live *r, kvf_finish finish, const char *error);
+kvf_result kvf__live_result(const kvf_engine *e, const kvf__live *r, kvf_finish finish, const kvf_error *error);
 void kvf__live_take_kv(kvf_engine *e, const kvf__live *r, kvf_layer_occupancy *layers, kvf_result *result);
 void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result);
 void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result); /* only the callback */
+extern const kvf_error kvf__no_text;                                  /* out of host memory */
 /* Before a step: keeps what the only running request holds, for the case that the scheduler ends it in this step. */
 void kvf__live_note_single(kvf_engine *e);
 
@@ -384,7 +385,12 @@ void kvf__live_free(kvf_engine *e, kvf__live *r);
 bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more); /* false: out of memory */
 kvf__prompt_needs kvf__live_needs(const kvf__live *r);
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request);
-void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error);
+/* error: with KVF_FINISH_ERROR, copied where it is kept; else NULL. */
+void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const kvf_error *error);
+/* Why the scheduler refused a request, in fields of the engine's config. */
+kvf_status kvf__engine_refused(const kvf_engine *e, kvf_status status, kvf_error *err);
+/* n_tokens more behind n_before do not fit max_context. */
+kvf_status kvf__engine_no_context(const kvf_engine *e, uint32_t n_before, uint32_t n_tokens, kvf_error *err);
 /* Appends the token's bytes to the text. Returns 1 when a stop string is complete (the text is then cut before it), -1 when out of
  * memory, else 0. */
 int kvf__live_text(kvf_engine *e, kvf__live *r, uint32_t token);

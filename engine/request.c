@@ -72,11 +72,12 @@ static kvf_status check_samples(const kvf_engine *e, kvf_generate *g, kvf_error 
     if (g->keep_open && (g->best_of > 1 || g->beam_width))
         return kvf__fail(err, KVF_E_INVALID, "keep_open: is for one answer; leave n, best_of and beam_width out");
     if (!g->beam_width) return KVF_OK;
-    uint32_t most = KVF__MIN((uint32_t)KVF_SAMPLES_MAX, e->max_running);
-    if (g->beam_width < g->n || g->beam_width > most)
-        return kvf__fail_field(err, KVF_E_INVALID, "beam_width", g->beam_width, 0,
-                               "must be from n %u to %u, the lesser of %d and max_running", g->n, most,
+    if (g->beam_width < g->n || g->beam_width > KVF_SAMPLES_MAX)
+        return kvf__fail_field(err, KVF_E_INVALID, "beam_width", g->beam_width, 0, "must be from n %u to %d", g->n,
                                KVF_SAMPLES_MAX);
+    if (g->beam_width > e->max_running)
+        return kvf__fail_size(err, KVF_E_INVALID, "max_running", e->max_running, g->beam_width,
+                              "the %u hypotheses of beam_width run together;", g->beam_width);
     if (g->best_of > g->n)
         return kvf__fail_field(err, KVF_E_INVALID, "best_of", g->best_of, 0,
                                "beam search has none; beam_width %u takes its place", g->beam_width);
@@ -103,6 +104,26 @@ static kvf_status check_tokens(const kvf_generate *g, kvf_error *err) {
     return KVF_OK;
 }
 
+kvf_status kvf__engine_no_context(const kvf_engine *e, uint32_t n_before, uint32_t n_tokens, kvf_error *err) {
+    uint64_t have = e->config.max_context, need = (uint64_t)n_before + n_tokens + 1;
+    char what[80];
+    snprintf(what, sizeof what, n_before ? "a turn of %u tokens behind %u" : "a prompt of %u tokens", n_tokens,
+             n_before);
+    if (need <= e->shape.n_context)
+        return kvf__fail_size(err, KVF_E_NEVER_FITS, "max_context", have, need,
+                              "%s, and one must follow; shorten it, or", what);
+    return kvf__fail_field(err, KVF_E_NEVER_FITS, "max_context", have, 0, "%s, and one must follow; shorten it", what);
+}
+
+kvf_status kvf__engine_refused(const kvf_engine *e, kvf_status st, kvf_error *err) {
+    const kvf_error *why = kvf_sched_error(e->sched);
+    uint64_t need;
+    if (strcmp(why->field, "n_blocks") != 0 || __builtin_mul_overflow(why->need, e->stats.block_bytes, &need))
+        return kvf__fail_as(err, st, why);
+    return kvf__fail_size(err, st, "kv_bytes", e->config.kv_bytes, need, "%.*s", (int)why->why_bytes,
+                          why->text + why->why);
+}
+
 static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error *err) {
     kvf_status st;
     if ((st = check_tokens(g, err))) return st;
@@ -110,10 +131,7 @@ static kvf_status check_generate(const kvf_engine *e, kvf_generate *g, kvf_error
     if (!(g->deadline_s >= 0))
         return kvf__fail_real(err, KVF_E_INVALID, "deadline_s", g->deadline_s, "must be 0 or more");
     /* The length before the ids, so that a huge prompt is not walked for nothing. */
-    if (g->n_tokens >= e->config.max_context)
-        return kvf__fail(err, KVF_E_NEVER_FITS,
-                         "prompt of %u tokens: the context is %u tokens and must hold one more; shorten it",
-                         g->n_tokens, e->config.max_context);
+    if (g->n_tokens >= e->config.max_context) return kvf__engine_no_context(e, 0, g->n_tokens, err);
     if (g->tokens && (st = kvf__engine_check_ids(e, g->tokens, g->n_tokens, "token id", err))) return st;
     if (g->forced && (st = kvf__engine_check_ids(e, g->forced, g->max_tokens, "forced token id", err))) return st;
     if ((st = check_sampling(&g->sampling, err))) return st;
@@ -149,20 +167,19 @@ static kvf_status check_policy(const kvf_engine *e, kvf_policy_options *o, kvf_e
                                "needs %#x (KVF_NEEDS_*), runner %.64s observes %#x", kvf_policy_needs(o),
                                e->runner.name ? e->runner.name : "?", e->runner.observes);
     if (kvf_policy_n_arrays(o) > e->scores.n_arrays)
-        return kvf__fail_value(err, KVF_E_INVALID, "policy", o->ops->name,
-                               "needs %u score arrays, the engine has %u; create it with n_score_arrays %u",
-                               kvf_policy_n_arrays(o), e->scores.n_arrays, kvf_policy_n_arrays(o));
+        return kvf__fail_size(err, KVF_E_INVALID, "n_score_arrays", e->scores.n_arrays, kvf_policy_n_arrays(o),
+                              "policy %s with its options takes more;", o->ops->name);
     if (e->window && (kvf_policy_evicts(o) || kvf_policy_n_arrays(o) || kvf_policy_needs(o)))
-        return kvf__fail_value(err, KVF_E_UNSUPPORTED, "policy", o->ops->name,
-                               "the model's layers have a sliding window of %u, which lets go of all beyond it: use "
-                               "policy full, or create the engine with a max_context of at most %u",
-                               e->window, e->window);
+        return kvf__fail_field(err, KVF_E_UNSUPPORTED, "max_context", e->config.max_context, e->window,
+                               "policy %s cannot choose where the model's layers have a sliding window of %u, which "
+                               "lets go of all beyond it: use policy full, or at most %u",
+                               o->ops->name, e->window, e->window);
     if (kvf_policy_needs(o) & KVF_NEEDS_PROBE && e->runner.device && !e->pages.score)
-        return kvf__fail(err, KVF_E_INVALID, "score probe: needs a probe of the model; create the engine with a probe");
+        return kvf__fail_field(err, KVF_E_INVALID, "want_scores", 0, 1,
+                               "score probe needs a probe of the model: create the engine with one");
     if (kvf_policy_needs_weights(o) && !e->pages.bias)
-        return kvf__fail(
-            err, KVF_E_INVALID,
-            "merge mass or attention: needs weights and biases beside the pages; create the engine with want_mass_bias");
+        return kvf__fail_field(err, KVF_E_INVALID, "want_mass_bias", 0, 1,
+                               "merge mass and merge attention need weights and biases beside the pages");
     return KVF_OK;
 }
 
@@ -314,7 +331,7 @@ static kvf_status submit(kvf_engine *e, const kvf_generate *g, const kvf_policy_
             kvf__group_free(e, group);
         else
             kvf__live_free(e, r);
-        return kvf__fail_as(err, st, kvf_sched_error(e->sched));
+        return kvf__engine_refused(e, st, err);
     }
     if (out) *out = r->id;
     if (group) group->id = r->id;
@@ -322,7 +339,7 @@ static kvf_status submit(kvf_engine *e, const kvf_generate *g, const kvf_policy_
         kvf__live *member = group ? group->members[i] : r;
         if (group) member->id = names[i];
         kvf__live_link(e, member);
-        if ((st = kvf__engine_set_prefix(e, member))) return kvf__fail_as(err, st, kvf_sched_error(e->sched));
+        if ((st = kvf__engine_set_prefix(e, member))) return kvf__engine_refused(e, st, err);
     }
     return KVF_OK;
 }
@@ -375,8 +392,7 @@ kvf_status kvf_engine_set_budget(kvf_engine *e, kvf_request request, double rho,
     uint32_t n = 0;
     for (kvf__live *r = first; r; r = r->next)
         if (r == first || (r->group && r->group == first->group)) names[n++] = r->id;
-    if ((st = kvf_sched_set_budgets(e->sched, names, n, rho, budget_tokens)))
-        return kvf__fail_as(err, st, kvf_sched_error(e->sched));
+    if ((st = kvf_sched_set_budgets(e->sched, names, n, rho, budget_tokens))) return kvf__engine_refused(e, st, err);
     for (kvf__live *r = first; r; r = r->next)
         if (r == first || (r->group && r->group == first->group)) note_budget(e, r, rho, budget_tokens);
     return KVF_OK;
@@ -457,7 +473,7 @@ void kvf__live_preempted(kvf_engine *e, kvf__live *r, int swapped) {
     if ((n & (n - 1)) != 0) return; /* a pool that is too small preempts without end */
     kvf__log(&e->config.log, KVF_LOG_WARN,
              "%s is preempted and %s: the pool's %u blocks do not hold all that run (%llu so far): raise "
-             "kv_bytes, lower max_running, or give a smaller budget",
+             "the KV memory, run fewer at once, or give a smaller budget",
              kvf__live_name(r).text, swapped ? "waits on the host" : "will be computed again", e->pages.n_blocks,
              (unsigned long long)n);
 }
@@ -504,7 +520,7 @@ int kvf__live_text(kvf_engine *e, kvf__live *r, uint32_t token) {
     return 1;
 }
 
-void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const char *error) {
+void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const kvf_error *error) {
     kvf__group *g = r->group;
     if (g && g->ranked) {
         kvf__group_finish(e, r, finish, error);

@@ -72,7 +72,7 @@ static kvf_limit limit_of(const kvf_engine *e, const kvf__live *r, kvf_finish fi
     return r->n_known == e->config.max_context ? KVF_LIMIT_CONTEXT : KVF_LIMIT_TOKENS;
 }
 
-kvf_result kvf__live_result(const kvf_engine *e, const kvf__live *r, kvf_finish finish, const char *error) {
+kvf_result kvf__live_result(const kvf_engine *e, const kvf__live *r, kvf_finish finish, const kvf_error *error) {
     double now = kvf__engine_clock(e), sum = 0;
     uint32_t n = r->n_known - r->n_begin, first = r->n_begin - r->n_prompt;
     for (uint32_t i = 0; i < n; i++) sum += r->logprobs[first + i];
@@ -81,7 +81,8 @@ kvf_result kvf__live_result(const kvf_engine *e, const kvf__live *r, kvf_finish 
                         .user = r->user,
                         .finish = finish,
                         .limit = limit_of(e, r, finish),
-                        .error = error,
+                        .error = error ? error->text : NULL,
+                        .detail = error,
                         .stop_string = finish == KVF_FINISH_STOP ? r->stopped_by : NULL,
                         .tokens = n ? r->tokens + r->n_begin : NULL,
                         .logprobs = r->logprobs + first,
@@ -113,6 +114,8 @@ void kvf__live_deliver(kvf_engine *e, kvf__live *r, kvf_result *result) {
     kvf__live_tell(e, r, result);
 }
 
+const kvf_error kvf__no_text = {.text = "out of host memory for the text", .rank = -1};
+
 void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result) {
     size_t text_bytes = kvf__utf8_clean(r->text, r->text_bytes, NULL);
     char *text = kvf__alloc(&e->allocator, text_bytes + 1);
@@ -121,7 +124,8 @@ void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result) {
     result->text_bytes = text ? text_bytes : 0;
     if (!text) {
         result->finish = KVF_FINISH_ERROR;
-        result->error = "out of host memory for the text";
+        result->detail = &kvf__no_text;
+        result->error = kvf__no_text.text;
     }
     if (r->on_finish) r->on_finish(r->user, result);
     kvf__free(&e->allocator, text, text_bytes + 1);

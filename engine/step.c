@@ -80,7 +80,7 @@ static kvf_status take_token(kvf_engine *e, kvf__live *r, uint32_t token, double
     if (!r->ignore_end && e->tokenizer && kvf_tokenizer_is_end(e->tokenizer, token)) stopped = 1;
     tell_caller(r, token, logprob);
     if (stopped < 0)
-        kvf__live_finish(e, r, KVF_FINISH_ERROR, "out of host memory for the text");
+        kvf__live_finish(e, r, KVF_FINISH_ERROR, &kvf__no_text);
     else if (stopped || ended)
         kvf__live_answered(e, r, stopped ? KVF_FINISH_STOP : KVF_FINISH_LENGTH);
     return KVF_OK;
@@ -467,8 +467,8 @@ static void make_rooms(kvf_engine *e) {
     }
 }
 
-static const char no_room[] =
-    "out of host memory for its tokens: run fewer requests at once, or with a smaller max_tokens";
+static const kvf_error no_room = {
+    .text = "out of host memory for its tokens: run fewer requests at once, or with a smaller max_tokens", .rank = -1};
 
 /* A group of beams advances at its last draw: the other beams may be gone after the step. */
 static kvf_status advance_group(kvf_engine *e, uint32_t draw, kvf_error *err) {
@@ -477,7 +477,7 @@ static kvf_status advance_group(kvf_engine *e, uint32_t draw, kvf_error *err) {
     for (uint32_t k = draw + 1; g && k < e->n_draws; k++)
         if (e->draws[k].group == g) return KVF_OK;
     for (uint32_t k = 0; g && k <= draw; k++) failed |= e->draws[k].group == g && e->draws[k].failed;
-    if (failed) kvf__beams_stop(e, g, KVF_FINISH_ERROR, no_room);
+    if (failed) kvf__beams_stop(e, g, KVF_FINISH_ERROR, &no_room);
     return g && !failed && kvf__beams_ready(g) ? kvf__beams_advance(e, g, err) : KVF_OK;
 }
 
@@ -492,7 +492,7 @@ static kvf_status sample(kvf_engine *e, const kvf_step *step, uint32_t n_out, kv
         if (d->group) continue;
         kvf_status st = KVF_OK;
         if (d->failed)
-            kvf__live_finish(e, d->live, KVF_FINISH_ERROR, no_room);
+            kvf__live_finish(e, d->live, KVF_FINISH_ERROR, &no_room);
         else
             st = take_token(e, d->live, d->token, d->logprob, err);
         if (st) return st;
@@ -527,13 +527,13 @@ static void preempted_and_ended(kvf_engine *e, const kvf_step *step) {
         kvf__live_set_seq(e, r, 0);
         kvf_error why = {.text = ""};
         if (step->ends[i].reason == KVF_END_NO_BLOCKS)
-            kvf__fail(&why, KVF_E_NEVER_FITS,
-                      "its exact sizes need %llu blocks, the pool has %u: give more KV memory (kv_bytes), or a smaller "
-                      "budget (rho, budget_tokens)",
-                      (unsigned long long)r->blocks_needed, e->pages.n_blocks);
+            kvf__fail_size(
+                &why, KVF_E_NEVER_FITS, "kv_bytes", e->config.kv_bytes, r->blocks_needed * e->stats.block_bytes,
+                "its exact sizes need %llu blocks, the pool has %u; lower the budget (rho, budget_tokens), or",
+                (unsigned long long)r->blocks_needed, e->pages.n_blocks);
         else if (step->ends[i].reason == KVF_END_REFUSED)
             kvf__fail(&why, KVF_E_INVALID, "its policy options are refused by the policy state");
-        const char *error = why.text[0] ? why.text : NULL;
+        const kvf_error *error = why.text[0] ? &why : NULL;
         r->memory_full = !error;
         if (r->group && r->group->beams) { /* the others are in this list too, or run */
             r->group->stuck = any_stuck = true;
@@ -547,7 +547,7 @@ static void preempted_and_ended(kvf_engine *e, const kvf_step *step) {
         if (stuck) {
             for (uint32_t i = 0; i < r->group->n_left; i++)
                 r->group->members[i]->memory_full = !r->group->error.text[0];
-            const char *error = r->group->error.text[0] ? r->group->error.text : NULL;
+            const kvf_error *error = r->group->error.text[0] ? &r->group->error : NULL;
             kvf__beams_stop(e, r->group, error ? KVF_FINISH_ERROR : KVF_FINISH_LENGTH, error);
         }
         r = stuck ? e->first : r->next;

@@ -79,6 +79,6 @@ void kvf__engine_ask(kvf_engine *e) {
     for (uint32_t i = 0; i < n; i++) {
         kvf_error why = {.text = ""};
         kvf__live *r = e->ahead[i];
-        if (kvf__live_ask(e, r, &why)) kvf__live_finish(e, r, KVF_FINISH_ERROR, why.text);
+        if (kvf__live_ask(e, r, &why)) kvf__live_finish(e, r, KVF_FINISH_ERROR, &why);
     }
 }

@@ -78,9 +78,7 @@ static kvf_status check_turn(const kvf_engine *e, const kvf__live *r, const kvf_
         return kvf__fail(err, KVF_E_UNSUPPORTED, "forced: runner %.64s has no logits: give all tokens of the answer",
                          e->runner.name ? e->runner.name : "?");
     if (turn->n_tokens >= e->config.max_context - r->n_known)
-        return kvf__fail(err, KVF_E_NEVER_FITS,
-                         "turn of %u tokens behind %u: the context is %u tokens and must hold one more; shorten it",
-                         turn->n_tokens, r->n_known, e->config.max_context);
+        return kvf__engine_no_context(e, r->n_known, turn->n_tokens, err);
     if ((st = kvf__engine_check_ids(e, turn->tokens, turn->n_tokens, "token id", err))) return st;
     return turn->forced ? kvf__engine_check_ids(e, turn->forced, turn->max_tokens, "forced token id", err) : KVF_OK;
 }
@@ -105,11 +103,11 @@ kvf_status kvf_engine_extend(kvf_engine *e, kvf_request request, const kvf_turn 
     if (st) {
         give_room(e, &to);
         return st == KVF_E_NO_MEMORY ? kvf__fail(err, st, "turn: its tokens could not be allocated")
-                                     : kvf__fail_as(err, st, kvf_sched_error(e->sched));
+                                     : kvf__engine_refused(e, st, err);
     }
     kvf__live was = *r;
     take_room(e, r, &to);
     st = kvf__engine_set_prefix(e, r); /* which reads the tokens that it was given before */
     give_room(e, &was);
-    return st ? kvf__fail_as(err, st, kvf_sched_error(e->sched)) : KVF_OK;
+    return st ? kvf__engine_refused(e, st, err) : KVF_OK;
 }

@@ -30,7 +30,7 @@ struct pass {
     kvf_policy_options *policies;
     uint32_t n;
     uint32_t number; /* from 0; in those after the first run cells whose budget was lowered */
-    char error[480];
+    char error[KVF__WORDS_BYTES];
 };
 
 bool kvf__eval_probe(uint32_t i, kvf_policy_options *options) {
@@ -112,7 +112,10 @@ static void on_finish(void *user, const kvf_result *r) {
     if (s->density && r->density) memcpy(s->density, r->density, p->shape.n_layers * sizeof *s->density);
     if (s->stopped || p->error[0]) return;
     if (r->finish == KVF_FINISH_ERROR || r->n_tokens < p->shape.n_steps) {
-        snprintf(p->error, sizeof p->error, "%s", r->error ? r->error : "ended early: more KV memory is needed");
+        if (r->detail)
+            (void)kvf__words(KVF_OK, r->detail, KVF__NAMES_OPTIONS, p->error);
+        else
+            snprintf(p->error, sizeof p->error, "ended early: more --kv-memory is needed");
         return;
     }
     if (!s->cell) return;
@@ -190,9 +193,9 @@ static kvf__eval_outcome run_steps(pass *p) {
         stop = more && m->stop(m->user);
     }
     char words[KVF__WORDS_BYTES];
-    const char *text = st ? err.text[0] ? err.text : kvf_status_text(st) : p->error;
+    const char *text = st ? kvf__words(st, &err, KVF__NAMES_OPTIONS, words) : p->error;
     if (p->scorer.failed) text = "out of memory for logits";
-    if (text[0]) kvf__say("eval: %s", kvf__request_words(m->engine, text, words));
+    if (text[0]) kvf__say("eval: %s", text);
     /* What is left of it tells this pass of its end, now. */
     for (uint32_t i = 0; more && i < p->n; i++) p->samples[i].stopped = true;
     if (more) (void)!kvf_engine_abort(m->engine, request);

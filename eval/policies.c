@@ -87,7 +87,7 @@ static bool set_common(const kvf__cli *cli, const kvf_model_info *info, kvf__eva
     if (!st) st = kvf_policy_option_set(&p->options, "rho", "0.5", &err);
     if (!st) return true;
     (void)info;
-    kvf__say_option(err.text[0] ? err.text : kvf_status_text(st));
+    kvf__say_failed(st, &err);
     return false;
 }
 

@@ -17,7 +17,7 @@ typedef struct score { /* what on_finish leaves */
     uint32_t n_layers;
     bool done;
     json_t *json; /* the answer */
-    char error[480];
+    char error[KVF__WORDS_BYTES];
     double mean, full_mean; /* full: with the full cache, where that found room */
     bool has_full;
     uint32_t n_tokens, n_prompt;
@@ -109,7 +109,10 @@ static void on_finish(void *user, const kvf_result *r) {
     score *s = user;
     s->done = true;
     if (r->finish == KVF_FINISH_ERROR || r->finish == KVF_FINISH_ABORTED) {
-        snprintf(s->error, sizeof s->error, "%s", r->error ? r->error : "ended early");
+        if (r->detail)
+            (void)kvf__words(KVF_OK, r->detail, KVF__NAMES_OPTIONS, s->error);
+        else
+            snprintf(s->error, sizeof s->error, "ended early");
         return;
     }
     json_t *nll = json_array();
@@ -148,7 +151,7 @@ static void run_request(kvf_engine *engine, kvf_generate *g, char why[KVF__WORDS
     int more = 1;
     kvf_status st = kvf_engine_submit(engine, g, NULL, &err);
     while (!st && more) st = kvf_engine_step(engine, &more, &err);
-    if (st) (void)kvf__request_words(engine, err.text[0] ? err.text : kvf_status_text(st), why);
+    if (st) (void)kvf__words(st, &err, KVF__NAMES_OPTIONS, why);
 }
 
 static void on_full_finish(void *user, const kvf_result *r) {
@@ -187,7 +190,7 @@ static bool run_engine(const kvf__cli *cli, const kvf_model *model, const uint32
     g.on_finish = on_finish;
     char words[KVF__WORDS_BYTES] = "";
     run_request(engine, &g, words);
-    if (!words[0] && s->error[0]) (void)kvf__request_words(engine, s->error, words);
+    if (!words[0]) snprintf(words, sizeof words, "%s", s->error);
     bool good = !words[0] && s->n_tokens == n_scored;
     if (good) run_full(engine, g, s);
     kvf_engine_destroy(engine);
@@ -256,7 +259,7 @@ static bool check_usage(const kvf__cli *cli, kvf__policy_name *name, kvf_policy_
         kvf__policy_choose_aloud(cli, name);
         kvf_status st = kvf__policy_options(cli, name, true, policy, &err);
         if (!st) return true;
-        kvf__say_option(err.text[0] ? err.text : kvf_status_text(st));
+        kvf__say_failed(st, &err);
     }
     return false;
 }

@@ -64,7 +64,9 @@ static void must_have_read(const kvf__line *line) {
     bool well = false;
     uint64_t hash;
     FUZZ_MUST(kvf__answer_begin(&answer, line, rules.info->n_layers), "an answer");
-    const kvf_result failed = {.finish = KVF_FINISH_ERROR, .error = "failed", .text = "", .n_results = line->n_samples};
+    const kvf_error why = {.text = "failed", .rank = -1};
+    const kvf_result failed = {
+        .finish = KVF_FINISH_ERROR, .error = why.text, .detail = &why, .text = "", .n_results = line->n_samples};
     kvf__answer_add(&answer, rules.tokenizer, 0, &failed);
     json_t *json = kvf__answer_json(&answer);
     FUZZ_MUST(json && kvf__answer_read(json, &well, &hash) && !well, "an answer");

@@ -90,10 +90,10 @@ kvf_status kvf__group_check(kvf_sched *s, const kvf__req *r, uint32_t n) {
     uint64_t needed = 0;
     uint32_t most = kvf__group_fit(s, r, n, &needed);
     if (most >= n) return KVF_OK;
-    return kvf__fail(&s->error, KVF_E_NEVER_FITS,
-                     "n_samples %u over a prompt of %u: need %llu blocks together, the pool has %u: give it at least "
-                     "%llu, or ask for at most %u",
-                     n, r->n_prompt, (unsigned long long)needed, s->n_blocks, (unsigned long long)needed, most);
+    return kvf__fail_size(&s->error, KVF_E_NEVER_FITS, "n_blocks", s->n_blocks, needed,
+                          "%u samples of a prompt of %u tokens need %llu blocks together, the pool has %u; ask for at "
+                          "most %u, or",
+                          n, r->n_prompt, (unsigned long long)needed, s->n_blocks, most);
 }
 
 kvf_status kvf__group_reserve(kvf_sched *s, kvf__req *leader) {

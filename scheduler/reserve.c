@@ -35,17 +35,17 @@ static uint64_t slots_for(const kvf_sched *s, uint32_t n_blocks) {
 }
 
 /* what: "blocks" or "score pages". by_budget: the budget asks for more than the prompt. */
-static kvf_status never_fits(kvf_sched *s, uint32_t n_prompt, const char *what, uint64_t need, uint32_t there_are,
-                             bool by_budget) {
+static kvf_status never_fits(kvf_sched *s, uint32_t n_prompt, const char *field, const char *what, uint64_t need,
+                             uint32_t there_are, bool by_budget) {
     char remedy[96];
     if (by_budget)
-        snprintf(remedy, sizeof remedy, "lower the budget (rho, min_tokens, budget_tokens) or max_new");
+        snprintf(remedy, sizeof remedy, "lower the budget (rho, min_tokens, budget_tokens), generate fewer tokens");
     else
         snprintf(remedy, sizeof remedy, "shorten the prompt to at most %llu tokens",
                  (unsigned long long)slots_for(s, there_are));
-    return kvf__fail_field(&s->error, KVF_E_NEVER_FITS, "n_prompt", n_prompt, 0,
-                           "needs %llu %s, the pool has %u: give it at least %llu, or %s", (unsigned long long)need,
-                           what, there_are, (unsigned long long)need, remedy);
+    return kvf__fail_size(&s->error, KVF_E_NEVER_FITS, field, there_are, need,
+                          "a prompt of %u tokens needs %llu %s, the pool has %u; %s, or", n_prompt,
+                          (unsigned long long)need, what, there_are, remedy);
 }
 
 /* Blocks to count for a further sample of the same prompt. Bounded: its whole reservation, which the prompt's end sets; if the
@@ -76,11 +76,11 @@ static void size_needs(kvf__req *r) {
 }
 
 static kvf_status repetition_never_fits(kvf_sched *s, const kvf__req *r, uint64_t peak, uint32_t there_are) {
-    return kvf__fail_field(
-        &s->error, KVF_E_NEVER_FITS, "n_prompt", r->n_prompt, 0,
-        "needs %llu blocks while policy %s repeats it, the pool has %u: give it at least %llu, shorten "
-        "the prompt, or set a smaller repeat_piece",
-        (unsigned long long)peak, r->options.ops->name, there_are, (unsigned long long)peak);
+    return kvf__fail_size(
+        &s->error, KVF_E_NEVER_FITS, there_are < s->n_blocks ? "n_score_pages" : "n_blocks", there_are, peak,
+        "a prompt of %u tokens needs %llu blocks while policy %s repeats it, the pool has %u; shorten the prompt, set a "
+        "smaller repeat_piece, or",
+        r->n_prompt, (unsigned long long)peak, r->options.ops->name, there_are);
 }
 
 /* Sets the fields that follow from n_prompt, max_new and options; refuses a request that could not even run alone. */
@@ -122,9 +122,9 @@ kvf_status kvf__sched_size_request(kvf_sched *s, kvf__req *r) {
     bool by_budget = blocks > need.prompt_blocks;
     uint32_t there_are = r->needs.scores ? KVF__MIN(s->n_blocks, s->n_score_pages) : s->n_blocks;
     if (peak > there_are) return repetition_never_fits(s, r, peak, there_are);
-    if (blocks > s->n_blocks) return never_fits(s, r->n_prompt, "blocks", blocks, s->n_blocks, by_budget);
+    if (blocks > s->n_blocks) return never_fits(s, r->n_prompt, "n_blocks", "blocks", blocks, s->n_blocks, by_budget);
     if (r->needs.scores && blocks > s->n_score_pages)
-        return never_fits(s, r->n_prompt, "score pages", blocks, s->n_score_pages, by_budget);
+        return never_fits(s, r->n_prompt, "n_score_pages", "score pages", blocks, s->n_score_pages, by_budget);
     if (r->bound == KVF__BOUNDED) {
         r->n_blocks = (uint32_t)blocks;
         r->n_steady = (uint32_t)KVF__MIN(need.steady_blocks, blocks);

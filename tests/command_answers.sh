@@ -324,7 +324,7 @@ assert by_id["all"]["choices"][0]["kv"]["shared_blocks"] >= 0 and "own_blocks" n
 bad = [({"best_of": 2, "n": 3}, "best_of 2: must be at least n, 3"), ({"best_of": 129}, "best_of 129"), ({"beam_width": 0}, "beam_width 0"),
        ({"beam_width": 2, "n": 3}, "beam_width 2: must be at least n, 3"), ({"beam_width": 4, "temperature": 1}, "temperature 1"),
        ({"beam_width": 4, "best_of": 4}, "best_of 4"), ({"length_penalty": "x"}, "length_penalty: is a text"), ({"length_penalty": 101}, "length_penalty 101"),
-       ({"beam_width": 100}, "beam_width 100: must be from n 1 to 64, the lesser of 128 and --max-running")]
+       ({"beam_width": 100}, "--max-running 64: the 100 hypotheses of beam_width run together; give at least --max-running 100")]
 out, _ = batch("\n".join(json.dumps({"prompt": "x", **b}) for b, _ in bad), code=1)
 by_line = {r["line"]: r["error"] for r in out}
 assert all(words in by_line[i + 1] for i, (_, words) in enumerate(bad)), by_line

@@ -141,20 +141,20 @@ info = json.loads(run("info", model, "--json")[0])
 page = info["kv_bytes_per_token_fp16"] * 16 # one block in every layer
 kib = -(-page * 4 // 1024)
 row = json.dumps({"token_ids": [5] * 200, "max_tokens": 2})
-for row, help in ((row, "shorten the prompt"), (json.dumps({"token_ids": [5] * 20, "max_tokens": 300, "budget_tokens": 200}), "(max_tokens)")):
+for row, help in ((row, "shorten the prompt"), (json.dumps({"token_ids": [5] * 20, "max_tokens": 300, "budget_tokens": 200}), "budget_tokens")):
     out, err = batch(row, "--kv-memory", f"{kib}KiB", code=1)
     text = out[0]["error"]
-    assert "the pool" not in text and "max_new" not in text and "--kv-memory" in text, text
-    assert help in text or "in a line max_tokens" in text and "--rho" in text, text
-    size = text.split("--kv-memory ")[1].split(",")[0]
+    assert text.startswith(f"--kv-memory {kib}KiB: a prompt of ") and help in text, text
+    assert not any(name in text for name in ("kv_bytes", "n_blocks", "max_new")), text
+    size = text.split("give at least --kv-memory ")[1]
     out = batch(row, "--kv-memory", size)[0]
     assert out[0]["finish_reason"] != "error"
     unit = {"KiB": 1 << 10, "MiB": 1 << 20}[size[-3:]]
     less = int(size[:-3]) * unit - unit
-    assert "--kv-memory " + size in batch(row, "--kv-memory", str(less), code=1)[0][0]["error"]
+    assert "give at least --kv-memory " + size in batch(row, "--kv-memory", str(less), code=1)[0][0]["error"]
 json.dump([5] * 210, open("many.json", "w"))
 err = run("eval", "nll", "--model", model, "--ids", "many.json", "--prompt", "200", "--kv-memory", f"{kib}KiB", code=1)[1]
-assert "eval: a prompt of 200 tokens" in err and "--kv-memory" in err, err
+assert "eval: --kv-memory " in err and "a prompt of 200 tokens" in err and "give at least --kv-memory " in err, err
 END
 check full_memory_ends_requests_early <<'END'
 from helper import *

@@ -29,6 +29,44 @@ for option in ("rho", "budget-tokens", "min-tokens", "merge", "redistribute", "k
 assert b"--rho" in run("help", "run", "rho")[0]
 assert run("--version")[0].startswith(b"kvfold ")
 END
+# Each names the option, its value, and what would do.
+check refused_options_name_the_remedy <<'END'
+from helper import *
+info = json.loads(run("info", model, "--json")[0])
+run_ = ("run", "--model", model, "--prompt", "x", "--max-tokens", "2")
+def refusal(*arguments):
+    err = run(*arguments, code=2)[1]
+    assert err.startswith("kvfold: ") and err.count("\n") == 1, err
+    return err[len("kvfold: "):-1]
+cases = [("kv-memory", "1000", "give at least --kv-memory "), ("kv-memory", "1KiB", "give at least --kv-memory "),
+         ("host-memory", "5", "give at least --host-memory "), ("chunk", "17", "must be a multiple of the block size 16"),
+         ("context", "4000000000", f"must be in [2, {info['n_context']}]"), ("heads-per-group", "1000", "must divide the model's "),
+         ("policy", "d3o", "there is full, d2o"), ("preset", "d3o", "policy d2o has default"), ("threshold", "0.1", "needs budget global"),
+         ("full-layers", "99", "must be in [0, "), ("budget-bytes", "16", "give at least --budget-bytes "), ("score-mix", "0.5", "needs score probe")]
+for option, value, remedy in cases:
+    code = 1 if option == "budget-bytes" else 2 # of the request
+    said = run(*run_, f"--{option}", value, code=code)[1].splitlines()[0]
+    assert said.startswith(f"kvfold: --{option} {value}: ") and remedy in said, said
+    if "give at least" not in said or option == "budget-bytes": continue
+    given = said.split("give at least ")[1].split()
+    assert run(*run_, *given)[0] is not None # what it says would do does
+# Every option of a policy, by the library's own table.
+text = run("help", "run", "policy")[0] and run("run", "--help-all")[0].decode().split("Policy: which")[1].split("Occupancy")[0]
+options = [l.split()[0] for l in text.splitlines() if l.startswith("  --") and l.split()[0] not in ("--policy", "--preset")]
+assert len(options) > 20, options
+for option in options:
+    said = refusal(*run_, option, "no-such-value")
+    assert said.startswith(f"{option} no-such-value: must be "), said
+# In a line of the input the same failures name its fields, and options where only these decide.
+for row, said in (({"rho": 7}, "rho 7: must be in "), ({"policy": "d3o"}, "policy d3o: there is full"), ({"preset": "x", "policy": "d2o"}, "preset x: policy d2o has"),
+                  ({"budget_bytes": 16}, "budget_bytes 16: "), ({"token_ids": [5] * info["n_context"]}, f"--context {info['n_context']}: a prompt of "),
+                  ({"policy": "d2o", "score": "probe"}, "score probe needs a probe of this model: give --probe FILE")):
+    row = row if "token_ids" in row else {"prompt": "x", **row}
+    text = batch(json.dumps({**row, "max_tokens": 2}), code=1)[0][0]["error"]
+    assert text.startswith(said), (row, text)
+long = batch(json.dumps({"token_ids": [5] * 20, "max_tokens": 2}), "--context", "16", code=1)[0][0]["error"]
+assert long == "--context 16: a prompt of 20 tokens, and one must follow; shorten it, or give at least --context 21", long
+END
 check help_at_the_terminals_width <<'END'
 from helper import *
 import fcntl, pty, re, struct, termios

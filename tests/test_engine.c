@@ -468,7 +468,7 @@ Test(engine, a_budget_in_bytes_is_that_many_tokens) {
     kvf_policy_options o = options_of("d2o budget_bytes=12000");
     kvf_generate g = request_of(prompt, 100, 1, 20, &a);
     g.policy = &o;
-    expect_refused(e, &g, KVF_E_INVALID, "take at least 12288");
+    expect_refused(e, &g, KVF_E_INVALID, "take more; give at least 12288");
     kvf_engine_destroy(e);
 }
 

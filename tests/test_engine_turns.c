@@ -199,7 +199,8 @@ Test(engine_turns, what_cannot_be_is_refused_by_name) {
     bad = turn, bad.max_tokens = 0;
     expect_refused(e, t.id, &bad, KVF_E_INVALID, "max_tokens 0");
     bad = turn, bad.n_tokens = 65;
-    expect_refused(e, t.id, &bad, KVF_E_NEVER_FITS, "turn of 65 tokens behind 55: the context is 120");
+    expect_refused(e, t.id, &bad, KVF_E_NEVER_FITS,
+                   "max_context 120: a turn of 65 tokens behind 55, and one must follow; shorten it");
     bad = turn, bad.tokens = (const uint32_t[]){1u << 30}, bad.n_tokens = 1;
     expect_refused(e, t.id, &bad, KVF_E_INVALID, "token id 1073741824");
     bad = turn, bad.struct_size = 0;

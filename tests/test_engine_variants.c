@@ -366,7 +366,8 @@ Test(engine_variants, what_cannot_be_is_refused_by_name) {
     o[1].rho = 1.5;
     expect_refused(e, &g, KVF_E_INVALID, "sample_policies[1]: rho 1.5");
     o[1] = options_of("d2o score=prompt_plus_current");
-    expect_refused(e, &g, KVF_E_INVALID, "sample_policies[1]: policy d2o: needs 2 score arrays");
+    expect_refused(e, &g, KVF_E_INVALID,
+                   "sample_policies[1]: n_score_arrays 1: policy d2o with its options takes more; give at least 2");
     o[1] = options_of("h2o");
     o[2].struct_size = 0;
     expect_refused(e, &g, KVF_E_INVALID, "sample_policies[2]");

@@ -272,7 +272,7 @@ Test(policy_layers, bytes_become_tokens_and_never_more_than_they_hold) {
     FAILS(kvf_policy_project(&o, 30, 1, 16, 100, 10, &need, err), KVF_E_INVALID, "kvf_policy_options_resolve");
     before = o;
     FAILS(kvf_policy_options_resolve(&o, 30, 4096, err), KVF_E_INVALID,
-          "budget_bytes 1048576: 30 layers of 16 tokens take at least 1966080");
+          "budget_bytes 1048576: 30 layers of 16 tokens take more; give at least 1966080");
     FAILS(kvf_policy_options_resolve(&o, 0, 4096, err), KVF_E_INVALID, "n_layers");
     o.budget_tokens = 20;
     FAILS(kvf_policy_options_check(&o, 30, 16, err), KVF_E_INVALID, "budget_tokens is 20: set one of them");

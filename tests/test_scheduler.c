@@ -114,7 +114,8 @@ Test(scheduler, refusals_name_both_numbers_and_the_remedy) {
     expect_refusal(g, KVF_E_INVALID, 0, 4, full, TEXTS("n_prompt 0", "at least 1 token"));
     expect_refusal(g, KVF_E_NEVER_FITS, 128, 4, full, TEXTS("n_prompt 128", "128 positions", "at most 127"));
     expect_refusal(g, KVF_E_NEVER_FITS, 81, 0, full,
-                   TEXTS("n_prompt 81", "needs 44 blocks", "the pool has 40", "at least 44", "at most 80 tokens"));
+                   TEXTS("n_blocks 40: a prompt of 81", "needs 44 blocks", "the pool has 40", "give at least 44",
+                         "at most 80 tokens"));
     expect_refusal(g, KVF_E_NEVER_FITS, 65, 4, d2o, TEXTS("n_prompt 65", "max_prefill_tokens 64", "d2o"));
     kvf_policy_options bad = full;
     bad.ops = NULL;
@@ -140,19 +141,19 @@ Test(scheduler, bounded_requests_are_refused_by_the_larger_of_prompt_and_budget)
     kvf_policy_options d2o = rig_set(rig_options("d2o", NULL), "budget_tokens", "60");
     /* B = 60 > L, k = 1: floor(2 * (60 + 1 + 7) / 8) = 17 blocks */
     expect_refusal(g, KVF_E_NEVER_FITS, 16, 100, d2o,
-                   TEXTS("n_prompt 16", "needs 17 blocks", "the pool has 12", "lower the budget"));
+                   TEXTS("a prompt of 16", "needs 17 blocks", "the pool has 12", "lower the budget"));
     /* with 9 + 3 tokens no table ever passes 11 slots */
     rig_submit(g, 1, 9, 3, d2o);
     rig_run(g, 20);
     d2o = rig_set(d2o, "budget_tokens", "20");
-    expect_refusal(g, KVF_E_NEVER_FITS, 49, 4, d2o, TEXTS("n_prompt 49", "needs 14 blocks"));
+    expect_refusal(g, KVF_E_NEVER_FITS, 49, 4, d2o, TEXTS("a prompt of 49", "needs 14 blocks"));
     rig_submit(g, 1, 48, 4, d2o);
     rig_run(g, 20);
     rig_destroy(g);
 
     mc.n_score_pages = 8;
     g = rig_create(mc, rig_config(16));
-    expect_refusal(g, KVF_E_NEVER_FITS, 48, 4, d2o, TEXTS("needs 12 score pages", "the pool has 8"));
+    expect_refusal(g, KVF_E_NEVER_FITS, 48, 4, d2o, TEXTS("n_score_pages 8", "needs 12 score pages", "the pool has 8"));
     rig_submit(g, 1, 32, 40, d2o);
     rig_run(g, 60);
     rig_destroy(g);

@@ -296,7 +296,7 @@ void kvf__answer_add(kvf__answer *a, const kvf_tokenizer *tokenizer, uint32_t in
     if (r->n_cached > a->cached_tokens) a->cached_tokens = r->n_cached;
     if (r->finish != KVF_FINISH_ERROR) return;
     char words[KVF__WORDS_BYTES];
-    if (!a->error) a->error = strdup(kvf__request_words(NULL, r->error ? r->error : "failed", words));
+    if (!a->error) a->error = strdup(kvf__words(KVF_E_STATE, r->detail, KVF__NAMES_LINE, words));
 }
 
 void kvf__answer_differs(const kvf__answer *a, uint32_t index, uint32_t at) {

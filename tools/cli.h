@@ -162,16 +162,20 @@ bool kvf__json_print(json_t *value);
 /* Flushes stdout; false after a message when it could not be written. */
 bool kvf__stdout_done(void);
 
-/* ---- words.c: the library's texts in the command's words ------------------------------------------------- */
+/* ---- words.c: failures of the library in the command's words ----------------------------------------------- */
 
 enum { KVF__WORDS_BYTES = 720 };
 
-/* Prints a message of the library with the option's name as people know it in front: "kv_bytes 1: ..." as
- * "--kv-memory 1: ...". */
-void kvf__say_option(const char *text);
+typedef enum kvf__naming {
+    KVF__NAMES_OPTIONS, /* of the command line */
+    KVF__NAMES_LINE     /* of a line of the input; what only options say is named by these */
+} kvf__naming;
 
-/* The message for a request that was refused or failed; it names the remedy in options and fields of a line. Returns
- * out. engine: the engine that refused it, or NULL. */
-const char *kvf__request_words(kvf_engine *engine, const char *text, char out[KVF__WORDS_BYTES]);
+/* The message for a failure: it names the option or field as people know it, its value and what would do: "kv_bytes 1: ..." is
+ * "--kv-memory 1: ... give at least --kv-memory 4MiB". Returns out. */
+const char *kvf__words(kvf_status status, const kvf_error *err, kvf__naming names, char out[KVF__WORDS_BYTES]);
+
+/* Prints it, with the names of options. */
+void kvf__say_failed(kvf_status status, const kvf_error *err);
 
 #endif

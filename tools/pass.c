@@ -57,7 +57,7 @@ static void say_failed(const pass *p, uint64_t line, const char *text) {
     r->some_failed = true;
     if (told) return;
     if (r->cli->prompt)
-        kvf__say("%s--prompt: %s", which, text);
+        kvf__say("%s%s%s", which, strncmp(text, "--", 2) ? "--prompt: " : "", text); /* else it names the option */
     else
         kvf__say("%s%s line %llu: %s", which, r->reader.name, (unsigned long long)line, text);
 }
@@ -222,7 +222,7 @@ static void submit(pass *p, kvf__line *line) {
         return;
     }
     char words[KVF__WORDS_BYTES];
-    const char *text = kvf__request_words(p->engine, err.text[0] ? err.text : kvf_status_text(st), words);
+    const char *text = kvf__words(st, &err, p->run->cli->prompt ? KVF__NAMES_OPTIONS : KVF__NAMES_LINE, words);
     line->code = st == KVF_E_NEVER_FITS ? "context_length_exceeded" : line->code;
     line->status = st == KVF_E_NO_MEMORY ? 500 : line->status;
     reject(p, line, text);

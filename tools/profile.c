@@ -169,7 +169,7 @@ static bool set_policy(profile *p) {
     uint64_t element = strcmp(p->cli->kv_dtype, "fp32") ? 2 : 4;
     uint64_t token_bytes = 2 * element * p->cli->n_kv_heads * p->cli->head_dim;
     if (!st) st = kvf_policy_options_resolve(&p->policy, p->config.n_layers, token_bytes, &err);
-    if (st) kvf__say_option(err.text[0] ? err.text : kvf_status_text(st));
+    if (st) kvf__say_failed(st, &err);
     kvf__policy_label(&p->policy, name.preset, p->label, sizeof p->label);
     add_pieces(p);
     return !st;

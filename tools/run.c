@@ -105,7 +105,7 @@ static bool read_policies(kvf__batch *r, uint32_t n_layers) {
         if (i)
             kvf__say("--compare: %s", err.text[0] ? err.text : kvf_status_text(st));
         else
-            kvf__say_option(err.text[0] ? err.text : kvf_status_text(st));
+            kvf__say_failed(st, &err);
         return false;
     }
     return true;

@@ -52,7 +52,7 @@ bool kvf__model_path(const kvf__cli *cli, char path[KVF__PATH_BYTES]) {
     return false;
 }
 
-static void log_model(void *ctx, kvf_log_level level, const char *line) {
+static void log_line(void *ctx, kvf_log_level level, const char *line) {
     (void)ctx;
     if (level >= KVF_LOG_WARN) kvf__say("warning: %s", line);
 }
@@ -66,22 +66,14 @@ kvf_model *kvf__setup_model(const kvf__cli *cli, bool tokenizer_only, uint32_t *
     kvf_status st = tokenizer_only ? KVF_OK : kvf_stream_create_cpu(NULL, cli->threads, &stream, &err);
     if (!st) {
         kvf_model_config config = {.struct_size = sizeof config, .tokenizer_only = tokenizer_only};
-        if (!cli->quiet) config.log.write = log_model;
+        if (!cli->quiet) config.log.write = log_line;
         st = kvf_model_open(name, &config, &model, &err);
     }
     if (n_threads) *n_threads = kvf_stream_n_threads(stream);
     kvf_stream_destroy(stream);
     if (!st) return model;
-    kvf__say("%s", err.text[0] ? err.text : kvf_status_text(st));
+    kvf__say_failed(st, &err);
     return NULL;
-}
-
-static void log_line(void *ctx, kvf_log_level level, const char *line) {
-    (void)ctx;
-    char text[KVF__WORDS_BYTES];
-    if (level < KVF_LOG_WARN) return;
-    snprintf(text, sizeof text, "warning: %s", line);
-    kvf__say_option(text);
 }
 
 kvf_engine_config kvf__engine_config(const kvf__cli *cli, const kvf_model *model) {
@@ -116,7 +108,7 @@ kvf_engine *kvf__engine_open(const kvf_engine_config *config) {
     kvf_error err = {.text = ""};
     kvf_status st = kvf_engine_create(config, &engine, &err);
     if (!st) return engine;
-    kvf__say_option(err.text[0] ? err.text : kvf_status_text(st));
+    kvf__say_failed(st, &err);
     return NULL;
 }
 
@@ -138,7 +130,7 @@ kvf_engine *kvf__setup_engine(const kvf__cli *cli, const kvf_model *model, const
 /* ---- Policy ------------------------------------------------------------------------------------------- */
 
 static kvf_status fail(kvf_error *err, kvf_status status, const char *text) {
-    if (err) snprintf(err->text, sizeof err->text, "%s", text);
+    if (err) *err = (kvf_error){.rank = -1}, snprintf(err->text, sizeof err->text, "%s", text);
     return status;
 }
 

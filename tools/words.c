@@ -1,100 +1,87 @@
-/* The library's messages in the command's words: where the library names its own fields, they name options and fields of a
- * line. */
+/* Failures of the library in the command's words, made of the fields of kvf_error: where the library names a field of its own, the
+ * command names its option. */
 #define _POSIX_C_SOURCE 200809L
-#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "tools/cli.h"
 
-/* Names that stand for nothing else, wherever they stand. */
-static const char *const words[][2] = {
-    {"kv_bytes", "--kv-memory"},
-    {"host_bytes", "--host-memory"},
-    {"max_context", "--context"},
-    {"n_threads", "--threads"},
-    {"max_running", "--max-running"},
-    {"block_size", "--block-size"},
-    {"heads_per_group", "--heads-per-group"},
-    {"max_new", "--max-tokens"},
-    {"n_samples", "beam_width"},
-    {"more KV memory", "more --kv-memory"},
-    {"create the engine with a probe", "give --probe FILE, which kvfold calibrate makes"},
-    {"a smaller budget", "a smaller budget (--rho, --min-tokens, --budget-tokens)"}};
+/* Fields of a config or of a policy that options set. line: a line of the input has the field too. */
+static const struct {
+    const char *field, *option;
+    bool size, line; /* size: in bytes */
+} options[] = {{"kv_bytes", "kv-memory", true, false},
+               {"host_bytes", "host-memory", true, false},
+               {"snapshot_bytes", "snapshot-memory", true, false},
+               {"max_context", "context", false, false},
+               {"n_threads", "threads", false, false},
+               {"max_running", "max-running", false, false},
+               {"block_size", "block-size", false, false},
+               {"heads_per_group", "heads-per-group", false, false},
+               {"chunk", "chunk", false, false},
+               {"policy", "policy", false, true},
+               {"preset", "preset", false, true}};
 
-/* Ordinary words that are options where a text begins with them. */
-static const char *const first_words[] = {"chunk", "policy", "preset"};
+/* Fields that the command sets by itself. */
+static const struct {
+    const char *field, *words;
+} others[] = {
+    {"want_scores", "score probe needs a probe of this model: give --probe FILE, which kvfold calibrate makes"},
+    {"n_score_arrays", "this policy keeps more figures of a token than the run has room for: give it with --policy"}};
 
-static bool in_name(char c) { return isalnum((unsigned char)c) || c == '_'; }
-
-static void replace_words(const char *text, char out[KVF__WORDS_BYTES]) {
-    size_t used = 0;
-    for (const char *p = text; *p && used + 1 < KVF__WORDS_BYTES;) {
-        const char *with = NULL;
-        size_t length = 0;
-        for (size_t i = 0; i < sizeof words / sizeof words[0] && !with && (p == text || !in_name(p[-1])); i++) {
-            length = strlen(words[i][0]);
-            if (!strncmp(p, words[i][0], length) && !in_name(p[length])) with = words[i][1];
-        }
-        int n = with ? snprintf(out + used, KVF__WORDS_BYTES - used, "%s", with) : 1;
-        if (!with) out[used] = *p;
-        used += (size_t)n;
-        p += with ? length : 1;
-    }
-    out[used < KVF__WORDS_BYTES ? used : KVF__WORDS_BYTES - 1] = '\0';
-}
-
-void kvf__say_option(const char *text) {
-    size_t length = strcspn(text, " :");
-    for (size_t i = 0; i < sizeof first_words / sizeof first_words[0]; i++) {
-        if (strlen(first_words[i]) != length || strncmp(text, first_words[i], length) != 0) continue;
-        kvf__say("--%s", text);
-        return;
+/* The option of a field, without its dashes; false: it has none, or a line names it. */
+static bool option_of(const char *field, kvf__naming names, kvf__short *option, bool *size) {
+    bool in_line = names == KVF__NAMES_LINE;
+    *size = false;
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        if (strcmp(options[i].field, field) != 0) continue;
+        snprintf(option->text, sizeof option->text, "%s", options[i].option);
+        *size = options[i].size;
+        return !(in_line && options[i].line);
     }
     uint32_t n = 0;
     const kvf_policy_option_info *list = kvf_policy_option_list(&n);
-    for (uint32_t i = 0; i < n; i++) {
-        if (strlen(list[i].name) != length || strncmp(text, list[i].name, length) != 0) continue;
-        kvf__say("--%s%s", kvf__dashed(list[i].name).text, text + length);
-        return;
+    for (uint32_t i = 0; !in_line && i < n; i++) {
+        if (strcmp(list[i].name, field) != 0) continue;
+        *option = kvf__dashed(field);
+        return true;
     }
-    char out[KVF__WORDS_BYTES];
-    replace_words(text, out);
-    kvf__say("%s", out);
+    return false;
 }
 
-/* A size as --kv-memory takes it, rounded up. */
-static kvf__short size_option(uint64_t bytes) {
+/* A size as options take it; in whole KiB or MiB if that is exact, or rounded up to it. */
+static kvf__short size_of(uint64_t bytes, bool round) {
     kvf__short s;
-    bool large = bytes >= (uint64_t)1 << 20;
-    uint32_t shift = large ? 20 : 10;
-    uint64_t n = (bytes >> shift) + ((bytes & (((uint64_t)1 << shift) - 1)) != 0);
-    snprintf(s.text, sizeof s.text, "%llu%s", (unsigned long long)n, large ? "MiB" : "KiB");
+    uint32_t shift = bytes >= (uint64_t)1 << 20 ? 20 : 10;
+    if (!round && bytes & (((uint64_t)1 << shift) - 1)) shift = bytes % 1024 ? 0 : 10;
+    uint64_t n = (bytes >> shift) + (bytes & (((uint64_t)1 << shift) - 1) ? 1 : 0);
+    snprintf(s.text, sizeof s.text, "%llu%s", (unsigned long long)n, shift == 20 ? "MiB" : shift == 10 ? "KiB" : "");
     return s;
 }
 
-/* "n_prompt 900: needs 78 blocks, the pool has 50: give it at least 78, or REMEDY"; false for any other text. */
-static bool pool_words(uint64_t block_bytes, const char *text, char out[KVF__WORDS_BYTES]) {
-    unsigned long long n_prompt, need, there_are;
-    int end = 0;
-    if (sscanf(text, "n_prompt %llu: needs %llu %*[a-z ], the pool has %llu: give it at least %*u, or %n", &n_prompt,
-               &need, &there_are, &end) != 3 ||
-        !end || !block_bytes || need > UINT64_MAX / block_bytes)
-        return false;
-    const char *remedy = text + end;
-    if (!strncmp(remedy, "lower", 5))
-        remedy = "lower --max-tokens (in a line max_tokens) or the budget: --rho (rho), --min-tokens (min_tokens), "
-                 "--budget-tokens (budget_tokens)";
-    snprintf(
-        out, KVF__WORDS_BYTES,
-        "a prompt of %llu tokens needs %llu KV blocks, the KV memory has %llu: give at least --kv-memory %s, or %s",
-        n_prompt, need, there_are, size_option(need * block_bytes).text, remedy);
-    return true;
+const char *kvf__words(kvf_status status, const kvf_error *err, kvf__naming names, char out[KVF__WORDS_BYTES]) {
+    kvf__short option;
+    bool size;
+    const char *text = err->text[0] ? err->text : kvf_status_text(status);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (!strcmp(others[i].field, err->field)) text = others[i].words;
+    snprintf(out, KVF__WORDS_BYTES, "%s", text);
+    if (!err->field[0] || !option_of(err->field, names, &option, &size)) return out;
+    /* The text is "FIELD VALUE: WHY", and behind WHY what would do, where that is one number. */
+    size_t field = strlen(err->field);
+    char value[160], least[240] = "";
+    snprintf(value, sizeof value, " %s: ", size_of(err->have, false).text);
+    if (!size) snprintf(value, sizeof value, "%.*s", (int)(err->why - field), err->text + field);
+    kvf__short need = size_of(err->need, true);
+    if (!size) snprintf(need.text, sizeof need.text, "%llu", (unsigned long long)err->need);
+    if (err->text[err->why + err->why_bytes])
+        snprintf(least, sizeof least, " give at least --%s %s", option.text, need.text);
+    snprintf(out, KVF__WORDS_BYTES, "--%s%s%.*s%s", option.text, value, (int)err->why_bytes, err->text + err->why,
+             least);
+    return out;
 }
 
-const char *kvf__request_words(kvf_engine *engine, const char *text, char out[KVF__WORDS_BYTES]) {
-    kvf_engine_stats s = {.struct_size = sizeof s};
-    uint64_t block_bytes = !engine || kvf_engine_get_stats(engine, &s) ? 0 : s.block_bytes;
-    if (!pool_words(block_bytes, text, out)) replace_words(text, out);
-    return out;
+void kvf__say_failed(kvf_status status, const kvf_error *err) {
+    char words[KVF__WORDS_BYTES];
+    kvf__say("%s", kvf__words(status, err, KVF__NAMES_OPTIONS, words));
 }

@@ -171,7 +171,8 @@ typedef struct kvf_result {
     uint64_t queue_steps;
     double start_s;
     kvf_limit limit;
-    size_t layer_bytes; /* stride of layers */
+    size_t layer_bytes;      /* stride of layers */
+    const kvf_error *detail; /* of error, with its fields; else NULL */
 } kvf_result;
 
 enum { KVF_TOP_LOGPROBS_MAX = 20, KVF_SAMPLES_MAX = 128 };
