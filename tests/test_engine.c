@@ -482,7 +482,7 @@ Test(engine, an_engine_that_lacks_what_a_policy_needs_says_so) {
     kvf_generate g = request_of(prompt, 30, 2, 20, &a);
     kvf_policy_options o = options_of("d2o score=prompt_plus_current");
     g.policy = &o;
-    expect_refused(e, &g, KVF_E_INVALID, "n_score_arrays 2");
+    expect_refused(e, &g, KVF_E_INVALID, "n_score_arrays 1: policy d2o with its options takes more; give at least 2");
     o = options_of("d2o merge=mass");
     expect_refused(e, &g, KVF_E_INVALID, "want_mass_bias");
     o = options_of("d2o merge=attention");
