@@ -307,6 +307,7 @@ kvf_status kvf__engine_lay_out_piece(kvf_engine *e, const kvf_step_item *item, u
 kvf_status kvf__engine_score(kvf_engine *e, const kvf_step *step, kvf_error *err);
 
 /* segment.c */
+kvf__prompt_needs kvf__live_needs(const kvf__live *r); /* of its policies, over all samples of a prompt */
 typedef struct kvf__token_range {
     uint32_t begin, end;
 } kvf__token_range;
@@ -372,10 +373,10 @@ bool kvf__live_take_arrays(kvf_engine *e, kvf__live *r,
                            uint32_t room); /* all four, for r's sizes; false: out of memory, none is allocated */
 void kvf__live_free_arrays(kvf_engine *e, kvf__live *r);
 kvf_status kvf__live_ask(kvf_engine *e, kvf__live *r, kvf_error *err); /* for its tokens, if it has none yet */
-void kvf__engine_ask(kvf_engine *e);                                   /* for those of requests that may be admitted */
 
 /* request.c */
-void kvf__live_lost(kvf_engine *e, kvf__live *r);                   /* the scheduler has taken its blocks: resets it */
+void kvf__engine_ask(kvf_engine *e);              /* for the tokens of requests that may be admitted */
+void kvf__live_lost(kvf_engine *e, kvf__live *r); /* the scheduler has taken its blocks: resets it */
 void kvf__live_preempted(kvf_engine *e, kvf__live *r, int swapped); /* the same, counted and logged */
 void kvf__live_link(kvf_engine *e, kvf__live *r);
 void kvf__live_set_seq(kvf_engine *e, kvf__live *r,
@@ -383,7 +384,6 @@ void kvf__live_set_seq(kvf_engine *e, kvf__live *r,
 void kvf__live_unlink(kvf_engine *e, kvf__live *r);
 void kvf__live_free(kvf_engine *e, kvf__live *r);
 bool kvf__live_grow_text(kvf_engine *e, kvf__live *r, size_t more); /* false: out of memory */
-kvf__prompt_needs kvf__live_needs(const kvf__live *r);
 kvf__live *kvf__live_find(const kvf_engine *e, kvf_request request);
 /* error: with KVF_FINISH_ERROR, copied where it is kept; else NULL. */
 void kvf__live_finish(kvf_engine *e, kvf__live *r, kvf_finish finish, const kvf_error *error);

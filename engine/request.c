@@ -203,20 +203,6 @@ static kvf_status policy_of(const kvf_engine *e, const kvf_generate *g, uint32_t
     return kvf__fail(err, st, "sample_policies[%u]: %s", i, why.text);
 }
 
-kvf__prompt_needs kvf__live_needs(const kvf__live *r) {
-    bool own_policies = r->group && r->group->own_policies;
-    kvf__prompt_needs all = {.gqa = r->policy.gqa};
-    for (uint32_t k = 0; k < (own_policies ? r->group->width : 1); k++) {
-        const kvf__live *sample = own_policies ? r->group->members[k] : r;
-        uint32_t needs = sample ? kvf_policy_needs(&sample->policy) : 0;
-        all.needs |= needs;
-        if (needs & KVF_NEEDS_LAST_ROWS) all.score_window = sample->policy.score_window;
-        if (needs & KVF_NEEDS_SQUARES) all.gqa = sample->policy.gqa;
-        if (needs & KVF_NEEDS_REPEAT) all.norm = sample->policy.score_norm;
-    }
-    return all;
-}
-
 /* There is one accumulator of each kind for all samples of a prompt. */
 static kvf_status check_alike(const kvf_policy_options *o, uint32_t i, kvf__prompt_needs *all, kvf_error *err) {
     uint32_t needs = kvf_policy_needs(o);
@@ -569,4 +555,16 @@ kvf_status kvf_engine_abort_sample(kvf_engine *e, kvf_request request, uint32_t 
     else
         r->abort = 1, e->aborts = true;
     return KVF_OK;
+}
+
+/* Before a plan, which looks their prompts up, and compares them with each other. */
+void kvf__engine_ask(kvf_engine *e) {
+    uint32_t n_running;
+    kvf_sched_counts(e->sched, &n_running, NULL);
+    uint32_t n = e->gives ? kvf_sched_ahead(e->sched, e->ahead, e->max_running - n_running) : 0;
+    for (uint32_t i = 0; i < n; i++) {
+        kvf_error why = {.text = ""};
+        kvf__live *r = e->ahead[i];
+        if (kvf__live_ask(e, r, &why)) kvf__live_finish(e, r, KVF_FINISH_ERROR, &why);
+    }
 }

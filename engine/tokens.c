@@ -70,15 +70,3 @@ kvf_status kvf__live_ask(kvf_engine *e, kvf__live *r, kvf_error *err) {
     if (st) kvf__live_free_arrays(e, r);
     return st;
 }
-
-/* Before a plan, which looks their prompts up, and compares them with each other. */
-void kvf__engine_ask(kvf_engine *e) {
-    uint32_t n_running;
-    kvf_sched_counts(e->sched, &n_running, NULL);
-    uint32_t n = e->gives ? kvf_sched_ahead(e->sched, e->ahead, e->max_running - n_running) : 0;
-    for (uint32_t i = 0; i < n; i++) {
-        kvf_error why = {.text = ""};
-        kvf__live *r = e->ahead[i];
-        if (kvf__live_ask(e, r, &why)) kvf__live_finish(e, r, KVF_FINISH_ERROR, &why);
-    }
-}

@@ -308,7 +308,7 @@ kvf_status kvf_sched_done(kvf_sched *sched) {
         kvf__req *r = kvf__sched_find(sched, item->request);
         if (!r) continue; /* finished while the step ran */
         if (item->kind == KVF_STEP_REPEAT) {
-            kvf__repeat_done(sched, r, item->n_tokens);
+            if (!kvf__repeat_done(sched, r, item->n_tokens)) kvf__sched_requeue(sched, r);
             continue;
         }
         r->n_computed += item->n_tokens;

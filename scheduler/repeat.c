@@ -75,16 +75,16 @@ void kvf__repeat_begin(kvf__req *r) {
 }
 
 /* A complete piece leaves nothing behind; the last one takes the slot of the prompt's last token with it. */
-void kvf__repeat_done(kvf_sched *s, kvf__req *r, uint32_t n_tokens) {
+bool kvf__repeat_done(kvf_sched *s, kvf__req *r, uint32_t n_tokens) {
     range piece = piece_of(s, r);
     r->n_piece += n_tokens;
-    if (r->n_piece < piece_tokens(s, piece)) return;
+    if (r->n_piece < piece_tokens(s, piece)) return true;
     bool last = piece.end == r->n_prefill;
     kvf_status status = kvf_seq_rollback(s->config.manager, r->seq, r->n_piece + last);
     r->n_repeated = piece.end;
     r->n_piece = 0;
     if (last) r->repetition = KVF__REPEATED;
-    if (status != KVF_OK) kvf__sched_requeue(s, r); /* only if the caller began a compaction, or freed it */
+    return status == KVF_OK; /* else the caller began a compaction, or freed it */
 }
 
 void kvf__repeat_forget(kvf__req *r) {

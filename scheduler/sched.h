@@ -300,8 +300,9 @@ bool kvf__repeat_due(const kvf_sched *s, const kvf__req *r);  /* the next tokens
 bool kvf__repeat_owed(const kvf_sched *s, const kvf__req *r); /* a chunk that ends the prompt does not end it yet */
 uint32_t kvf__repeat_chunk(const kvf_sched *s, const kvf__req *r); /* tokens of the next item */
 void kvf__repeat_mark_item(const kvf_sched *s, const kvf__req *r, kvf_step_item *item);
-void kvf__repeat_begin(kvf__req *r);                                 /* its prompt is computed */
-void kvf__repeat_done(kvf_sched *s, kvf__req *r, uint32_t n_tokens); /* so many more tokens of the piece are computed */
+void kvf__repeat_begin(kvf__req *r); /* its prompt is computed */
+/* So many more tokens of the piece are computed. False: its sequence cannot go on, and the request is to be put back. */
+bool kvf__repeat_done(kvf_sched *s, kvf__req *r, uint32_t n_tokens);
 void kvf__repeat_forget(kvf__req *r);
 
 /* admit.c: admission and release */

@@ -126,17 +126,11 @@ static json_t *top_json(const kvf_tokenizer *tokenizer, const kvf_result *r, uin
     return top;
 }
 
-static size_t n_characters(const char *text, size_t n) {
-    size_t count = 0;
-    for (size_t i = 0; i < n; i++) count += (text[i] & 0xc0) != 0x80;
-    return count;
-}
-
 /* For each token the index of the character of the text in which its first byte lies, or the text's length if the
  * text ends before it. Several tokens may share a character and then have the same index. */
 static json_t *offsets_json(const kvf_tokenizer *tokenizer, const kvf_result *r) {
     json_t *list = json_array();
-    size_t n_text = n_characters(r->text, r->text_bytes), capacity = 0, used = 0, at = 0, character = 0;
+    size_t n_text = kvf__n_characters(r->text, r->text_bytes), capacity = 0, used = 0, at = 0, character = 0;
     char *bytes = NULL;
     size_t *begins = calloc((size_t)r->n_tokens + 1, sizeof *begins);
     for (uint32_t i = 0; i < r->n_tokens && begins; i++) {

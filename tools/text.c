@@ -127,6 +127,12 @@ kvf__short kvf__show_rate(uint64_t tokens, double seconds) {
     return s;
 }
 
+size_t kvf__n_characters(const char *text, size_t n_bytes) {
+    size_t n = 0;
+    for (size_t i = 0; i < n_bytes; i++) n += ((unsigned char)text[i] & 0xc0) != 0x80;
+    return n;
+}
+
 void kvf__fit(char *out, size_t capacity, const char *text, int columns) {
     size_t used = 0, n = strlen(text);
     for (size_t i = 0; i < n;) {

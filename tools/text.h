@@ -40,4 +40,7 @@ void kvf__fit(char *out, size_t capacity, const char *text, int columns);
 /* Monotonic seconds. */
 double kvf__now(void);
 
+/* Characters of UTF-8: each byte but continuations begins one. */
+size_t kvf__n_characters(const char *text, size_t n_bytes);
+
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "eval/scores/records.h"
+#include "tools/text.h"
 
 void kvf__grid_begin(kvf__grid *g, uint32_t n_columns) { *g = (kvf__grid){.n_columns = n_columns}; }
 
@@ -24,11 +25,7 @@ void kvf__grid_add(kvf__grid *g, const char *format, ...) {
         g->failed = true;
 }
 
-static int width_of(const char *text) { /* characters, of which each byte but continuations begins one */
-    int n = 0;
-    for (; *text; text++) n += ((unsigned char)*text & 0xc0) != 0x80;
-    return n;
-}
+static int width_of(const char *text) { return (int)kvf__n_characters(text, strlen(text)); }
 
 static void print_markdown(const kvf__grid *g, uint64_t row, FILE *out) {
     for (uint32_t c = 0; c < g->n_columns; c++) {
