@@ -91,25 +91,11 @@ void kvf__classes_init(kvf_manager *m) {
     }
 }
 
-static kvf_status check_class(const kvf_manager *m, uint32_t block_class) {
+kvf_status kvf__class_check(const kvf_manager *m, uint32_t block_class) {
     if (!m) return KVF_E_INVALID;
     if (block_class < m->config.n_classes) return KVF_OK;
     return kvf__fail_field(m->error, KVF_E_INVALID, "block_class", block_class, 0, "must be under n_classes %u",
                            m->config.n_classes);
-}
-
-kvf_status kvf__block_take(kvf_manager *manager, uint32_t block_class, kvf_block *out) {
-    kvf_status s = check_class(manager, block_class);
-    if (s) return s;
-    if (!out) return kvf__fail(manager->error, KVF_E_INVALID, "out: is NULL");
-    kvf__pool *p = &manager->blocks[block_class];
-    if (!kvf__pool_spare(p))
-        return kvf__fail(manager->error, KVF_E_NO_BLOCKS,
-                         "a block is missing: %u of %u are free, %u cached and idle, %u of these are promised",
-                         p->n_free, p->n, p->n_idle, p->n_promised);
-    kvf__pool_make_room(p, 1);
-    *out = kvf__pool_take_held(p);
-    return manager->profile ? kvf__profile_taken(manager, (uint32_t)*out) : KVF_OK;
 }
 
 /* ---- Figures ----------------------------------------------------------------------------------------------- */
@@ -134,7 +120,7 @@ kvf_pool_occupancy kvf__pools_occupancy(const kvf_manager *m, const kvf__pool *p
 
 kvf_status kvf_class_occupancy(const kvf_manager *manager, uint32_t block_class, kvf_pool_occupancy *blocks,
                                kvf_pool_occupancy *host_blocks, uint32_t *n_cached_idle) {
-    kvf_status s = check_class(manager, block_class);
+    kvf_status s = kvf__class_check(manager, block_class);
     if (s) return s;
     if (!blocks) return kvf__fail(manager->error, KVF_E_INVALID, "blocks: is NULL");
     *blocks = kvf__pool_occupancy(&manager->blocks[block_class]);

@@ -108,6 +108,11 @@ bool kvf__leaves_shared(const kvf_manager *m, uint32_t t) {
     return kvf__pool_holders(m->blocks, id) - m->blocks->entries[id].scratch > 1 || kvf__tail_covered(m, t);
 }
 
+uint32_t kvf__table_kept(kvf_manager *m, uint32_t t) {
+    if (!m->tables[t].growth) return kvf__table_private(m, t);
+    return kvf__n_blocks(m, t) - kvf__leaves_shared(m, t);
+}
+
 /* The blocks that a table takes if its last block may be shared. */
 static uint32_t count_shared(const kvf_manager *m, uint32_t t, step s, need *out) {
     uint32_t n_blocks = blocks_before(s, m->n_slots[t]), blocks = blocks_after(s, m->n_slots[t]) - n_blocks;

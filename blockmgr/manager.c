@@ -244,20 +244,26 @@ static kvf_status take_held(kvf_manager *m, kvf_block *out) {
     return m->profile ? kvf__profile_taken(m, (uint32_t)*out) : KVF_OK;
 }
 
+/* Of any class, also when it must evict or fails. */
+__attribute__((noinline)) static kvf_status block_take(kvf_manager *manager, uint32_t block_class, kvf_block *out) {
+    kvf_status s = kvf__class_check(manager, block_class);
+    if (s) return s;
+    if (!out) return kvf__fail(manager->error, KVF_E_INVALID, "out: is NULL");
+    kvf__pool *p = &manager->blocks[block_class];
+    if (!kvf__pool_spare(p))
+        return kvf__fail(manager->error, KVF_E_NO_BLOCKS,
+                         "a block is missing: %u of %u are free, %u cached and idle, %u of these are promised",
+                         p->n_free, p->n, p->n_idle, p->n_promised);
+    kvf__pool_make_room(p, 1);
+    *out = kvf__pool_take_held(p);
+    return manager->profile ? kvf__profile_taken(manager, (uint32_t)*out) : KVF_OK;
+}
+
 kvf_status kvf_block_take(kvf_manager *manager, uint32_t block_class, kvf_block *out) {
     if (!manager) return KVF_E_INVALID;
     if (block_class || !out || manager->blocks->n_free <= manager->blocks->n_promised)
-        return kvf__block_take(manager, block_class, out);
+        return block_take(manager, block_class, out);
     return take_held(manager, out);
-}
-
-void kvf__epoch_begin(kvf_manager *m) {
-    if (++m->epoch) return;
-    size_t bytes = (size_t)m->config.max_seqs * m->seq_tables * sizeof(uint32_t);
-    memset(m->private_at, 0, bytes); /* the epoch wrapped around: start again at 1 */
-    memset(m->tail_at, 0, bytes);
-    for (uint32_t i = 0; i < m->config.max_seqs; i++) m->seqs[i].known_at = 0;
-    m->epoch = 1;
 }
 
 kvf_status kvf_block_hold(kvf_manager *manager, uint32_t id, kvf_block *out) {
@@ -294,22 +300,6 @@ kvf_status kvf_block_release(kvf_manager *manager, kvf_block block) {
 }
 
 /* ---- Occupancy ----------------------------------------------------------------------------------- */
-
-static uint32_t seq_layer_blocks(const kvf_manager *m, uint32_t seq_layer) {
-    uint32_t n = 0;
-    for (uint32_t g = 0; g < m->n_groups; g++) n += kvf__n_blocks(m, seq_layer * m->n_groups + g);
-    return n;
-}
-
-void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before) {
-    uint32_t before = kvf__blocks_for(m, n_slots_before), now = kvf__n_blocks(m, t), seq_layer = t / m->n_groups;
-    uint32_t layer = seq_layer % m->config.n_layers;
-    m->layer_slots[layer] = m->layer_slots[layer] - n_slots_before + m->n_slots[t];
-    m->layer_blocks[layer] = m->layer_blocks[layer] - before + now;
-    if (now <= before) return;
-    m->layer_blocks_max[layer] = KVF__MAX(m->layer_blocks_max[layer], m->layer_blocks[layer]);
-    m->seq_blocks_max[seq_layer] = KVF__MAX(m->seq_blocks_max[seq_layer], seq_layer_blocks(m, seq_layer));
-}
 
 kvf_status kvf_occupancy_read(const kvf_manager *manager, kvf_occupancy *out, kvf_layer_occupancy *layers,
                               size_t layer_bytes) {
@@ -355,7 +345,7 @@ kvf_status kvf_seq_occupancy(const kvf_manager *manager, kvf_seq seq, kvf_layer_
         uint32_t sl = index * manager->config.n_layers + l;
         uint64_t used = 0;
         for (uint32_t g = 0; g < manager->n_groups; g++) used += manager->n_slots[sl * manager->n_groups + g];
-        uint32_t n_blocks = seq_layer_blocks(manager, sl);
+        uint32_t n_blocks = kvf__seq_layer_blocks(manager, sl);
         const kvf_layer_occupancy layer = {n_blocks, manager->seq_blocks_max[sl], used,
                                            (uint64_t)n_blocks * manager->config.block_size - used};
         kvf__element(layers, l, layer_bytes, &layer, sizeof layer);

@@ -191,12 +191,22 @@ struct kvf_manager {
 /* The index of a live sequence, or KVF_E_STALE. */
 kvf_status kvf__seq_find(const kvf_manager *m, kvf_seq seq, uint32_t *index);
 
-/* The index in a handle that kvf__seq_find has accepted. */
+/* A handle. The generation is never 0, so a handle is never 0.
+ *      63        generation        36 35        tag        20 19        index        0 */
 #define KVF__SEQ_INDEX_BITS 20u
+#define KVF__SEQ_TAG_BITS 16u
+#define KVF__SEQ_GENERATION_MAX ((1u << 28) - 1)
+static inline kvf_seq kvf__seq_handle(const kvf_manager *m, uint32_t index) {
+    uint64_t tag = m->tag & ((1u << KVF__SEQ_TAG_BITS) - 1);
+    return (uint64_t)m->seqs[index].generation << (KVF__SEQ_INDEX_BITS + KVF__SEQ_TAG_BITS) |
+           tag << KVF__SEQ_INDEX_BITS | index;
+}
+
+/* The index in a handle that kvf__seq_find has accepted. */
 static inline uint32_t kvf__seq_index(kvf_seq seq) { return (uint32_t)(seq & ((1u << KVF__SEQ_INDEX_BITS) - 1)); }
 
-/* kvf_block_take of any class, also when it must evict or fails (classes.c). */
-__attribute__((noinline)) kvf_status kvf__block_take(kvf_manager *m, uint32_t block_class, kvf_block *out);
+/* KVF_E_INVALID if there is no such class (classes.c). */
+kvf_status kvf__class_check(const kvf_manager *m, uint32_t block_class);
 
 static inline uint32_t kvf__blocks_for(const kvf_manager *m, uint32_t n_slots) {
     return (n_slots >> m->block_shift) + ((n_slots & (m->config.block_size - 1)) != 0);
@@ -211,6 +221,8 @@ static inline uint32_t kvf__class_of(const kvf_manager *m, uint32_t t) {
 static inline kvf__pool *kvf__pool_at(kvf_manager *m, uint32_t t) { return &m->blocks[kvf__class_of(m, t)]; }
 static inline bool kvf__is_private(const kvf_manager *m, uint32_t t) { return m->private_at[t] == m->epoch; }
 
+/* Blocks of a sequence in a layer, over its head groups. */
+uint32_t kvf__seq_layer_blocks(const kvf_manager *m, uint32_t seq_layer);
 /* Updates the figures of the layer and sequence after table t has changed from n_slots_before slots. */
 void kvf__table_count(kvf_manager *m, uint32_t t, uint32_t n_slots_before);
 

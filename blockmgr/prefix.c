@@ -4,12 +4,6 @@
 
 enum { PARTIAL_SCAN_MAX = 64 }; /* children that a lookup compares for part of a block */
 
-kvf_status kvf__prefix_check(const kvf_manager *m) {
-    if (!m) return KVF_E_INVALID;
-    if (m->cache.on) return KVF_OK;
-    return kvf__fail(m->error, KVF_E_UNSUPPORTED, "prefix_cache 0: this manager keeps no prefix cache");
-}
-
 void kvf_prefix_options_init(kvf_prefix_options *options, size_t struct_size) {
     kvf__init(options, struct_size, &(kvf_prefix_options){0}, sizeof *options);
 }

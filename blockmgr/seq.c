@@ -1,33 +1,6 @@
-/* Sequences: handles, create, fork, free, reservations, score pages. */
+/* Sequences: create, fork, free, reservations, score pages. */
 #include "blockmgr/manager.h"
 #include "blockmgr/profile.h"
-
-kvf_status kvf__fail_swapped(const kvf_manager *m, const char *call) {
-    return kvf__fail(m->error, KVF_E_STATE, "%s: the sequence lies on the host; bring it back first (kvf_swap_in)",
-                     call);
-}
-
-/* ---- Handles ----------------------------------------------------------------------------------
- *      63        generation        36 35        tag        20 19        index        0
- * The generation is never 0, so a handle is never 0. */
-#define INDEX_BITS KVF__SEQ_INDEX_BITS
-#define TAG_BITS 16u
-#define GENERATION_MAX ((1u << 28) - 1)
-
-static kvf_seq seq_handle(const kvf_manager *m, uint32_t index) {
-    uint64_t tag = m->tag & ((1u << TAG_BITS) - 1);
-    return (uint64_t)m->seqs[index].generation << (INDEX_BITS + TAG_BITS) | tag << INDEX_BITS | index;
-}
-
-kvf_status kvf__seq_find(const kvf_manager *m, kvf_seq seq, uint32_t *index) {
-    if (!m) return KVF_E_INVALID;
-    uint32_t i = kvf__seq_index(seq);
-    if (i >= m->config.max_seqs || !m->seqs[i].alive || seq_handle(m, i) != seq)
-        return kvf__fail(m->error, KVF_E_STALE, "sequence %#llx: was freed, or another manager gave it out",
-                         (unsigned long long)seq);
-    *index = i;
-    return KVF_OK;
-}
 
 /* ---- Create, fork, free --------------------------------------------------------------------------- */
 
@@ -54,7 +27,7 @@ kvf_status kvf_seq_create(kvf_manager *manager, kvf_seq *out) {
     if (!manager) return KVF_E_INVALID;
     kvf_status s = check_new(manager, out);
     if (s) return s;
-    *out = seq_handle(manager, seq_open(manager));
+    *out = kvf__seq_handle(manager, seq_open(manager));
     if (manager->profile) kvf__profile_figures(manager);
     return KVF_OK;
 }
@@ -135,7 +108,7 @@ kvf_status kvf_seq_fork(kvf_manager *manager, kvf_seq parent, kvf_copy_list *cop
     for (uint32_t t = 0; t < manager->seq_tables; t++)
         fork_table(manager, from * manager->seq_tables + t, to * manager->seq_tables + t, copies);
     if (manager->profile) kvf__profile_forked(manager, to, copies, first_copy);
-    *out = seq_handle(manager, to);
+    *out = kvf__seq_handle(manager, to);
     return KVF_OK;
 }
 
@@ -164,7 +137,7 @@ kvf_status kvf_seq_free(kvf_manager *manager, kvf_seq seq) {
     if (s->swapped) kvf__swap_drop(manager, index);
     for (uint32_t l = 0, t = index * manager->seq_tables; l < manager->config.n_layers; l++)
         for (uint32_t g = 0; g < manager->n_groups; g++, t++) empty_table(manager, t, l);
-    *s = (kvf__seq){.generation = s->generation == GENERATION_MAX ? 1 : s->generation + 1};
+    *s = (kvf__seq){.generation = s->generation == KVF__SEQ_GENERATION_MAX ? 1 : s->generation + 1};
     manager->free_seqs[manager->config.max_seqs - manager->n_seqs--] = index;
     if (manager->profile) kvf__profile_seq(manager, index, KVF__CAUSE_END);
     return KVF_OK;
@@ -222,24 +195,6 @@ kvf_status kvf_seq_sharing(const kvf_manager *manager, kvf_seq seq, uint64_t *n_
 }
 
 /* ---- Reservations -------------------------------------------------------------------------------------- */
-
-uint32_t kvf__table_private(kvf_manager *m, uint32_t t) {
-    uint32_t n_blocks = kvf__n_blocks(m, t), n_private = 0, n_sole = 0;
-    if (kvf__is_private(m, t)) return n_blocks;
-    const uint32_t *row = kvf__row(m, t);
-    for (uint32_t i = 0; i < n_blocks; i++) {
-        n_private += kvf__pool_holders(m->blocks, row[i]) == 1;
-        n_sole += *kvf__state(m->blocks, row[i]) == KVF__ROW;
-    }
-    if (n_sole == n_blocks) m->private_at[t] = m->tail_at[t] = m->epoch;
-    if (kvf__tail_covered(m, t)) n_private -= kvf__pool_holders(m->blocks, row[n_blocks - 1]) == 1;
-    return n_private;
-}
-
-uint32_t kvf__table_kept(kvf_manager *m, uint32_t t) {
-    if (!m->tables[t].growth) return kvf__table_private(m, t);
-    return kvf__n_blocks(m, t) - kvf__leaves_shared(m, t);
-}
 
 kvf_status kvf__reserve_read(const kvf_manager *m, const kvf_reserve *in, kvf_reserve *out) {
     kvf_status s = kvf__config_read(out, sizeof *out, in, "kvf_reserve", m->error);
