@@ -107,7 +107,7 @@ void kvf__row_grow(kvf_manager *m, uint32_t t, uint32_t n) {
         r->high = r->end;
     }
     memcpy(r->ids + at, r->ids + r->at[t], n_before * sizeof *r->ids);
-    memset(r->ids + at + n_before, 0xff, (capacity - n_before) * sizeof *r->ids);
+    memset(r->ids + at + n, 0xff, (capacity - n) * sizeof *r->ids); /* the caller writes those before */
     move_pages(r, at, r->at[t], m->n_pages[t]);
     kvf__row_drop(m, t);
     r->at[t] = at;
