@@ -102,10 +102,14 @@ static kvf_status check_item(const kvf_manager *m, const kvf_append_item *item, 
     return KVF_OK;
 }
 
+/* In scratch: a table of the batch leaves the block by a copy, whatever the others do. The copy will pin it, so it does not become free
+ * when the last of them drops it. */
+#define COPIED (1u << 31)
+
 bool kvf__leaves_shared(const kvf_manager *m, uint32_t t) {
     if (m->tail_at[t] == m->epoch || m->n_slots[t] % m->config.block_size == 0) return false;
     uint32_t id = kvf__row(m, t)[kvf__n_blocks(m, t) - 1];
-    return kvf__pool_holders(m->blocks, id) - m->blocks->entries[id].scratch > 1 || kvf__tail_covered(m, t);
+    return kvf__pool_holders(m->blocks, id) - (m->blocks->entries[id].scratch & ~COPIED) > 1 || kvf__tail_covered(m, t);
 }
 
 uint32_t kvf__table_kept(kvf_manager *m, uint32_t t) {
@@ -117,7 +121,8 @@ uint32_t kvf__table_kept(kvf_manager *m, uint32_t t) {
 static uint32_t count_shared(const kvf_manager *m, uint32_t t, step s, need *out) {
     uint32_t n_blocks = blocks_before(s, m->n_slots[t]), blocks = blocks_after(s, m->n_slots[t]) - n_blocks;
     if (!kvf__leaves_shared(m, t)) return blocks;
-    m->blocks->entries[kvf__row(m, t)[n_blocks - 1]].scratch++;
+    uint32_t *scratch = &m->blocks->entries[kvf__row(m, t)[n_blocks - 1]].scratch;
+    *scratch = (*scratch + 1) | (kvf__tail_covered(m, t) ? COPIED : 0);
     out->copies++;
     return blocks + 1;
 }
