@@ -29,8 +29,8 @@ static inline void on_finish(void *user, const kvf_result *r) {
     a->n_tokens = r->n_tokens;
     a->n_prompt = r->n_prompt;
     a->n_preempted = r->n_preempted;
-    memcpy(a->tokens, r->tokens, r->n_tokens * sizeof *r->tokens);
-    memcpy(a->logprobs, r->logprobs, r->n_tokens * sizeof *r->logprobs);
+    if (r->n_tokens) memcpy(a->tokens, r->tokens, r->n_tokens * sizeof *r->tokens);
+    if (r->n_tokens) memcpy(a->logprobs, r->logprobs, r->n_tokens * sizeof *r->logprobs);
     snprintf(a->text, sizeof a->text, "%s", r->text);
     a->held = r->held_tokens;
     a->full = r->full_tokens;
