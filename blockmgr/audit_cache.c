@@ -130,7 +130,7 @@ static kvf_status check_snapshots(const kvf__cache *c, kvf_error *err) {
             const kvf__node *n = &c->nodes[at];
             if (n_snapshots > c->n_nodes || !n->n_tokens || n->keep_long != (k == 1) || n->snapshot_prev != before)
                 return BROKEN("node %u: wrongly in list %d of the snapshots", at, k);
-            if (n->n_pages != kvf__ceil_div(kvf__node_end(c, at), c->block_size))
+            if (n->n_pages != kvf__snapshot_pages(n->stats, kvf__node_end(c, at), c->block_size))
                 return BROKEN("node %u: a snapshot of %u pages at token %u", at, n->n_pages, kvf__node_end(c, at));
             uint32_t page = n->page;
             for (uint32_t i = 0; i < n->n_pages; i++, page = c->page_next[page])

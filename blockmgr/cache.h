@@ -75,6 +75,7 @@ typedef struct kvf__node {
     uint32_t snapshot_prev, snapshot_next;
     uint32_t salt_bytes;
     bool keep_long, whole_only, keeps_place;
+    uint8_t stats; /* KVF_SNAPSHOT_SUMS, _SQUARES, _LOGPROBS of its snapshot */
 } kvf__node;
 
 typedef struct kvf__heap {
@@ -263,6 +264,16 @@ bool kvf__walk_resume(const kvf__cache *c, kvf__walk *w, uint32_t node, uint32_t
 bool kvf__walk_agrees(const kvf__cache *c, const kvf__walk *w, uint32_t node, uint32_t n_tokens);
 
 /* ---- Snapshots (snapshot.c) ------------------------------------------------------------------------------------ */
+
+/* KVF_SNAPSHOT_SUMS, _SQUARES and _LOGPROBS in flags; none means SUMS. */
+static inline uint32_t kvf__snapshot_stats(uint32_t flags) {
+    uint32_t stats = flags & (KVF_SNAPSHOT_SUMS | KVF_SNAPSHOT_SQUARES | KVF_SNAPSHOT_LOGPROBS);
+    return stats ? stats : (uint32_t)KVF_SNAPSHOT_SUMS;
+}
+/* Pages of a snapshot of n_tokens. */
+static inline uint32_t kvf__snapshot_pages(uint32_t stats, uint32_t n_tokens, uint32_t block_size) {
+    return (uint32_t)__builtin_popcount(stats) * kvf__ceil_div(n_tokens, block_size);
+}
 
 /* Drops a node's snapshot, if it has one. */
 void kvf__snapshot_drop(kvf__cache *c, uint32_t node);

@@ -15,12 +15,14 @@ typedef struct found {
     uint32_t limit, reach;  /* most tokens of a hit; where the search ends */
     uint32_t n_known, node; /* tokens found so far; the node of the last one */
     uint32_t snapshot;      /* the deepest node with a suitable snapshot */
+    uint32_t stats;         /* what it must have */
 } found;
 
 static void note_snapshot(const kvf__cache *c, const kvf__walk *w, uint32_t node, found *f) {
     const kvf__node *n = &c->nodes[node];
     uint32_t end = kvf__node_end(c, node);
-    if (n->n_pages && (end <= f->limit ? !n->whole_only || end == w->key.n_tokens : end == f->reach))
+    if (n->n_pages && !(f->stats & ~n->stats) &&
+        (end <= f->limit ? !n->whole_only || end == w->key.n_tokens : end == f->reach))
         f->snapshot = node;
 }
 
@@ -87,7 +89,7 @@ static kvf_prefix_match match_of(const kvf__cache *c, const kvf__walk *w, const 
     uint32_t n = KVF__MIN(f->n_known, f->limit), node = f->node;
     if (o->need_snapshot) {
         node = f->snapshot;
-        n = node == KVF__NO_NODE ? 0 : KVF__MIN(kvf__node_end(c, node), f->limit);
+        n = node == KVF__NO_NODE ? 0 : KVF__MIN(kvf__node_end(c, node) - (o->repeat_last != 0), f->limit);
     } else if (!o->partial) {
         n -= n % c->block_size;
     }
@@ -96,6 +98,7 @@ static kvf_prefix_match match_of(const kvf__cache *c, const kvf__walk *w, const 
         match.snapshot = kvf__node_handle(c, node);
         match.n_snapshot_tokens = kvf__node_end(c, node);
         match.n_snapshot_pages = c->nodes[node].n_pages;
+        match.snapshot_stats = c->nodes[node].stats;
     }
     node = node_at(c, node, n);
     match.node = kvf__node_handle(c, node);
@@ -123,7 +126,7 @@ kvf_status kvf_prefix_lookup(const kvf_manager *manager, const kvf_prefix_key *k
     if (!s) s = kvf__walk_begin(&manager->cache, key, &w, manager->error);
     if (s) return s;
     uint32_t n_tokens = w.key.n_tokens;
-    found f = {.node = KVF__NO_NODE, .snapshot = KVF__NO_NODE};
+    found f = {.node = KVF__NO_NODE, .snapshot = KVF__NO_NODE, .stats = kvf__snapshot_stats(o.snapshot_stats)};
     f.limit = o.max_tokens ? KVF__MIN(o.max_tokens, n_tokens) : n_tokens - 1;
     f.limit = KVF__MIN(f.limit, manager->config.max_slots);
     f.reach = f.limit >= n_tokens - 1 ? n_tokens : f.limit; /* a hit on the whole prompt */

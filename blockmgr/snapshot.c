@@ -98,19 +98,23 @@ kvf_status kvf_prefix_snapshot_put(kvf_manager *manager, kvf_seq seq, const kvf_
     kvf__walk w;
     uint32_t index = 0, node = KVF__NO_NODE;
     bool keep_long = flags & KVF_SNAPSHOT_KEEP_LONG;
-    if (flags & ~(uint32_t)(KVF_SNAPSHOT_KEEP_LONG | KVF_SNAPSHOT_WHOLE))
+    uint32_t stats = kvf__snapshot_stats(flags);
+    if (flags & ~(uint32_t)(KVF_SNAPSHOT_KEEP_LONG | KVF_SNAPSHOT_WHOLE | KVF_SNAPSHOT_SUMS | KVF_SNAPSHOT_SQUARES |
+                            KVF_SNAPSHOT_LOGPROBS))
         return kvf__fail(manager->error, KVF_E_INVALID, "snapshot: flags %#x: only KVF_SNAPSHOT_* are known", flags);
     s = kvf__seq_find(manager, seq, &index);
     if (!s) s = kvf__walk_begin(c, key, &w, manager->error);
     if (!s) s = find_end(manager, index, &w, n_tokens, &node);
     if (s) return s;
-    if (has_snapshot(c, node)) {
+    bool replaces = has_snapshot(c, node) && stats & ~(uint32_t)c->nodes[node].stats;
+    if (has_snapshot(c, node) && !replaces) {
         touch(c, node, keep_long);
         c->nodes[node].whole_only &= whole_only(c, node, flags);
         *n_pages = 0;
         return KVF_OK;
     }
-    uint32_t n = kvf__ceil_div(n_tokens, c->block_size);
+    keep_long |= replaces && c->nodes[node].keep_long;
+    uint32_t n = kvf__snapshot_pages(stats, n_tokens, c->block_size);
     uint64_t n_available =
         (uint64_t)c->pages.n_free + c->snapshots[0].n_pages + (keep_long ? c->snapshots[1].n_pages : 0);
     s = check_room(manager, capacity, n);
@@ -118,10 +122,12 @@ kvf_status kvf_prefix_snapshot_put(kvf_manager *manager, kvf_seq seq, const kvf_
     if (n > n_available)
         return kvf__fail(manager->error, KVF_E_NO_BLOCKS, "snapshot: %u pages are needed, %llu of %u are available", n,
                          (unsigned long long)n_available, c->pages.n);
+    kvf__snapshot_drop(c, node);
     while (c->pages.n_free < n)
         kvf__snapshot_drop(c, c->snapshots[0].first != KVF__NO_NODE ? c->snapshots[0].first : c->snapshots[1].first);
     c->nodes[node].keep_long = keep_long;
     c->nodes[node].whole_only = whole_only(c, node, flags);
+    c->nodes[node].stats = (uint8_t)stats;
     take_pages(c, node, n, ids);
     *n_pages = n;
     return KVF_OK;
@@ -136,7 +142,8 @@ kvf_status kvf_prefix_snapshot_get(kvf_manager *manager, const kvf_prefix_match 
     s = kvf__config_read(&given, sizeof given, match, "kvf_prefix_match", manager->error);
     if (s) return s;
     uint32_t node = kvf__node_of(c, given.snapshot), n = 0;
-    if (node == KVF__NO_NODE || !has_snapshot(c, node) || kvf__node_end(c, node) != given.n_snapshot_tokens)
+    if (node == KVF__NO_NODE || !has_snapshot(c, node) || kvf__node_end(c, node) != given.n_snapshot_tokens ||
+        c->nodes[node].stats != kvf__snapshot_stats(given.snapshot_stats))
         return kvf__fail(manager->error, KVF_E_STALE, "match: its snapshot has gone; look up again");
     s = check_room(manager, capacity, c->nodes[node].n_pages);
     if (s) return s;

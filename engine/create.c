@@ -185,8 +185,8 @@ static kvf_status create_snapshots(kvf_engine *e, kvf_error *err) {
     uint64_t page = kvf__engine_snapshot_page_bytes(e), n_pages = KVF__MIN(bytes / page, n_blocks);
     n_pages = KVF__MIN(n_pages, (uint64_t)1 << 31);
     e->n_snapshot_pages = (uint32_t)KVF__MAX(n_pages, 1);
-    uint32_t n_ids = kvf__ceil_div(e->config.max_context, e->config.block_size);
-    e->page_ids = kvf__engine_take(e, n_ids, sizeof *e->page_ids, 0);
+    e->n_page_ids = KVF__STATISTICS * kvf__ceil_div(e->config.max_context, e->config.block_size);
+    e->page_ids = kvf__engine_take(e, e->n_page_ids, sizeof *e->page_ids, 0);
     if (!e->page_ids)
         return kvf__fail_field(err, KVF_E_NO_MEMORY, "snapshot_bytes", page * e->n_snapshot_pages, 0,
                                "so much could not be allocated; lower it");

@@ -239,8 +239,8 @@ struct kvf_engine {
     float **batch_sums, **batch_last,
         **batch_squares; /* accumulators of the rows in a batch of events; NULL where a row needs none */
     const float **batch_logprobs;
-    uint32_t n_snapshot_pages;
-    uint32_t *page_ids;        /* [blocks of max_context] */
+    uint32_t n_snapshot_pages, n_page_ids;
+    uint32_t *page_ids;        /* [n_page_ids] pages of the longest snapshot */
     kvf_runner_buffers buffer; /* the runner's: see the glossary */
     void *sample_scratch;      /* [n_threads][n_vocab] of 8 bytes; NULL without logits */
     kvf_layer_occupancy *layers, *result_layers;
@@ -293,7 +293,13 @@ void kvf__engine_give_back(kvf_engine *e, const kvf__buffer *b);
 /* prefix.c */
 kvf_prefix_key kvf__live_key(const kvf__live *r, uint32_t n_tokens);
 uint64_t kvf__engine_snapshot_page_bytes(const kvf_engine *e);
-kvf_status kvf__engine_restore_sums(kvf_engine *e, const kvf_step_item *item, float *sums, kvf_error *err);
+enum { KVF__STATISTICS = 3 }; /* KVF_SNAPSHOT_SUMS, _SQUARES, _LOGPROBS */
+typedef struct kvf__statistic {
+    uint32_t n_rows;
+    float *columns; /* [n_rows][max_prefill_tokens] its accumulators; NULL: the runner has none */
+} kvf__statistic;
+kvf__statistic kvf__engine_statistic(const kvf_engine *e, uint32_t stat);
+kvf_status kvf__engine_restore(kvf_engine *e, const kvf_step_item *item, uint32_t wanted, kvf_error *err);
 kvf_status kvf__engine_keep_sums(kvf_engine *e, const kvf_step *step, kvf_error *err);
 kvf_status kvf__engine_set_prefix(kvf_engine *e, const kvf__live *r);
 

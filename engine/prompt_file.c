@@ -19,7 +19,9 @@ enum {
     FLAG_DETERMINISTIC = 2,
     FLAG_FAST = 4,
     FLAG_SCORES = 8,
-    FLAGS = 15
+    FLAG_SQUARES = 16,
+    FLAG_LOGPROBS = 32,
+    FLAGS = 63
 };
 static const char magic[8] = "KVFPROMP";
 
@@ -41,12 +43,25 @@ static size_t row_bytes(const kvf_engine *e) { return (size_t)e->shape.head_dim 
 /* Numbers of each (layer, KV head) beside K and V: the key norms, then the scores from the model. */
 static int n_numbers(uint32_t flags) { return flags & FLAG_SCORES ? 2 : 1; }
 
-/* Tokens; for each (layer, KV head) K rows, V rows, key norms, scores; column sums for each (layer, query head). */
+/* The statistics that follow the rows, as KVF_SNAPSHOT_*. */
+static uint32_t stats_of(uint32_t flags) {
+    return (flags & FLAG_SUMS ? KVF_SNAPSHOT_SUMS : 0u) | (flags & FLAG_SQUARES ? KVF_SNAPSHOT_SQUARES : 0u) |
+           (flags & FLAG_LOGPROBS ? KVF_SNAPSHOT_LOGPROBS : 0u);
+}
+
+static uint32_t flags_of(uint32_t stats) {
+    return (stats & KVF_SNAPSHOT_SUMS ? FLAG_SUMS : 0u) | (stats & KVF_SNAPSHOT_SQUARES ? FLAG_SQUARES : 0u) |
+           (stats & KVF_SNAPSHOT_LOGPROBS ? FLAG_LOGPROBS : 0u);
+}
+
+/* Tokens; for each (layer, KV head) K rows, V rows, key norms, scores; column sums for each (layer, query head); squares for each
+ * (layer, KV head); log-probabilities. */
 static uint64_t payload_bytes(const kvf_engine *e, uint32_t n_tokens, uint32_t flags) {
     const kvf_runner_shape *m = &e->shape;
     uint64_t head = 2 * row_bytes(e) + (uint64_t)n_numbers(flags) * sizeof(float);
     uint64_t token = sizeof(uint32_t) + (uint64_t)m->n_layers * m->n_kv_heads * head;
-    if (flags & FLAG_SUMS) token += (uint64_t)m->n_layers * m->n_q_heads * sizeof(float);
+    for (uint32_t stat = KVF_SNAPSHOT_SUMS; stat <= KVF_SNAPSHOT_LOGPROBS; stat <<= 1)
+        if (stats_of(flags) & stat) token += kvf__engine_statistic(e, stat).n_rows * sizeof(float);
     return token * n_tokens;
 }
 
@@ -164,12 +179,21 @@ static void put_rows(kvf_engine *e, writer *w, kvf_seq seq, uint32_t n_tokens, u
                 }
 }
 
-static void put_sums(kvf_engine *e, writer *w, uint32_t n_tokens) {
-    uint32_t bs = e->config.block_size, n_rows = e->shape.n_layers * e->shape.n_q_heads;
-    for (uint32_t row = 0; row < n_rows; row++)
-        for (uint32_t t = 0; t < n_tokens; t += bs)
-            put_from(w, e->buffer.snapshots + ((size_t)e->page_ids[t / bs] * n_rows + row) * bs,
-                     KVF__MIN(bs, n_tokens - t) * sizeof(float));
+/* One row of a page of a snapshot, block_size floats. */
+static float *page_row(const kvf_engine *e, uint32_t page, uint32_t row) {
+    return e->buffer.snapshots + ((size_t)page * e->shape.n_layers * e->shape.n_q_heads + row) * e->config.block_size;
+}
+
+static void put_statistics(kvf_engine *e, writer *w, uint32_t n_tokens, uint32_t stats) {
+    uint32_t bs = e->config.block_size;
+    const uint32_t *ids = e->page_ids;
+    for (uint32_t stat = KVF_SNAPSHOT_SUMS; stat <= KVF_SNAPSHOT_LOGPROBS; stat <<= 1) {
+        if (!(stats & stat)) continue;
+        for (uint32_t row = 0, n_rows = kvf__engine_statistic(e, stat).n_rows; row < n_rows; row++)
+            for (uint32_t t = 0; t < n_tokens; t += bs)
+                put_from(w, page_row(e, ids[t / bs], row), KVF__MIN(bs, n_tokens - t) * sizeof(float));
+        ids += kvf__ceil_div(n_tokens, bs);
+    }
 }
 
 static kvf_status io_failed(kvf_error *err, const char *path, const char *what) {
@@ -189,7 +213,7 @@ static kvf_status write_file(kvf_engine *e, const kvf_prompt_file *f, FILE *file
         (void)XXH3_128bits_reset(hash);
         put(&w, tokens, h->n_tokens * sizeof *tokens);
         put_rows(e, &w, seq, h->n_tokens, h->flags);
-        if (h->flags & FLAG_SUMS) put_sums(e, &w, h->n_tokens);
+        put_statistics(e, &w, h->n_tokens, stats_of(h->flags));
         finish_checksum(hash, h);
         if (w.status)
             st = w.status;
@@ -232,7 +256,7 @@ static kvf_status replace_file(kvf_engine *e, const kvf_prompt_file *f, header *
     return st;
 }
 
-/* With its sums where there is a snapshot, else the whole blocks. */
+/* With its statistics where there is a snapshot, else the whole blocks. */
 static kvf_status find_prompt(kvf_engine *e, const kvf_prefix_key *key, kvf_prefix_match *match, uint32_t *flags,
                               kvf_error *err) {
     kvf_prefix_options options;
@@ -240,8 +264,12 @@ static kvf_status find_prompt(kvf_engine *e, const kvf_prefix_key *key, kvf_pref
     options.host = e->copier != NULL;
     options.max_tokens = key->n_tokens;
     options.need_snapshot = 1;
-    *flags = FLAG_SUMS;
     kvf_status st = kvf_prefix_lookup(e->manager, key, &options, match);
+    if (!st && !match->n_tokens) {
+        options.snapshot_stats = KVF_SNAPSHOT_LOGPROBS;
+        st = kvf_prefix_lookup(e->manager, key, &options, match);
+    }
+    *flags = flags_of(match->snapshot_stats);
     if (!st && !match->n_tokens) {
         options.need_snapshot = 0;
         *flags = 0;
@@ -278,8 +306,7 @@ kvf_status kvf_engine_prompt_save(kvf_engine *e, const kvf_prompt_file *file, co
     if ((st = kvf_seq_create(e->manager, &seq)))
         return kvf__fail(err, st, "%s: %s", f.path, kvf_manager_error(e->manager)->text);
     if ((st = attach(e, seq, &key, &match, err)) ||
-        (flags && (st = kvf_prefix_snapshot_get(e->manager, &match, e->page_ids,
-                                                kvf__ceil_div(e->config.max_context, e->config.block_size), &n)))) {
+        (flags && (st = kvf_prefix_snapshot_get(e->manager, &match, e->page_ids, e->n_page_ids, &n)))) {
         kvf__fail(err, st, "%s: %s", f.path, kvf_manager_error(e->manager)->text);
     } else {
         header h = header_of(e, &f, match.n_tokens, flags | (e->pages.score ? FLAG_SCORES : 0u));
@@ -400,23 +427,29 @@ static kvf_status get_rows(kvf_engine *e, kvf_seq seq, uint32_t n_tokens, uint32
     return KVF_OK;
 }
 
-static kvf_status get_sums(kvf_engine *e, uint32_t n_tokens, const unsigned char *from, kvf_error *err) {
-    uint32_t bs = e->config.block_size, n_rows = e->shape.n_layers * e->shape.n_q_heads;
-    for (uint32_t row = 0; row < n_rows; row++)
-        for (uint32_t t = 0; t < n_tokens; t += bs) {
-            size_t bytes = KVF__MIN(bs, n_tokens - t) * sizeof(float);
-            float *page = e->buffer.snapshots + ((size_t)e->page_ids[t / bs] * n_rows + row) * bs;
-            kvf_status st = put_back(e, page, from, bytes, err);
-            if (st) return st;
-            from += bytes;
-        }
+static kvf_status get_statistics(kvf_engine *e, uint32_t n_tokens, uint32_t stats, const unsigned char *from,
+                                 kvf_error *err) {
+    uint32_t bs = e->config.block_size;
+    const uint32_t *ids = e->page_ids;
+    for (uint32_t stat = KVF_SNAPSHOT_SUMS; stat <= KVF_SNAPSHOT_LOGPROBS; stat <<= 1) {
+        if (!(stats & stat)) continue;
+        for (uint32_t row = 0, n_rows = kvf__engine_statistic(e, stat).n_rows; row < n_rows; row++)
+            for (uint32_t t = 0; t < n_tokens; t += bs) {
+                size_t bytes = KVF__MIN(bs, n_tokens - t) * sizeof(float);
+                kvf_status st = put_back(e, page_row(e, ids[t / bs], row), from, bytes, err);
+                if (st) return st;
+                from += bytes;
+            }
+        ids += kvf__ceil_div(n_tokens, bs);
+    }
     return KVF_OK;
 }
 
 /* A sequence of these tokens for as long as it takes to write and store them. */
 static kvf_status fill(kvf_engine *e, const kvf_prompt_file *f, const header *h, kvf_error *err) {
     const uint32_t *tokens = (const uint32_t *)(const void *)(h + 1);
-    uint32_t n_pages = h->flags & FLAG_SUMS ? kvf__ceil_div(h->n_tokens, e->config.block_size) : 0;
+    uint32_t stats = stats_of(h->flags);
+    uint32_t n_pages = (uint32_t)__builtin_popcount(stats) * kvf__ceil_div(h->n_tokens, e->config.block_size);
     if (n_pages > e->n_snapshot_pages)
         return kvf__fail(
             err, KVF_E_NO_BLOCKS,
@@ -434,17 +467,16 @@ static kvf_status fill(kvf_engine *e, const kvf_prompt_file *f, const header *h,
         const unsigned char *from = (const unsigned char *)(tokens + h->n_tokens);
         st = get_rows(e, seq, h->n_tokens, h->flags, &from, err);
         kvf_prefix_key key = key_of(f, tokens, h->n_tokens);
-        kvf_prefix_store_options options = {.struct_size = sizeof options,
-                                            .flags = h->flags & FLAG_SUMS ? KVF_PREFIX_PARTIAL : 0};
-        uint32_t n = 0, capacity = kvf__ceil_div(e->config.max_context, e->config.block_size);
+        kvf_prefix_store_options options = {.struct_size = sizeof options, .flags = stats ? KVF_PREFIX_PARTIAL : 0};
+        uint32_t n = 0;
         bool read = st == KVF_OK;
         if (read) st = kvf_prefix_store(e->manager, seq, &key, h->n_tokens, &options, NULL);
-        if (!st && h->flags & FLAG_SUMS)
-            st = kvf_prefix_snapshot_put(e->manager, seq, &key, h->n_tokens, KVF_SNAPSHOT_KEEP_LONG, e->page_ids,
-                                         capacity, &n);
+        if (!st && stats)
+            st = kvf_prefix_snapshot_put(e->manager, seq, &key, h->n_tokens, KVF_SNAPSHOT_KEEP_LONG | stats,
+                                         e->page_ids, e->n_page_ids, &n);
         if (st && read)
             kvf__fail(err, st, "%s: %s", f->path, kvf_manager_error(e->manager)->text);
-        else if (n && (st = get_sums(e, h->n_tokens, from, err)) && kvf_prefix_clear(e->manager))
+        else if (n && (st = get_statistics(e, h->n_tokens, stats, from, err)) && kvf_prefix_clear(e->manager))
             st = KVF_E_CORRUPT; /* the cache names pages without contents */
     }
     kvf_status freed = kvf_seq_free(e->manager, seq);

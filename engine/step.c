@@ -136,7 +136,10 @@ static kvf_status lay_out_sums(kvf_engine *e, const kvf_step_item *item, uint32_
     if (needs & KVF_NEEDS_LOGPROBS && (st = want_logprobs(e, item, i, err))) return st;
     bool found =
         item->match && item->match->n_snapshot_tokens; /* else none of those that share the prompt needs them */
-    if (found && e->added_sums[i]) st = kvf__engine_restore_sums(e, item, e->added_sums[i], err);
+    uint32_t stats = (needs & KVF_NEEDS_COL_SUMS ? KVF_SNAPSHOT_SUMS : 0u) |
+                     (needs & KVF_NEEDS_SQUARES ? KVF_SNAPSHOT_SQUARES : 0u) |
+                     (needs & KVF_NEEDS_LOGPROBS ? KVF_SNAPSHOT_LOGPROBS : 0u);
+    if (found && stats) st = kvf__engine_restore(e, item, stats, err);
     if (item->logits_only) e->added_sums[i] = e->added_last[i] = e->added_squares[i] = NULL;
     return st;
 }

@@ -90,8 +90,9 @@ static kvf_status clear(void *ctx, float *columns, uint32_t n_rows, size_t strid
     return KVF_OK;
 }
 
-static kvf_status snapshot(void *ctx, float *sums, const uint32_t *ids, uint32_t n, int to_pages, kvf_error *err) {
-    (void)ctx, (void)sums, (void)ids, (void)n, (void)to_pages, (void)err;
+static kvf_status snapshot(void *ctx, float *columns, uint32_t n_rows, const uint32_t *ids, uint32_t n, int to_pages,
+                           kvf_error *err) {
+    (void)ctx, (void)columns, (void)n_rows, (void)ids, (void)n, (void)to_pages, (void)err;
     return KVF_E_UNSUPPORTED; /* for a prefix cache, which this engine has not */
 }
 

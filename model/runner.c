@@ -101,31 +101,31 @@ static kvf_status cpu_clear(void *ctx, float *columns, uint32_t n_rows, size_t s
 
 typedef struct move {
     const cpu_runner *c;
-    float *sums;
+    float *columns;
     const uint32_t *ids;
-    uint32_t n_tokens, n_rows;
+    uint32_t n_tokens, page_rows;
     bool to_pages;
 } move;
 
-/* The columns of one (layer, query head). */
+/* The columns of one row. */
 static void move_row(void *ctx, uint32_t item, uint32_t thread) {
     const move *m = ctx;
     (void)thread;
     uint32_t bs = m->c->limits.block_size;
-    float *sums = m->sums + (size_t)item * m->c->limits.max_prompt_tokens;
+    float *columns = m->columns + (size_t)item * m->c->limits.max_prompt_tokens;
     for (uint32_t begin = 0; begin < m->n_tokens; begin += bs) {
-        float *page = m->c->buffers.snapshots + ((size_t)m->ids[begin / bs] * m->n_rows + item) * bs;
+        float *page = m->c->buffers.snapshots + ((size_t)m->ids[begin / bs] * m->page_rows + item) * bs;
         size_t bytes = KVF__MIN(bs, m->n_tokens - begin) * sizeof(float);
-        memcpy(m->to_pages ? page : sums + begin, m->to_pages ? sums + begin : page, bytes);
+        memcpy(m->to_pages ? page : columns + begin, m->to_pages ? columns + begin : page, bytes);
     }
 }
 
-static kvf_status cpu_snapshot(void *ctx, float *sums, const uint32_t *ids, uint32_t n_tokens, int to_pages,
-                               kvf_error *err) {
+static kvf_status cpu_snapshot(void *ctx, float *columns, uint32_t n_rows, const uint32_t *ids, uint32_t n_tokens,
+                               int to_pages, kvf_error *err) {
     cpu_runner *c = ctx;
     (void)err;
-    move m = {c, sums, ids, n_tokens, c->model->info.n_layers * c->model->info.n_q_heads, to_pages != 0};
-    kvf__stream_for(c->stream, m.n_rows, move_row, &m);
+    move m = {c, columns, ids, n_tokens, c->model->info.n_layers * c->model->info.n_q_heads, to_pages != 0};
+    kvf__stream_for(c->stream, n_rows, move_row, &m);
     return KVF_OK;
 }
 
@@ -215,9 +215,9 @@ static kvf_status null_clear(void *ctx, float *columns, uint32_t n_rows, size_t 
     return KVF_OK;
 }
 
-static kvf_status null_snapshot(void *ctx, float *sums, const uint32_t *ids, uint32_t n_tokens, int to_pages,
-                                kvf_error *err) {
-    (void)ctx, (void)sums, (void)ids, (void)n_tokens, (void)to_pages, (void)err;
+static kvf_status null_snapshot(void *ctx, float *columns, uint32_t n_rows, const uint32_t *ids, uint32_t n_tokens,
+                                int to_pages, kvf_error *err) {
+    (void)ctx, (void)columns, (void)n_rows, (void)ids, (void)n_tokens, (void)to_pages, (void)err;
     return KVF_OK;
 }
 

@@ -218,8 +218,7 @@ kvf__needs kvf__sched_needs(const kvf_sched *s, const kvf__req *leader) {
     for (uint32_t slot = leader->held; slot != KVF__SLOT_NONE; slot = s->slots[slot].next) {
         const kvf__needs *more = &s->slots[slot].needs;
         needs.extent |= more->extent;
-        needs.sums |= more->sums;
-        needs.all |= more->all;
+        needs.stats |= more->stats;
         needs.n_last = KVF__MAX(needs.n_last, more->n_last);
         needs.piece = KVF__MAX(needs.piece, more->piece);
     }

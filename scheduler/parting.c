@@ -99,16 +99,17 @@ void kvf__parting_rank(kvf_sched *s, kvf__req *r) {
     kvf__sched_set_rank(s, r, KVF__MAX(rank, own - (int64_t)s->config.patience));
 }
 
-/* Tokens of the longest snapshot that there is room for: a longer one is not kept, and nobody finds it. */
-static uint32_t longest_snapshot(const kvf_sched *s) {
-    uint64_t n = (uint64_t)kvf_manager_get_config(s->config.manager)->n_snapshot_pages * s->block_size;
-    return (uint32_t)KVF__MIN(n, UINT32_MAX);
+/* Tokens of the longest snapshot of these statistics that there is room for: a longer one is not kept, and nobody finds it. */
+static uint32_t longest_snapshot(const kvf_sched *s, uint32_t stats) {
+    uint64_t n = kvf_manager_get_config(s->config.manager)->n_snapshot_pages;
+    n /= (uint32_t)__builtin_popcount(stats);
+    return (uint32_t)KVF__MIN(n * s->block_size, UINT32_MAX);
 }
 
-/* Whether it goes on from a snapshot that another prompt leaves. */
-static bool takes_snapshots(kvf_sched *s, const kvf__req *r) {
-    kvf__needs needs = kvf__sched_needs(s, r);
-    return needs.sums && !needs.all && !r->prefix.no_hits;
+/* Whether it goes on from a snapshot of these statistics, which another prompt leaves. */
+static bool continues_from(kvf_sched *s, const kvf__req *r, uint32_t stats) {
+    uint32_t own = kvf__sched_needs(s, r).stats;
+    return own && !(own & ~stats) && !r->prefix.no_hits;
 }
 
 /* A walk over the neighbours to one side. shared: tokens, in whole blocks, that the next one has in common with the prompt at which the
@@ -149,7 +150,7 @@ static void step_up(kvf_sched *s, const kvf__req *r, side *w) {
  * farther neighbours share less, so both sides are walked outwards together. UINT32_MAX: nowhere. */
 static uint32_t next_parting(kvf_sched *s, const kvf__req *r, uint32_t begin) {
     uint32_t best = UINT32_MAX, place = 0, n = 0, from = place_of(s, r), bs = s->block_size;
-    uint32_t longest = longest_snapshot(s);
+    uint32_t stats = kvf__sched_needs(s, r).stats, longest = longest_snapshot(s, stats);
     side down = {from, KVF__PARTING_NEIGHBOURS, r->n_prompt}, up = down;
     step_down(s, r, &down);
     step_up(s, r, &up);
@@ -160,7 +161,7 @@ static uint32_t next_parting(kvf_sched *s, const kvf__req *r, uint32_t begin) {
         if (shared <= begin) return best;
         n = shared == place ? n : 0;
         place = shared;
-        n += takes_snapshots(s, &s->slots[s->parting[w->at].slot]);
+        n += continues_from(s, &s->slots[s->parting[w->at].slot], stats);
         if (place <= longest && (uint64_t)n * (place - begin) >= least_gain(s)) best = place;
         if (lower)
             step_down(s, r, &down);
@@ -170,13 +171,14 @@ static uint32_t next_parting(kvf_sched *s, const kvf__req *r, uint32_t begin) {
 }
 
 uint32_t kvf__parting_end(kvf_sched *s, const kvf__req *r, uint32_t begin) {
-    if (begin >= r->n_prompt || !r->parting || !takes_snapshots(s, r)) return UINT32_MAX;
+    if (begin >= r->n_prompt || !r->parting || !continues_from(s, r, UINT32_MAX)) return UINT32_MAX;
     uint32_t end = next_parting(s, r, begin);
     return r->parts_at > begin ? KVF__MIN(end, r->parts_at) : end;
 }
 
 /* Where the chunk that begins at `begin` ends: on the grid, at prefix_end, where prompts part, or with what is prefilled. */
 uint32_t kvf__sched_chunk_end(kvf_sched *s, const kvf__req *r, uint32_t begin) {
+    if (kvf__sched_hit_again(s, r, begin)) return r->match.n_snapshot_tokens;
     uint32_t end = KVF__MIN(r->n_prefill, begin - begin % s->config.chunk + s->config.chunk);
     if (begin < r->prefix.prefix_end) end = KVF__MIN(end, r->prefix.prefix_end);
     return KVF__MIN(end, kvf__parting_end(s, r, begin));
@@ -185,7 +187,7 @@ uint32_t kvf__sched_chunk_end(kvf_sched *s, const kvf__req *r, uint32_t begin) {
 /* A prompt that is admitted shares more with a cached one than it found a snapshot for: the third that comes finds it. */
 void kvf__parting_note_cached(kvf_sched *s, kvf__req *r) {
     r->parts_at = 0;
-    if (!kvf__req_caches(s, r) || !takes_snapshots(s, r)) return;
+    if (!kvf__req_caches(s, r) || !continues_from(s, r, UINT32_MAX)) return;
     kvf_prefix_key key = r->prefix.key;
     key.n_tokens = r->n_prompt;
     kvf_prefix_options options;
@@ -194,19 +196,21 @@ void kvf__parting_note_cached(kvf_sched *s, kvf__req *r) {
     kvf_prefix_match match = {.struct_size = sizeof match};
     kvf_status status = kvf_prefix_lookup(s->config.manager, &key, &options, &match);
     if (status != KVF_OK || match.n_tokens < r->match.n_tokens + least_gain(s)) return;
-    if (match.n_tokens > longest_snapshot(s)) return;
+    if (match.n_tokens > longest_snapshot(s, kvf__sched_needs(s, r).stats)) return;
     if (match.n_tokens + s->block_size < r->n_prompt) r->parts_at = match.n_tokens; /* else its end does */
 }
 
 /* What a prompt of this step, q, will have left for r to begin from. */
 static uint32_t will_find(kvf_sched *s, const kvf__req *q, const kvf__req *r, kvf__needs needs) {
-    if (needs.sums && !kvf__sched_needs(s, q).sums) return 0;
-    uint32_t shared = shared_tokens(q, r), bs = s->block_size, longest = needs.sums ? longest_snapshot(s) : UINT32_MAX;
-    if (shared == r->n_prompt && shared <= longest && (q->n_prompt == shared || !needs.sums) && !needs.n_last)
+    uint32_t stats = kvf__sched_needs(s, q).stats;
+    if (needs.stats & ~stats) return 0;
+    uint32_t longest = needs.stats ? longest_snapshot(s, stats) : UINT32_MAX;
+    uint32_t shared = shared_tokens(q, r), bs = s->block_size;
+    if (shared == r->n_prompt && shared <= longest && (q->n_prompt == shared || !needs.stats) && !needs.n_last)
         return shared;
     uint32_t most = KVF__MIN(shared, needs.n_last ? r->n_prompt - needs.n_last : r->n_prompt - 1), found = 0;
     most -= most % bs;
-    if (!needs.sums) return most;
+    if (!needs.stats) return most;
     for (uint32_t end = q->n_computed; end < most;) {
         end = kvf__sched_chunk_end(s, q, end);
         if (end <= KVF__MIN(most, longest)) found = end;
@@ -216,7 +220,7 @@ static uint32_t will_find(kvf_sched *s, const kvf__req *q, const kvf__req *r, kv
 
 bool kvf__parting_waits(kvf_sched *s, const kvf__req *r) {
     kvf__needs needs = kvf__sched_needs(s, r);
-    if (!r->parting || r->prefix.no_hits || needs.all || (needs.n_last && r->n_prompt <= needs.n_last)) return false;
+    if (!r->parting || r->prefix.no_hits || (needs.n_last && r->n_prompt <= needs.n_last)) return false;
     for (uint32_t i = s->n_decode; i < s->n_items; i++) {
         const kvf__req *q = kvf__sched_find(s, s->items[i].request);
         if (!q->parting || q->n_computed >= q->n_prompt) continue;

@@ -11,18 +11,20 @@ void kvf__sched_forget_match(kvf__req *r) {
     r->match = (kvf_prefix_match){.struct_size = sizeof r->match, .again = r->match.again};
 }
 
-/* A policy that needs column sums continues only from a snapshot of them; one that needs the last queries, before these. For
- * squares and probabilities there is no snapshot. If a whole prompt is found, its last query runs again. */
+/* A policy that needs sums, squares or log-probabilities continues only from a snapshot of them; one that needs the last queries, before
+ * these. If a whole prompt is found, its last query runs again. So does the last query of a hit if log-probabilities are needed: its
+ * logits give that of the token behind the hit. */
 void kvf__sched_look_up(kvf_sched *s, kvf__req *r, bool whole) {
     kvf__sched_forget_match(r);
     r->n_prefill = kvf__req_replays(s, r) ? r->n_prompt : r->n_known;
     kvf__needs needs = kvf__sched_needs(s, r);
-    if (!kvf__req_caches(s, r) || r->prefix.no_hits || needs.all || (needs.n_last && r->n_prompt <= needs.n_last))
-        return;
+    if (!kvf__req_caches(s, r) || r->prefix.no_hits || (needs.n_last && r->n_prompt <= needs.n_last)) return;
     kvf_prefix_key key = key_of(r, r->n_prefill);
     kvf_prefix_options options;
     kvf_prefix_options_init(&options, sizeof options);
-    options.need_snapshot = needs.sums;
+    options.need_snapshot = needs.stats != 0;
+    options.snapshot_stats = needs.stats;
+    options.repeat_last = (needs.stats & KVF_SNAPSHOT_LOGPROBS) != 0;
     options.partial = !options.need_snapshot;
     options.host = s->tiers;
     options.again = r->match.again != 0;
@@ -63,6 +65,13 @@ bool kvf__sched_takes_free(const kvf_sched *s, const kvf__req *r, uint32_t n) {
     return kvf_occupancy_read(s->config.manager, &now, NULL, 0) == KVF_OK && blocks <= now.blocks.n_free;
 }
 
+/* Whether the query at `begin` runs again for its logits only, in an item of its own: its part of the sums is in the snapshot. */
+bool kvf__sched_hit_again(const kvf_sched *s, const kvf__req *r, uint32_t begin) {
+    uint32_t sums = KVF_SNAPSHOT_SUMS | KVF_SNAPSHOT_SQUARES;
+    return r->match.n_tokens && begin == r->match.n_tokens && r->match.n_snapshot_tokens > begin &&
+           kvf__sched_needs(s, r).stats & sums;
+}
+
 /* The reservation is s->want. A miss is counted too. */
 kvf_status kvf__sched_attach(kvf_sched *s, kvf__req *r, const kvf_reserve *reserve) {
     if (!kvf__req_caches(s, r)) return kvf_seq_reserve(s->config.manager, r->seq, reserve);
@@ -78,9 +87,10 @@ void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item) 
     bool first = !again && r->match.n_tokens && item->token_begin == r->match.n_tokens;
     if (first) {
         item->match = &r->match;
-        item->logits_only = r->match.n_snapshot_tokens > r->match.n_tokens;
+        item->logits_only = kvf__sched_hit_again(s, r, item->token_begin);
     }
-    if (item->token_begin >= r->n_prompt || !kvf__sched_needs(s, r).sums || (item->logits_only && !again)) return;
+    uint32_t stats = kvf__sched_needs(s, r).stats;
+    if (item->token_begin >= r->n_prompt || !stats || (item->logits_only && !again)) return;
     if (end == r->n_prefill && !item->prompt_ends) return; /* its last block is stored when the prompt ends */
     bool parts = end == r->prefix.prefix_end || end == kvf__parting_end(s, r, item->token_begin);
     item->take_snapshot = parts || end == r->n_prefill || end % s->config.chunk == 0;
@@ -88,6 +98,7 @@ void kvf__sched_mark_item(kvf_sched *s, const kvf__req *r, kvf_step_item *item) 
         item->snapshot_flags = KVF_SNAPSHOT_KEEP_LONG;
     else if (end % s->config.chunk)
         item->snapshot_flags = KVF_SNAPSHOT_WHOLE;
+    if (item->take_snapshot) item->snapshot_flags |= stats;
 }
 
 /* K and V of the computed tokens are written: they can be found from now on. What cannot be stored is not: the cache
@@ -97,7 +108,7 @@ void kvf__sched_store(kvf_sched *s, kvf__req *r, bool prefill) {
     if (r->n_computed > r->n_prompt && (r->evicts || r->prefix.prompt_only)) return;
     if (!prefill && r->n_computed % s->block_size) return;
     kvf_prefix_key key = key_of(r, r->n_computed);
-    bool partial = r->n_computed == r->n_prefill && kvf__sched_needs(s, r).sums;
+    bool partial = r->n_computed == r->n_prefill && kvf__sched_needs(s, r).stats;
     kvf_prefix_store_options options = {.struct_size = sizeof options, .flags = partial ? KVF_PREFIX_PARTIAL : 0};
     kvf_status status = kvf_prefix_store(s->config.manager, r->seq, &key, r->n_computed, &options, NULL);
     (void)status;

@@ -66,12 +66,13 @@ static uint64_t child_blocks(const kvf_sched *s, const kvf__req *r, const kvf_po
  * gives the same pages as decode within rounding. */
 static void size_needs(kvf__req *r) {
     uint32_t needs = kvf_policy_needs(&r->options);
-    r->needs = (kvf__needs){.sums = (needs & KVF_NEEDS_COL_SUMS) != 0,
-                            .all = (needs & (KVF_NEEDS_SQUARES | KVF_NEEDS_LOGPROBS)) != 0,
+    r->needs = (kvf__needs){.stats = (needs & KVF_NEEDS_COL_SUMS ? KVF_SNAPSHOT_SUMS : 0u) |
+                                     (needs & KVF_NEEDS_SQUARES ? KVF_SNAPSHOT_SQUARES : 0u) |
+                                     (needs & KVF_NEEDS_LOGPROBS ? KVF_SNAPSHOT_LOGPROBS : 0u),
                             .scores = kvf_policy_n_arrays(&r->options) > 0,
                             .n_last = needs & KVF_NEEDS_LAST_ROWS ? r->options.score_window : 0};
     if (needs & KVF_NEEDS_REPEAT) r->needs.piece = r->options.repeat_piece ? r->options.repeat_piece : UINT32_MAX;
-    r->needs.extent = r->needs.sums || r->needs.all || r->needs.n_last || r->needs.piece;
+    r->needs.extent = r->needs.stats || r->needs.n_last || r->needs.piece;
     r->evicts = r->bound == KVF__BOUNDED || kvf_policy_evicts(&r->options) || r->needs.extent;
 }
 

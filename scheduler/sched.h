@@ -83,10 +83,10 @@ typedef enum kvf__samples {
 
 /* What its policy needs. */
 typedef struct kvf__needs {
-    bool extent;     /* anything of its prompt: it needs columns of the accumulators while that runs */
-    bool sums;       /* column sums: after a prefix hit it continues from a snapshot of them */
-    bool all;        /* something of every query that snapshots do not have: it cannot use the prefix cache */
-    bool scores;     /* a score page for each block */
+    bool extent; /* anything of its prompt: it needs columns of the accumulators while that runs */
+    uint32_t
+        stats;   /* KVF_SNAPSHOT_SUMS, _SQUARES, _LOGPROBS: after a prefix hit it continues from a snapshot of these */
+    bool scores; /* a score page for each block */
     uint32_t n_last; /* so many last queries must run: a prefix hit ends before them */
     uint32_t piece;  /* a repetition in pieces of at most so many tokens; 0: none */
 } kvf__needs;
@@ -248,6 +248,7 @@ void kvf__sched_look_up(kvf_sched *s, kvf__req *r,
                         bool whole); /* sets n_prefill and match; whole: also the prompt's end */
 void kvf__sched_forget_match(kvf__req *r);
 bool kvf__sched_snapshot_unpinned(const kvf_sched *s, const kvf__req *r);
+bool kvf__sched_hit_again(const kvf_sched *s, const kvf__req *r, uint32_t begin);
 bool kvf__sched_snapshot_stands(const kvf_sched *s, const kvf__req *r);
 bool kvf__sched_takes_free(const kvf_sched *s, const kvf__req *r, uint32_t n);
 uint64_t kvf__sched_shared_blocks(const kvf_sched *s, const kvf__req *r);

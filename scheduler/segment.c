@@ -15,8 +15,8 @@ void kvf__sched_go_on(kvf_sched *s, kvf__req *r) {
     kvf__repeat_forget(r);
 }
 
-/* A segment's sums are by slot: it needs as many columns as its longest table will have slots. Sums that are by position need as
- * many as it has tokens. */
+/* A segment's sums are by slot: it needs as many columns as its longest table will have slots. Log-probabilities are by position: they
+ * need as many as it has tokens. */
 bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r) {
     if (r->extent_begin != KVF__SLOT_NONE || !kvf__sched_needs(s, r).extent) return true;
     uint32_t longest = 0;
@@ -27,7 +27,8 @@ bool kvf__sched_lend_extent(kvf_sched *s, kvf__req *r) {
         if (status == KVF_OK) longest = KVF__MAX(longest, n_slots);
     }
     uint32_t n_columns = longest + r->n_prefill - r->n_computed;
-    return kvf__sched_take_extent(s, r, r->needs.all ? r->n_prefill : n_columns);
+    return kvf__sched_take_extent(
+        s, r, r->needs.stats & (KVF_SNAPSHOT_SQUARES | KVF_SNAPSHOT_LOGPROBS) ? r->n_prefill : n_columns);
 }
 
 bool kvf__sched_preempt_paused(kvf_sched *s) {

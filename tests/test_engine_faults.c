@@ -79,9 +79,9 @@ static kvf_status clear_may_fail(void *ctx, float *columns, uint32_t n_rows, siz
                                  kvf_error *err) {
     return fails() ? broken(err) : inner.clear(ctx, columns, n_rows, stride, n, err);
 }
-static kvf_status snapshot_may_fail(void *ctx, float *sums, const uint32_t *ids, uint32_t n, int to_pages,
-                                    kvf_error *err) {
-    return fails() ? broken(err) : inner.snapshot(ctx, sums, ids, n, to_pages, err);
+static kvf_status snapshot_may_fail(void *ctx, float *columns, uint32_t n_rows, const uint32_t *ids, uint32_t n,
+                                    int to_pages, kvf_error *err) {
+    return fails() ? broken(err) : inner.snapshot(ctx, columns, n_rows, ids, n, to_pages, err);
 }
 static kvf_status write_may_fail(void *ctx, void *to, const void *from, size_t bytes, kvf_error *err) {
     return fails() ? broken(err) : inner.write(ctx, to, from, bytes, err);

@@ -60,10 +60,14 @@ static uint32_t save(kvf_engine *e, uint32_t n, const char *policy, struct answe
 }
 
 Test(prompt_file, another_run_goes_on_from_it) {
-    static const char *const policies[] = {"full", "h2o rho=0.3 min_tokens=16", "d2o rho=0.3 min_tokens=16 merge=mass",
-                                           "fold rho=0.3 min_tokens=16 gate=0.2 head_budget=adaptive"};
+    static const char *const policies[] = {"full",
+                                           "h2o rho=0.3 min_tokens=16",
+                                           "d2o rho=0.3 min_tokens=16 merge=mass",
+                                           "fold rho=0.3 min_tokens=16 gate=0.2 head_budget=adaptive",
+                                           "roco rho=0.3 min_tokens=16",
+                                           "sirllm rho=0.3 min_tokens=16"};
     static const uint32_t lengths[] = {100, 96};
-    for (int p = 0; p < 4; p++)
+    for (int p = 0; p < 6; p++)
         for (int i = 0; i < 2; i++) {
             kvf_engine_config c = caching();
             c.heads_per_group = p == 3 ? 1 : 0; /* budgets of heads need groups of their own */

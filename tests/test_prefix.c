@@ -348,7 +348,7 @@ Test(prefix, bad_input) {
     FAILS(KVF_E_NOT_FOUND, kvf_prefix_snapshot_put(m, s, &good, 2 * BS + 3, 0, ids, 8, &n));
     FAILS(KVF_E_INVALID, kvf_prefix_snapshot_put(m, s, &good, 2 * BS + 4, 0, ids, 8, &n));
     FAILS(KVF_E_INVALID, kvf_prefix_snapshot_put(m, s, &good, 0, 0, ids, 8, &n));
-    FAILS(KVF_E_INVALID, kvf_prefix_snapshot_put(m, s, &good, BS, 4, ids, 8, &n));
+    FAILS(KVF_E_INVALID, kvf_prefix_snapshot_put(m, s, &good, BS, 32, ids, 8, &n));
     FAILS(KVF_E_LIMIT, kvf_prefix_snapshot_put(m, s, &good, 2 * BS, 0, ids, 1, &n));
     FAILS(KVF_E_INVALID, kvf_prefix_snapshot_put(m, s, &good, BS, 0, NULL, 8, &n));
     FAILS(KVF_E_STALE, kvf_prefix_snapshot_get(m, &match, ids, 8, &n));

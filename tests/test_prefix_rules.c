@@ -252,6 +252,41 @@ Test(prefix_rules, a_snapshot_bounds_the_hit) {
     kvf_manager_destroy(m);
 }
 
+/* Snapshots of sums, of squares and of log-probabilities: a request finds one that has all it needs, and a page is of one of these. */
+Test(prefix_rules, a_snapshot_has_what_it_was_stored_with) {
+    enum { SUMS = KVF_SNAPSHOT_SUMS, SQUARES = KVF_SNAPSHOT_SQUARES, LOGPROBS = KVF_SNAPSHOT_LOGPROBS };
+    kvf_manager *m = make_cache((plan){.blocks = 32, .snapshot_pages = 16});
+    uint32_t ids[64], n = 0;
+    kvf_prefix_key k = key(count_from(1), 2 * BS + 3);
+    kvf_seq s = run_cold(m, k, 0);
+    cr_assert_eq(put(m, s, k, 2 * BS, SUMS), 2);
+    kvf_prefix_match old = with_snapshot(m, k);
+    static const uint32_t wanted[] = {0, SUMS, SQUARES, SUMS | SQUARES, LOGPROBS, SUMS | SQUARES | LOGPROBS};
+    /* What is stored next, and which of `wanted` finds it, a bit each. Another set takes the place of one that lacks something. */
+    static const struct {
+        uint32_t flags, n_pages, found;
+    } then[] = {
+        {SUMS, 0, 3}, {SUMS | SQUARES, 4, 15}, {SUMS, 0, 15}, {LOGPROBS, 2, 16}, {SUMS | SQUARES | LOGPROBS, 6, 63}};
+    for (size_t i = 0; i < sizeof then / sizeof *then; i++) {
+        cr_expect_eq(put(m, s, k, 2 * BS, then[i].flags), then[i].n_pages, "%zu", i);
+        for (uint32_t w = 0; w < 6; w++) {
+            kvf_prefix_match match = {.struct_size = sizeof match};
+            kvf_prefix_options o;
+            kvf_prefix_options_init(&o, sizeof o);
+            o.need_snapshot = 1, o.snapshot_stats = wanted[w], o.repeat_last = w & 1;
+            OK(kvf_prefix_lookup(m, &k, &o, &match));
+            bool found = then[i].found >> w & 1;
+            cr_expect_eq(match.n_tokens, found ? 2u * BS - (w & 1) : 0u, "%zu, %u", i, w);
+            cr_expect_eq(match.n_snapshot_tokens, found ? 2u * BS : 0u, "%zu, %u", i, w);
+            if (found) OK(kvf_prefix_snapshot_get(m, &match, ids, 64, &n));
+            if (found) cr_expect_eq(n, 2u * (uint32_t)__builtin_popcount(match.snapshot_stats));
+        }
+        cr_expect_eq(stats(m).n_snapshots, 1);
+    }
+    FAILS(KVF_E_STALE, kvf_prefix_snapshot_get(m, &old, ids, 64, &n));
+    kvf_manager_destroy(m);
+}
+
 /* 17 tokens: the last block has one, so the tables stop a block earlier than the snapshot. */
 Test(prefix_rules, a_whole_prompt_that_ends_with_one_token_in_a_block) {
     kvf_manager *m = make_cache((plan){.blocks = 32, .snapshot_pages = 16});

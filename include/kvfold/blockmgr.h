@@ -98,7 +98,7 @@ typedef struct kvf_manager_config {
     kvf_allocator allocator;      /* all zero: the default */
     uint32_t prefix_cache;        /* 1: keep a prefix cache (prefix.h); 0: none, and no cost */
     uint32_t prefix_eviction;     /* kvf_prefix_eviction; 0: LRU */
-    uint32_t n_snapshot_pages;    /* pages of block_size tokens for snapshots of column sums; 0: none */
+    uint32_t n_snapshot_pages;    /* pages of block_size tokens for snapshots (prefix.h); 0: none */
     uint32_t reserved;            /* 0 */
     uint64_t snapshot_page_bytes; /* bytes of one such page, for figures in bytes */
     const struct kvf_profile_config *profile; /* kvfold/profile.h; copied; NULL: keep no profile */

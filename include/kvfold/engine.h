@@ -81,7 +81,7 @@ typedef struct kvf_engine_config {
     /* The block manager keeps a profile (profile.h); copied; NULL: none. Read it through kvf_engine_manager. */
     const kvf_profile_config *profile;
     int prefix_cache; /* 1: equal beginnings of prompts share blocks, which stay cached after the requests have ended */
-    /* Memory for the column sums of cached prompts (snapshots), in addition to kv_bytes. 0: a twentieth of kv_bytes, plus a
+    /* Memory for the column sums and the like of cached prompts (snapshots), in addition to kv_bytes. 0: a twentieth of kv_bytes, plus a
      * twentieth of host_bytes if cached prompts are swapped there. */
     uint64_t snapshot_bytes;
     /* The host tier: memory for K and V, in addition to kv_bytes. Preempted requests are swapped out to it instead of being
@@ -411,7 +411,7 @@ typedef struct kvf_prompt_file {
     const void *salt; /* kvf_generate.cache_salt */
 } kvf_prompt_file;
 
-/** Saves the part of a prompt that the prefix cache holds: K and V, and column sums if there is a snapshot. With snapshots it saves
+/** Saves the part of a prompt that the prefix cache holds: K and V, and column sums and the like if there is a snapshot. With snapshots it saves
  *  up to the longest one, so that any policy can continue from the file. The file is written under a temporary name and renamed
  *  when it is complete.
  *  @param engine an engine with a prefix cache. @param file where to. @param tokens the prompt. @param n_tokens its length.

@@ -26,7 +26,7 @@
  *                hash of an image at its first token. It affects the block at its position and all later ones.
  *   idle         a cached block that no table, hold or pending copy refers to. Idle blocks are handed out when no block
  *                is free. Their nodes are then evicted, the tail of a chain before its head.
- *   snapshot     column sums over all tokens up to the end of a node. A policy that observes prompts needs them in addition to K
+ *   snapshot     column sums, or other sums, over all tokens up to the end of a node. A policy that observes prompts needs them in addition to K
  *                and V. Snapshots lie in the caller's memory, in pages of block_size tokens for all layers; the cache
  *                keeps the page ids. A snapshot belongs to its node, whether the node is on the device or the host.
  *   host copy    a copy of a node's blocks in the host tier (n_host_blocks), made by kvf_prefix_offload. If the device
@@ -91,6 +91,8 @@ typedef struct kvf_prefix_options {
     int partial; /* 1: a hit may end inside a block; the next append copies that block (not with need_snapshot) */
     int host;    /* 1: also nodes that are only on the host; give kvf_prefix_attach a copy list */
     int again;   /* 1: the request was preempted and is recomputed; counted in the again_* figures */
+    uint32_t snapshot_stats; /* with need_snapshot: KVF_SNAPSHOT_SUMS, _SQUARES, _LOGPROBS that it must have; 0: SUMS */
+    int repeat_last; /* with need_snapshot: 1: the hit ends one token before its snapshot, whose last query runs again for its logits */
 } kvf_prefix_options;
 
 /* A hit, or a miss (n_tokens 0). Plain values. A match is valid until its nodes are evicted; attach and snapshot_get check
@@ -109,7 +111,8 @@ typedef struct kvf_prefix_match {
     uint32_t n_host_blocks;  /* blocks that are only on the host, over all tables: attach takes as many device blocks */
     uint64_t node, snapshot; /* opaque */
     uint32_t again;          /* kvf_prefix_options.again */
-    uint32_t reserved;
+    uint32_t
+        snapshot_stats; /* KVF_SNAPSHOT_SUMS, _SQUARES, _LOGPROBS that the snapshot has, in this order of its pages */
 } kvf_prefix_match;
 
 /** Sets struct_size: whole blocks, no snapshot, at most n_tokens - 1 tokens.
@@ -121,8 +124,8 @@ KVF_API void kvf_prefix_options_init(kvf_prefix_options *options, size_t struct_
  *  request may call it at every step.
  *  Without need_snapshot the hit has all cached tokens up to max_tokens, rounded down to whole blocks unless `partial`
  *  is set. With `partial` only the 64 newest children of the last whole node are searched.
- *  With need_snapshot the hit ends at the deepest whole node that ends at or before max_tokens and has a snapshot without
- *  KVF_SNAPSHOT_WHOLE. If a node with any snapshot ends where the key ends, the hit ends there.
+ *  With need_snapshot the hit ends at the deepest whole node that ends at or before max_tokens and has a snapshot, with
+ *  snapshot_stats and without KVF_SNAPSHOT_WHOLE. If a node with any snapshot ends where the key ends, the hit ends there.
  *  @param manager a manager. @param key the prompt. @param options NULL: the default.
  *  @param match result, its struct_size set by the caller. n_tokens is 0 if nothing is found.
  *  @own nothing is kept. @threads as the manager.
@@ -203,18 +206,24 @@ KVF_API KVF_CHECK kvf_status kvf_prefix_tick(kvf_manager *manager, uint64_t now)
 
 enum {
     KVF_SNAPSHOT_KEEP_LONG = 1, /* evicted last: other requests are known to share it (a request's prefix_end) */
-    KVF_SNAPSHOT_WHOLE = 2      /* used only by a hit on the whole prompt, since its end is not the end of a chunk */
+    KVF_SNAPSHOT_WHOLE = 2,     /* used only by a hit on the whole prompt, since its end is not the end of a chunk */
+    /* What it has of each token. None of the three: SUMS. */
+    KVF_SNAPSHOT_SUMS = 4,     /* column sums (KVF_NEEDS_COL_SUMS) */
+    KVF_SNAPSHOT_SQUARES = 8,  /* sums of squares (KVF_NEEDS_SQUARES) */
+    KVF_SNAPSHOT_LOGPROBS = 16 /* log-probabilities (KVF_NEEDS_LOGPROBS) */
 };
 
-/** Takes ceil(n_tokens / block_size) pages for a snapshot of the first n_tokens. The snapshot belongs to the node that ends
- *  there, which must have been stored. If pages are missing, other snapshots are evicted, the longest unused first: those
+/** Takes ceil(n_tokens / block_size) pages for a snapshot of the first n_tokens, and as many again for each further of SUMS, SQUARES and
+ *  LOGPROBS in flags. The snapshot belongs to the node that ends there, which must have been stored. A node has one snapshot: one that
+ *  lacks any of these gives way to the new one. If pages are missing, other snapshots are evicted, the longest unused first: those
  *  without KEEP_LONG and then, only for a snapshot with KEEP_LONG, those with it. The caller writes the pages before the next
  *  call on the manager. A snapshot is evicted with its node or before it.
  *  @param manager a manager. @param seq a sequence that holds the prompt (the search begins where it stored last).
  *  @param key the prompt. @param n_tokens tokens that the snapshot covers, at most the key's.
  *  @param flags KVF_SNAPSHOT_*; a snapshot that ends inside a block is always WHOLE.
- *  @param ids result: pages in the order of their tokens. @param capacity room in ids.
- *  @param n_pages ids written; 0 if the node has a snapshot already: then there is nothing to write.
+ *  @param ids result: pages in the order of their tokens, first all of SUMS, then of SQUARES, then of LOGPROBS.
+ *  @param capacity room in ids.
+ *  @param n_pages ids written; 0 if the node has such a snapshot already: then there is nothing to write.
  *  @own the pages are the manager's. @threads as the manager.
  *  @errors KVF_E_STALE, KVF_E_NOT_FOUND (no node ends there), KVF_E_NO_BLOCKS (more pages than are available),
  *  KVF_E_LIMIT (capacity, salt), KVF_E_INVALID, KVF_E_UNSUPPORTED (no prefix cache, no snapshot pages). After an error
@@ -226,7 +235,7 @@ KVF_API KVF_CHECK kvf_status kvf_prefix_snapshot_put(kvf_manager *manager, kvf_s
 
 /** The pages of a match's snapshot. Read them before the next store, snapshot_put, append or attach on the manager.
  *  @param manager a manager. @param match a match with n_snapshot_pages.
- *  @param ids result: pages in the order of their tokens. @param capacity room in ids. @param n_pages ids written.
+ *  @param ids result: pages as in kvf_prefix_snapshot_put, of match->snapshot_stats. @param capacity room in ids. @param n_pages ids written.
  *  @own the pages are the manager's. @threads as the manager.
  *  @errors KVF_E_STALE (the node or its snapshot was evicted), KVF_E_LIMIT (capacity), KVF_E_INVALID, KVF_E_UNSUPPORTED.
  *  @cost O(pages), no allocation. */

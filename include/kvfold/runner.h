@@ -49,7 +49,7 @@ typedef struct kvf_runner_buffers {
     float *squares;          /* [n_layers][n_kv_heads][max_prompt_tokens] */
     float *prompt_logprobs;  /* [max_prompt_tokens] */
     float *row;              /* [max_seqs][n_kv_heads][max_slots] */
-    float *snapshots;        /* [n_snapshot_pages][n_layers][n_q_heads][block_size] */
+    float *snapshots;        /* [n_snapshot_pages][n_layers * n_q_heads rows][block_size] */
     float *logits; /* [max_seqs][n_vocab] in CPU memory, valid after a run; NULL: none, requests give their tokens */
     float *prompt_max; /* as sums: what repetitions of prompts give. NULL: prompts are not repeated, see observes */
 } kvf_runner_buffers;
@@ -70,9 +70,10 @@ typedef struct kvf_runner {
     kvf_status (*run)(void *ctx, const kvf_forward *batch, kvf_error *err);
     /* Sets n columns of each of n_rows rows to 0, rows `stride` floats apart. */
     kvf_status (*clear)(void *ctx, float *columns, uint32_t n_rows, size_t stride, uint32_t n, kvf_error *err);
-    /* Copies the first n_tokens columns of a prompt's sums from (to_pages 0) or to (1) the snapshot pages ids[n_tokens / block_size, up]. */
-    kvf_status (*snapshot)(void *ctx, float *sums, const uint32_t *ids, uint32_t n_tokens, int to_pages,
-                           kvf_error *err);
+    /* Copies the first n_tokens columns of n_rows rows, max_prompt_tokens floats apart, from (to_pages 0) or to (1) the snapshot pages
+     * ids[n_tokens / block_size, up]: a prompt's sums, squares or log-probabilities. A page's rows are block_size floats apart. */
+    kvf_status (*snapshot)(void *ctx, float *columns, uint32_t n_rows, const uint32_t *ids, uint32_t n_tokens,
+                           int to_pages, kvf_error *err);
     /* Copies between the memory where pages lie and the CPU's: prompt files, positions. */
     kvf_status (*read)(void *ctx, void *to, const void *from, size_t bytes, kvf_error *err);
     kvf_status (*write)(void *ctx, void *to, const void *from, size_t bytes, kvf_error *err);

@@ -142,9 +142,9 @@ typedef struct kvf_step_item {
     uint32_t prefill_offset; /* first column of this request in the accumulators, in tokens; UINT32_MAX: needs none */
     uint32_t n_held; /* samples that kvf_sched_prompt_done (or kvf_sched_fork_prompt) will fork from this request */
     /* The prefix cache. match is set in a request's first item if the cache had its first match->n_tokens tokens; the item
-     * begins behind them. Before it runs, load the column sums of match->n_snapshot_tokens tokens
+     * begins behind them. Before it runs, load the column sums, squares and log-probabilities of match->n_snapshot_tokens tokens
      * (kvf_prefix_snapshot_get). logits_only: the snapshot already contains the sums of this item's query; do not add them
-     * again. take_snapshot: after the step store the sums of the first token_begin + n_tokens tokens with snapshot_flags
+     * again. take_snapshot: after the step store those of the first token_begin + n_tokens tokens with snapshot_flags
      * (kvf_prefix_snapshot_put). */
     int logits_only, take_snapshot;
     uint32_t snapshot_flags;
