@@ -272,10 +272,10 @@ Test(engine_forks, what_cannot_be_is_refused_by_name) {
     expect_refused(e, &g, KVF_E_INVALID, "temperature 1.2");
     g.sampling.temperature = 0;
     g.n = 5;
-    expect_refused(e, &g, KVF_E_INVALID, "beam_width 4: must be from n 5 to 16");
+    expect_refused(e, &g, KVF_E_INVALID, "beam_width 4: must be from n 5 to 128");
     g.n = 1;
     g.beam_width = 17;
-    expect_refused(e, &g, KVF_E_INVALID, "beam_width 17");
+    expect_refused(e, &g, KVF_E_INVALID, "max_running 16: the 17 hypotheses of beam_width");
     g.beam_width = 4;
     g.best_of = 2;
     expect_refused(e, &g, KVF_E_INVALID, "best_of 2");

@@ -33,5 +33,5 @@ Test(engine_log, a_pool_that_is_too_small_is_told_to_the_log) {
     for (uint64_t n = 1; n <= s.n_preempted; n *= 2) told++;
     cr_expect(told > 0 && lines.n[KVF_LOG_WARN] == told, "%u lines of %llu preemptions", lines.n[KVF_LOG_WARN],
               (unsigned long long)s.n_preempted);
-    cr_expect(strstr(lines.last, "60 blocks") && strstr(lines.last, "kv_bytes"), "%s", lines.last);
+    cr_expect(strstr(lines.last, "60 blocks") && strstr(lines.last, "raise the KV memory"), "%s", lines.last);
 }

@@ -87,7 +87,7 @@ Test(engine_probe, what_lacks_or_does_not_fit_is_named) {
     kvf_error err = {.text = ""};
     g.policy = &o;
     cr_expect_eq(kvf_engine_submit(e, &g, &a.id, &err), KVF_E_INVALID);
-    cr_expect(strstr(err.text, "score probe: needs a probe"), "%s", err.text);
+    cr_expect(strstr(err.text, "score probe needs a probe"), "%s", err.text);
     kvf_engine_destroy(e);
     e = NULL;
     c.want_scores = 1;

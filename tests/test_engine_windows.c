@@ -53,7 +53,7 @@ Test(engine_windows, the_prefix_cache_changes_no_answer) {
 Test(engine_windows, policies_that_evict_are_refused_beyond_the_window) {
     uint32_t prompt[MAX_TOKENS];
     kvf_engine_config c = config_of(200);
-    expect_evicting_refused("max_context of at most 24");
+    expect_evicting_refused("or at most 24");
     c.max_context = WINDOW; /* within it, it is full attention */
     kvf_engine *e = create(&c);
     struct job j;
