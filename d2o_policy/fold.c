@@ -41,6 +41,7 @@ static void by_model(kvf_policy_options *o) {
     o->n_parts = 1;
     o->budget = KVF_BUDGET_GLOBAL;
     o->head_floor = 0.25;
+    o->evict_every = 0;
     o->merge = KVF_MERGE_NONE;
 }
 
