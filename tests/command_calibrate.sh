@@ -9,8 +9,8 @@ from helper import *
 ask = ("run", "--model", model, "--prompt", "ab", "--max-tokens", "2", "--policy")
 for name in "fold", "fold:attention":
     out, err = run(*ask, name, "--json")
-    assert json.loads(out)["preset"] == (name[5:] or None), out
-    assert ("there is no probe of this model, so tokens are ranked by attention" in err) == (name == "fold"), err
+    assert json.loads(out)["preset"] == (name[5:] or "repeat"), out
+    assert ("there is no probe of this model, so each prompt is repeated" in err) == (name == "fold"), err
 END
 check calibrate <<'END'
 from helper import *

@@ -204,7 +204,7 @@ static bool set_up(kvf__batch *r) {
     r->reader.max_line = kvf__line_max_bytes(cli, kvf_model_tokenizer(r->model), r->info);
     r->streams = cli->prompt && !cli->output && !cli->json;
     return read_policies(r, r->info->n_layers) && kvf__setup_probe(cli, r->policies, cli->compare ? 2 : 1, &r->probe) &&
-           (r->cli->provides = r->probe ? KVF_NEEDS_PROBE : 0, true) &&
+           (r->cli->provides = KVF_NEEDS_REPEAT | (r->probe ? KVF_NEEDS_PROBE : 0), true) &&
            (r->engine = kvf__setup_engine(cli, r->model, r->probe, &r->policies[0], !cli->prompt)) && open_outputs(r) &&
            (cli->quiet || (cli->prompt && !cli->verbose) || (say_memory(r->engine), true));
 }

@@ -146,18 +146,17 @@ bool kvf__policy_name_read(const char *text, kvf__policy_name *name) {
 bool kvf__policy_choose(const kvf__cli *cli, kvf__policy_name *name) {
     const char *plain = kvf_policy_preset(name->policy, 0), *best = kvf_policy_preset_for(name->policy, UINT32_MAX);
     if (name->preset[0] || !best || !strcmp(best, plain)) return true;
-    uint32_t provides = cli->provides ? cli->provides : kvf__probe_exists(cli) ? KVF_NEEDS_PROBE : 0;
-    best = kvf_policy_preset_for(name->policy, provides);
-    bool found = strcmp(best, plain) != 0;
-    if (found) snprintf(name->preset, sizeof name->preset, "%s", best);
-    return found;
+    uint32_t provides = cli->provides ? cli->provides : KVF_NEEDS_REPEAT;
+    if (!cli->provides && kvf__probe_exists(cli)) provides |= KVF_NEEDS_PROBE;
+    snprintf(name->preset, sizeof name->preset, "%s", kvf_policy_preset_for(name->policy, provides));
+    return !strcmp(name->preset, best);
 }
 
 void kvf__policy_choose_aloud(const kvf__cli *cli, kvf__policy_name *name) {
     if (kvf__policy_choose(cli, name) || cli->quiet) return;
     kvf__say(
-        "%s: there is no probe of this model, so tokens are ranked by attention, which finds less; make one, once: "
-        "kvfold calibrate%s%s",
+        "%s: there is no probe of this model, so each prompt is repeated to find what matters, which takes longer than the "
+        "prompt itself; make a probe, once: kvfold calibrate%s%s",
         name->policy, cli->model ? " --model " : "", cli->model ? kvf__shown(cli->model).text : "");
 }
 
