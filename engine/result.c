@@ -127,6 +127,10 @@ void kvf__live_tell(kvf_engine *e, kvf__live *r, kvf_result *result) {
         result->detail = &kvf__no_text;
         result->error = kvf__no_text.text;
     }
+    static const uint32_t no_token;
+    static const double no_logprob;
+    if (!result->tokens) result->tokens = &no_token; /* copying none of them is then no fault of the caller's */
+    if (!result->logprobs) result->logprobs = &no_logprob;
     if (r->on_finish) r->on_finish(r->user, result);
     kvf__free(&e->allocator, text, text_bytes + 1);
 }

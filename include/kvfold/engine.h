@@ -132,7 +132,7 @@ typedef struct kvf_result {
     void *user;
     kvf_finish finish;
     const char *error;      /* with KVF_FINISH_ERROR, else NULL */
-    const uint32_t *tokens; /* [n_tokens] generated, including the end token */
+    const uint32_t *tokens; /* [n_tokens] generated, including the end token; never NULL */
     const double *logprobs; /* [n_tokens] natural log of each token's probability */
     uint32_t n_tokens, n_prompt;
     const char *text; /* UTF-8 (broken bytes as U+FFFD), cut before a stop string; NUL terminated */
