@@ -219,7 +219,7 @@ static json_t *heads_json(const kvf__records *r, const kvf__section *s, uint32_t
         uint32_t n_tables = c->n_layers * c->n_groups;
         double total = 0;
         for (uint32_t t = 0; t < n_tables; t++) total += (double)c->group_sizes[t];
-        if (!(total > 0)) continue;
+        if (n_tables == 0 || !(total > 0)) continue;
         if (!sums) sums = calloc(n_tables, sizeof *sums), n_layers = c->n_layers, n_groups = c->n_groups;
         for (uint32_t t = 0; sums && t < n_tables; t++) sums[t] += (double)c->group_sizes[t] / total * n_tables;
         n++;

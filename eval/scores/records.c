@@ -131,6 +131,7 @@ static void free_cell(kvf__cell *c) {
     free(c->kl_by_token);
     free(c->sizes);
     free(c->blocks);
+    free(c->group_sizes);
 }
 
 static void drop_replaced(kvf__records *r) {
