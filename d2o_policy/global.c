@@ -124,7 +124,8 @@ static kvf_status count_units(deal *d, kvf_stream *stream, const kvf__ranks *ran
     if (isnan(d->seq->options.threshold)) {
         if ((st = select_threshold(d, stream, ranks, &want, &fewer, err))) return st;
     } else {
-        d->threshold = rank_of(d->seq->options.threshold * (float)(c->n_kv_heads / c->n_groups)) - 1;
+        uint32_t n_heads = c->n_kv_heads / c->n_groups;
+        d->threshold = rank_of(d->seq->options.threshold * n_heads) - 1;
         want = 0;
     }
     kvf__stream_for(stream, d->n, count_table, d);
